@@ -1,0 +1,78 @@
+"""Everything an engine is started with: frozen, keyword-only, validated across fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from octavo.engine.errors import InvalidConfig
+from octavo.kernels.formats import FORMAT_NAMES
+
+Backend = Literal["auto", "metal", "cpu", "reference"]
+Weights = Literal["keep", "bf16", "int8", "int4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Names and defaults are those of ``octavo serve``.
+
+    model             "demo" (the embedded one), a folder, or a Hugging Face id
+    backend           where attention and linear layers run; "auto" takes the best there is
+    threads           CPU threads of the native kernels (None: all this process may use)
+    weights           "keep", or re-quantize while loading
+    exact             refuse paths that change the arithmetic of the model's own weights
+    fuse              allow fusions that the load-time parity probe has accepted
+    kv_format         page format of K and V
+    page_size         positions per page
+    kv_memory         bytes for the page pool; or give num_pages instead
+    max_model_len     positions a sequence may have (None: the model's own limit)
+    max_running       sequences computed at once
+    max_step_tokens   tokens computed per step, decodes and prompt chunks together
+    prefix_cache      keep finished pages findable by their contents
+    cache_dir         where pages persist (None: they do not)
+    """
+
+    model: str = "demo"
+    backend: Backend = "auto"
+    threads: int | None = None
+    weights: Weights = "keep"
+    exact: bool = False
+    fuse: bool = True
+    kv_format: str = "bf16"
+    page_size: int = 32
+    kv_memory: int | None = None
+    num_pages: int | None = None
+    max_model_len: int | None = None
+    max_running: int = 64
+    max_step_tokens: int = 512
+    prefix_cache: bool = True
+    cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
+        for name, allowed in (("backend", get_args(Backend)), ("weights", get_args(Weights))):
+            if getattr(self, name) not in allowed:
+                raise InvalidConfig(
+                    f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
+                )
+        if self.kv_format not in FORMAT_NAMES:
+            raise InvalidConfig(
+                f"kv_format must be one of {', '.join(FORMAT_NAMES)}, got {self.kv_format!r}"
+            )
+        for name in ("threads", "kv_memory", "num_pages", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
+        for name in ("page_size", "max_running", "max_step_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.page_size > 1024 or self.page_size & (self.page_size - 1):
+            raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
+        if self.kv_memory is not None and self.num_pages is not None:
+            raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")
+        if self.max_step_tokens < self.max_running:
+            raise InvalidConfig(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running ({self.max_running}), "
+                "or a full decode batch would not fit in one step; raise the first or lower the second"
+            )

@@ -1,0 +1,45 @@
+"""What can go wrong, as one tree. Every message names the value, the rule and the remedy.
+
+OctavoError
+├── InvalidRequest      the caller's mistake: gRPC INVALID_ARGUMENT, exit code 2
+│   └── RequestTooLong  can never fit the model or the page pool
+├── InvalidConfig       the operator's mistake: exit code 2
+│   └── ModelLoadError  unreadable or unsupported model
+├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
+├── RequestFailed       this request only: gRPC INTERNAL
+└── EngineDead          the engine thread has ended: gRPC UNAVAILABLE, for everybody
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Base of every error Octavo raises on purpose."""
+
+
+class InvalidRequest(OctavoError, ValueError):
+    """The request cannot be served as it is written."""
+
+
+class RequestTooLong(InvalidRequest):
+    """The request could never fit, even alone."""
+
+
+class InvalidConfig(OctavoError, ValueError):
+    """A setting, or a combination of settings, is not usable."""
+
+
+class ModelLoadError(InvalidConfig):
+    """The model folder cannot be read or the architecture cannot be served."""
+
+
+class Overloaded(OctavoError):
+    """The engine is full; trying again later may work."""
+
+
+class RequestFailed(OctavoError):
+    """Computing this request failed; others go on."""
+
+
+class EngineDead(OctavoError):
+    """The engine thread has ended; ``__cause__`` says why."""

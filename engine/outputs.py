@@ -1,0 +1,86 @@
+"""What comes out of the engine: increments while a request runs, whole outputs after."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # a stop string, a stop id or the model's end token
+    LENGTH = "length"  # max_tokens, or the model's length
+    ABORT = "abort"  # the caller gave up
+    ERROR = "error"  # this request failed; see the message
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of the chosen token, after penalties and bias and before
+    temperature and truncation, and of the likeliest ones."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """New tokens and text of one sample of one request; the last one has a finish reason.
+
+    index           which of the request's n samples
+    token_ids       new tokens, stop and end tokens included
+    text            new text; the stop string or end token is not part of it
+    stop_match      the stop string or stop id that ended it
+    error           the message when finish_reason is ERROR
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_match: str | int | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def merge(self, later: Delta) -> Delta:
+        """This delta and the one after it as one: how pending output stays bounded."""
+        assert self.finish_reason is None, f"{self.request_id} has output after its end"
+        return Delta(
+            request_id=self.request_id,
+            index=self.index,
+            token_ids=self.token_ids + later.token_ids,
+            text=self.text + later.text,
+            logprobs=self.logprobs + later.logprobs,
+            finish_reason=later.finish_reason,
+            stop_match=later.stop_match,
+            error=later.error,
+            prompt_tokens=later.prompt_tokens,
+            cached_tokens=later.cached_tokens,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """One finished sample."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_match: str | int | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """One finished request: its samples in order of index, and its timing in seconds."""
+
+    request_id: str
+    outputs: list[Completion]
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    latency_s: float

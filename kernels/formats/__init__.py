@@ -1,0 +1,1 @@
+FORMAT_NAMES = ("bf16", "fp16", "fp4")

@@ -1,0 +1,115 @@
+"""Narrow waist 2: what the engine may ask of an attention backend, and nothing more.
+
+The engine decides; a backend stores K/V in pages and attends over them. A new page
+format, kernel or device lives below this line and touches nothing above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from octavo.kernels.metadata import AttentionMetadata
+
+if TYPE_CHECKING:  # the control plane reads the specs below without importing MLX
+    import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """Shape of one attention layer's cache, and what its queries can see.
+
+    window   a query at position p sees positions > p - window (None: all up to p)
+    keep     the first ``keep`` positions stay visible whatever the window (sinks)
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None = None
+    keep: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """A pool: ``num_pages`` pages in each of ``layers``, K and V each in its own format."""
+
+    layers: tuple[LayerSpec, ...]
+    num_pages: int
+    page_size: int
+    k_format: str
+    v_format: str
+
+
+class KVPool(Protocol):
+    """The pages of every layer, allocated once; the page ids are shared by all layers.
+
+    Per step, in this order: ``begin_step``, then per layer ``write`` and ``attend``, then
+    one ``mx.eval`` of the step's results together with ``pending()``, then
+    ``nonfinite_tokens``. At most one write per layer and step; no old handle survives it.
+    """
+
+    @property
+    def spec(self) -> PoolSpec: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the pool, exactly what the memory planner predicts."""
+        ...
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        """Check the indices (ValueError) and prepare what every layer of the step shares."""
+        ...
+
+    def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        """Store keys [T, Hkv, D] and values [T, Hkv, Dv] in the step's slots, in page format."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Causal attention of queries [T, Hq, D] over the pages of their own sequences.
+
+        Row t sees positions <= positions[t], inside the layer's window; query head h reads
+        K/V head ``h // (Hq // Hkv)``. ``sinks`` [Hq] adds one logit per head to the softmax's
+        denominator; ``softcap`` c replaces a logit x by ``c * tanh(x / c)`` before masking.
+        Returns [T, Hq, Dv] in the dtype of ``queries``.
+        """
+        ...
+
+    def gather(self, layer: int) -> tuple[mx.array, mx.array]:
+        """Dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv], L = max kv_len, dequantized and
+        zero past a sequence's end: the slow path for models that need real arrays."""
+        ...
+
+    def pending(self) -> list[mx.array]:
+        """Arrays the step must evaluate so that its writes have happened."""
+        ...
+
+    def nonfinite_tokens(self) -> list[int]:
+        """Rows t of the evaluated step whose K or V held NaN or infinity in some layer.
+        Such rows are stored as zeros; the engine fails their requests."""
+        ...
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy page ``source`` onto page ``target`` in every layer (copy-on-write), before
+        the next ``begin_step``."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """One device's kernels. ``name`` is "reference", "cpu" or "metal"."""
+
+    @property
+    def name(self) -> str: ...
+
+    def create_pool(self, spec: PoolSpec) -> KVPool:
+        """Allocate a pool; ValueError names what the backend cannot hold."""
+        ...

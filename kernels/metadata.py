@@ -1,0 +1,73 @@
+"""One step of attention as flat arrays: everything a kernel may know about the schedule.
+
+Built once per step on the host, used by every layer ("plan once, run per layer").
+This module imports NumPy only, so that the control plane can build and test batches
+on a machine without MLX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """T tokens of B sequences; the rows of a sequence are adjacent and in order.
+
+    positions   [T]      position of each token in its sequence
+    slots       [T]      where its K/V goes: ``page * page_size + offset``
+    q_start     [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
+    kv_len      [B]      positions of sequence b with K/V once this step is written, so
+                         the last row of b sits at position ``kv_len[b] - 1``
+    page_table  [B, P]   pages of sequence b; entries past its last page are 0, never read
+    page_size            positions per page
+    """
+
+    positions: Ints
+    slots: Ints
+    q_start: Ints
+    kv_len: Ints
+    page_table: Ints
+    page_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.positions)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.kv_len)
+
+    def check(self, num_pages: int) -> None:
+        """Raise ValueError unless every index stays inside a pool of ``num_pages`` pages.
+
+        MLX and the kernels do not check bounds: an index outside is a crash, so this
+        runs on the host before each launch.
+        """
+        tokens, sequences = len(self.positions), len(self.kv_len)
+        for name, array, shape in (
+            ("positions", self.positions, (tokens,)),
+            ("slots", self.slots, (tokens,)),
+            ("q_start", self.q_start, (sequences + 1,)),
+            ("kv_len", self.kv_len, (sequences,)),
+            ("page_table", self.page_table, (sequences, self.page_table.shape[-1])),
+        ):
+            if array.dtype != np.int32 or array.shape != shape:
+                raise ValueError(f"{name} must be int32 {shape}, got {array.dtype} {array.shape}")
+        if not tokens:
+            return
+        for name, array, limit in (
+            ("slots", self.slots, num_pages * self.page_size),
+            ("page_table", self.page_table, num_pages),
+            ("kv_len", self.kv_len, self.page_table.shape[1] * self.page_size + 1),
+        ):
+            low, high = int(array.min()), int(array.max())
+            if low < 0 or high >= limit:
+                raise ValueError(f"{name} must lie in [0, {limit}), got values from {low} to {high}")
+        if self.q_start[0] != 0 or self.q_start[-1] != tokens or (np.diff(self.q_start) < 1).any():
+            raise ValueError(f"q_start must rise from 0 to {tokens}, got {self.q_start.tolist()}")
