@@ -1,0 +1,40 @@
+"""What a running engine is: read by the server, the command line and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """Bytes, printed at start; the pool is allocated once and never grows."""
+
+    weights: int
+    pages: int
+    workspace: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """name           what the operator asked for ("demo", a folder's name, a hub id)
+    tier           "paged" or "gather", as the load-time parity probe decided
+    backend_reason why this backend was chosen, for people
+    weights        "bf16", "int4", ...: what the linear layers compute with
+    """
+
+    name: str
+    path: Path
+    architecture: str
+    num_layers: int
+    vocab_size: int
+    max_model_len: int
+    tier: str
+    backend: str
+    backend_reason: str
+    threads: int
+    weights: str
+    kv_format: str
+    page_size: int
+    num_pages: int
+    memory: MemoryBudget
