@@ -1,0 +1,60 @@
+# Everything a newcomer or a machine runs. Each target does its own set-up: a virtual
+# environment in .venv, made again only when the build's inputs have changed.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BUILD_INPUTS := pyproject.toml tools/install.sh $(wildcard CMakeLists.txt kernels/csrc/*)
+RUNTIME := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+PYTEST_ARGS ?=
+SERVE_ARGS ?=
+
+.PHONY: help demo serve test test-slow lint format types check clean
+
+help:
+	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
+	@echo "make serve      octavo serve on 127.0.0.1:50051 (SERVE_ARGS='--kv-format fp4 ...')"
+	@echo "make test       the tests (PYTEST_ARGS='-k pages'); make test-slow: the slow ones"
+	@echo "make lint       ruff: rules and formatting; make format applies them"
+	@echo "make types      mypy --strict"
+	@echo "make check      lint, types and test"
+	@echo "make clean      remove the environment, builds and caches"
+
+$(RUNTIME): $(BUILD_INPUTS)
+	@tools/install.sh "$(PYTHON)" "$(VENV)" .
+	@touch $@
+
+$(DEV): $(BUILD_INPUTS)
+	@tools/install.sh "$(PYTHON)" "$(VENV)" ".[dev]"
+	@touch $(RUNTIME) $@
+
+demo: $(RUNTIME)
+	@$(BIN)/python tools/demo.py
+
+serve: $(RUNTIME)
+	@exec $(BIN)/octavo serve $(SERVE_ARGS)
+
+test: $(DEV)
+	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -q -m slow --timeout 900 $(PYTEST_ARGS)
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(DEV)
+	$(BIN)/mypy -p octavo
+	$(BIN)/mypy tests tools
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

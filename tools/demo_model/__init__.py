@@ -1,0 +1,1 @@
+"""How the embedded demo model was made: data, training, export and evaluation."""

@@ -1,0 +1,108 @@
+"""Ledgers with questions: what the demo model is trained on, tested with and shown by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from demo_model.kinds import KINDS, Card, KeysExhausted, Kind, Turn
+from demo_model.words import (
+    ANSWER_WEIGHT,
+    CONTEXT_WEIGHT,
+    START,
+    STOP,
+    Segment,
+    estimated_tokens,
+    joined,
+)
+
+TURN_TOKENS = 9  # special tokens, roles and line ends of one turn
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A ledger and questions about it with their right answers, in the order they are asked.
+
+    kind     "Codes", "Sales", "Residents" or "Stock"
+    body     the ledger itself: a title and one line per record
+    prefix   the chat up to the first question
+    """
+
+    kind: str
+    body: str
+    prefix: str
+    turns: tuple[Turn, ...]
+
+    def segments(self) -> list[Segment]:
+        """The whole chat as training text: contexts and answers by turns."""
+        segments: list[Segment] = []
+        for turn in self.turns:
+            opening = f"\n{START}user\n" if segments else self.prefix
+            segments.append((f"{opening}{turn.question}{STOP}\n{START}assistant\n", CONTEXT_WEIGHT))
+            segments.append((f"{turn.answer}{STOP}", ANSWER_WEIGHT))
+        return segments
+
+    def prompts(self) -> list[str]:
+        """For each turn the chat up to where its answer starts; earlier answers are the true ones."""
+        segments = self.segments()
+        return [joined(segments[: 2 * index + 1]) for index in range(len(self.turns))]
+
+
+def make_ledger(
+    rng: Random,
+    length: int,
+    *,
+    share: float = 0.6,
+    absent_rate: float = 0.12,
+    kind: type[Kind] | None = None,
+) -> Ledger:
+    """A ledger of about ``share * length`` tokens, then questions up to ``length`` tokens.
+
+    absent_rate   share of the questions that ask for a key which is not there
+    """
+    source = (kind or rng.choice(KINDS))(rng)
+    cards: list[Card] = []
+    size = 10
+    while size < share * length or len(cards) < 2:
+        try:
+            card = source.card(source.fresh())
+        except KeysExhausted:
+            break
+        cards.append(card)
+        size += estimated_tokens(card.line) + 1
+    body = f"{source.title}:\n" + "\n".join(card.line for card in cards)
+    prefix = _prefix(body, rng.random())
+    turns: list[Turn] = []
+    while True:
+        turn = _turn(rng, source, cards, absent_rate)
+        cost = estimated_tokens(turn.question) + estimated_tokens(turn.answer) + TURN_TOKENS
+        if turns and size + cost > length:
+            return Ledger(type(source).__name__, body, prefix, tuple(turns))
+        size += cost
+        turns.append(turn)
+
+
+def _prefix(body: str, placement: float) -> str:
+    """The ledger as a system message, as plain text, or at the head of the first question."""
+    if placement < 0.3:
+        return f"{START}system\n{body}{STOP}\n{START}user\n"
+    if placement < 0.45:
+        return f"{body}\n{START}user\n"
+    return f"{START}user\n{body}\n\n"
+
+
+def _turn(rng: Random, source: Kind, cards: list[Card], absent_rate: float) -> Turn:
+    if rng.random() < absent_rate:
+        key = source.fresh()
+        return Turn(rng.choice(source.card(key).turns).question, source.absent(key))
+    return rng.choice(rng.choice(cards).turns)
+
+
+def held_out(length: int, count: int, *, seed: int = 1) -> list[Ledger]:
+    """Ledgers the model was not trained on: 70 % records, then questions, ``length`` tokens in all."""
+    return [
+        make_ledger(
+            Random(f"held-out:{seed}:{length}:{index}"), length, share=0.7, kind=KINDS[index % len(KINDS)]
+        )
+        for index in range(count)
+    ]
