@@ -1,0 +1,11 @@
+"""Page formats, quantize-and-write, paged attention and native linear layers.
+
+Importing this package imports NumPy only; backends import MLX when they are chosen
+(``octavo.kernels.backends``).
+"""
+
+from __future__ import annotations
+
+from octavo.kernels.formats import FORMAT_NAMES, PageFormat, page_format
+
+__all__ = ["FORMAT_NAMES", "PageFormat", "page_format"]

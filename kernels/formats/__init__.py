@@ -1,1 +1,23 @@
-FORMAT_NAMES = ("bf16", "fp16", "fp4")
+"""Page formats by name. NumPy only: the memory planner and every backend share them."""
+
+from __future__ import annotations
+
+from octavo.kernels.formats.base import PageFormat
+from octavo.kernels.formats.fp4 import FP4
+from octavo.kernels.formats.half import BF16, FP16
+from octavo.kernels.formats.rotation import hadamard
+
+_FORMATS: dict[str, PageFormat] = {f.name: f for f in (BF16(), FP16(), FP4())}
+
+FORMAT_NAMES = tuple(_FORMATS)
+
+
+def page_format(name: str) -> PageFormat:
+    """The format called ``name``; ValueError lists the names there are."""
+    try:
+        return _FORMATS[name]
+    except KeyError:
+        raise ValueError(f"page format {name!r} is not known; use one of {', '.join(FORMAT_NAMES)}") from None
+
+
+__all__ = ["FORMAT_NAMES", "PageFormat", "hadamard", "page_format"]

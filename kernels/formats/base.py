@@ -1,0 +1,118 @@
+"""What every page format promises: how one row of K or V is stored, byte for byte."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from octavo.kernels.formats.rotation import hadamard
+
+Floats = NDArray[np.float32]
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+
+
+class PageFormat(ABC):
+    """One *row* is one position of one KV head: ``head_dim`` values of K, or of V.
+
+    A stored row is ``codes`` [..., codes_per_row] of ``code_dtype`` and ``scales``
+    [..., scales_per_row] of ``scale_dtype``; a page of one head is all its codes, then all
+    its scales. K and V may have different formats: nothing here knows which it holds.
+
+    A format is one subclass in one file: it gives the class constants and the four
+    abstract methods, and its name to ``octavo.kernels.formats``.
+    """
+
+    name: ClassVar[str]
+    code_dtype: ClassVar[type[np.generic]]
+    scale_dtype: ClassVar[type[np.generic]] = np.float16
+
+    @abstractmethod
+    def codes_per_row(self, head_dim: int) -> int:
+        """Elements of ``code_dtype`` in a row; ValueError if the format cannot hold such rows."""
+
+    @abstractmethod
+    def scales_per_row(self, head_dim: int) -> int:
+        """Elements of ``scale_dtype`` in a row, 0 for a format without scales."""
+
+    @abstractmethod
+    def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
+        """(codes, scales, storable [...]) of float32 rows; a row that is not storable (NaN,
+        infinity, or a value that would be stored as one) gets all-zero codes and scales."""
+
+    @abstractmethod
+    def dequantize(self, codes: Array, scales: Array) -> Floats:
+        """The float32 values that stored codes and scales stand for, [..., head_dim]."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for people: codes, scale, rotation."""
+
+    def rotates(self, head_dim: int) -> bool:
+        """Whether pools store the Hadamard rotation of the row instead of the row."""
+        del head_dim
+        return False
+
+    def row_bytes(self, head_dim: int) -> int:
+        codes = self.codes_per_row(head_dim) * np.dtype(self.code_dtype).itemsize
+        return codes + self.scales_per_row(head_dim) * np.dtype(self.scale_dtype).itemsize
+
+    def page_bytes(self, head_dim: int, *, page_size: int, num_kv_heads: int) -> int:
+        """Bytes of one page of one layer, for K alone or for V alone."""
+        return num_kv_heads * page_size * self.row_bytes(head_dim)
+
+    def quantize(self, rows: ArrayLike) -> tuple[Array, Array]:
+        """(codes, scales) of rows [..., head_dim], converted to float32; no rotation.
+
+        Raises ValueError for NaN, infinity, or a magnitude the format cannot store.
+        """
+        values = np.asarray(rows, dtype=np.float32)
+        self._check_rows(values)
+        codes, scales, storable = self.encode(values)
+        if not storable.all():
+            row = tuple(int(i) for i in np.argwhere(~storable)[0])
+            worst = values[row][~np.isfinite(values[row])]
+            value = worst[0] if worst.size else np.abs(values[row]).max()
+            raise ValueError(
+                f"row {row} holds {value}: {self.name} pages store finite values only; "
+                "find the layer that produced it, or use a format of wider range"
+            )
+        return codes, scales
+
+    def store(self, rows: ArrayLike) -> tuple[Array, Array, Bools]:
+        """(codes, scales, storable) exactly as a pool stores rows [..., head_dim]: rotated if
+        the format rotates rows of that length, zeros where not storable."""
+        values = np.asarray(rows, dtype=np.float32)
+        self._check_rows(values)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self.encode(hadamard(values) if self.rotates(values.shape[-1]) else values)
+
+    def restore(self, codes: Array, scales: Array) -> Floats:
+        """The inverse of ``store`` up to quantization: dequantized and rotated back."""
+        rows = self.dequantize(codes, scales)
+        return hadamard(rows) if self.rotates(rows.shape[-1]) else rows
+
+    def _check_rows(self, rows: Floats) -> None:
+        if rows.ndim == 0:
+            raise ValueError("rows must have shape [..., head_dim], got a scalar")
+        self.codes_per_row(rows.shape[-1])
+
+    def _check_stored(self, codes: Array, scales: Array, head_dim: int) -> None:
+        """ValueError unless codes and scales belong together as rows of head_dim values."""
+        want = (*codes.shape[:-1], self.scales_per_row(head_dim))
+        if codes.dtype != self.code_dtype or scales.dtype != self.scale_dtype or scales.shape != want:
+            raise ValueError(
+                f"{self.name} stores {np.dtype(self.code_dtype)} codes and {np.dtype(self.scale_dtype)} "
+                f"scales {want}, got {codes.dtype} {codes.shape} and {scales.dtype} {scales.shape}"
+            )
+
+
+def check_multiple(name: str, head_dim: int, multiple: int) -> None:
+    """ValueError unless head_dim is a positive multiple."""
+    if head_dim < 1 or head_dim % multiple:
+        raise ValueError(
+            f"{name} packs rows of a multiple of {multiple} values, got head_dim {head_dim}; use bf16 pages"
+        )

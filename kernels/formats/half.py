@@ -1,0 +1,72 @@
+"""16-bit pages: the values themselves, correctly rounded, and no scales."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
+
+
+class _Half(PageFormat):
+    """Codes are the 16-bit patterns of the values; ties round to even."""
+
+    code_dtype = np.uint16
+
+    def codes_per_row(self, head_dim: int) -> int:
+        check_multiple(self.name, head_dim, 1)
+        return head_dim
+
+    def scales_per_row(self, head_dim: int) -> int:
+        del head_dim
+        return 0
+
+    def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
+        codes = self._round(rows)
+        scales = np.zeros((*rows.shape[:-1], 0), self.scale_dtype)
+        storable: Bools = np.asarray(np.isfinite(self.dequantize(codes, scales)).all(-1))
+        codes[~storable] = 0
+        return codes, scales, storable
+
+    @abstractmethod
+    def _round(self, rows: Floats) -> NDArray[np.uint16]:
+        """The 16-bit patterns nearest to the values; NaN and infinity stay recognisable."""
+
+
+class BF16(_Half):
+    """bfloat16: the upper half of a float32."""
+
+    name = "bf16"
+
+    def _round(self, rows: Floats) -> NDArray[np.uint16]:
+        bits = np.ascontiguousarray(rows).view(np.uint32)
+        upper = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+        # Rounding would carry a NaN's fraction into its sign; the truncated NaN may be an
+        # infinity, and neither is ever stored.
+        return np.where(np.isnan(rows), bits >> 16 | 1, upper).astype(np.uint16)
+
+    def dequantize(self, codes: Array, scales: Array) -> Floats:
+        self._check_stored(codes, scales, codes.shape[-1])
+        return (codes.astype(np.uint32) << 16).view(np.float32)
+
+    def describe(self) -> str:
+        return "bf16: bfloat16 values, no scale, no rotation"
+
+
+class FP16(_Half):
+    """IEEE binary16; a magnitude that rounds beyond 65504 is refused rather than stored as infinity."""
+
+    name = "fp16"
+
+    def _round(self, rows: Floats) -> NDArray[np.uint16]:
+        with np.errstate(over="ignore", under="ignore"):
+            return rows.astype(np.float16).view(np.uint16)
+
+    def dequantize(self, codes: Array, scales: Array) -> Floats:
+        self._check_stored(codes, scales, codes.shape[-1])
+        return codes.view(np.float16).astype(np.float32)
+
+    def describe(self) -> str:
+        return "fp16: IEEE half-precision values, no scale, no rotation"
