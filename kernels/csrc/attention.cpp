@@ -1,0 +1,9 @@
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+namespace octavo {
+
+void bind_attention(nb::module_&) {}
+
+}  // namespace octavo

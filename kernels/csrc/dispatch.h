@@ -1,0 +1,21 @@
+// Which instruction set the kernels use: chosen once, at load, by CPUID.
+#pragma once
+
+namespace octavo {
+
+// Ascending: a CPU that runs a level runs every level before it.
+enum class Isa {
+  generic,  // the architecture's baseline: right everywhere, fast nowhere
+  avx2,     // x86-64-v3: AVX2, FMA, F16C
+  avx512,   // x86-64-v4 with AVX-512 BF16 and VNNI
+  amx,      // avx512 with AMX tiles for bf16 and int8
+};
+
+// The level in use. OCTAVO_CPU_ISA=generic|avx2|avx512|amx asks for a lower one than the CPU has.
+// Throws std::invalid_argument if that variable names no level, or one this CPU cannot run.
+Isa isa();
+
+bool isa_supported(Isa level);
+const char* isa_name(Isa level);
+
+}  // namespace octavo

@@ -1,0 +1,54 @@
+// The Python module `octavo.kernels._ext`.
+#include <nanobind/nanobind.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "dispatch.h"
+#include "mlx/version.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+
+void bind_linear(nb::module_& m);
+void bind_attention(nb::module_& m);
+
+namespace {
+
+// MLX's C++ interface changes with every patch release: refuse any other than the one compiled against.
+void check_mlx_version() {
+  const std::string built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) +
+                            "." + std::to_string(MLX_VERSION_PATCH);
+  const std::string found = mlx::core::version();
+  if (found != built)
+    throw nb::import_error(("octavo's native kernels were built for mlx " + built + " but mlx " + found +
+                            " is installed; reinstall octavo, or install mlx==" + built)
+                               .c_str());
+}
+
+// A wrong OCTAVO_CPU_* variable is told when the module is loaded, not in the middle of a request.
+void check_environment() {
+  try {
+    isa();
+    default_threads();
+  } catch (const std::invalid_argument& error) {
+    throw nb::import_error(error.what());
+  }
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_ext, m) {
+  nb::module_::import_("mlx.core");  // registers mx.array before our signatures mention it
+  octavo::check_mlx_version();
+  octavo::check_environment();
+  m.attr("mlx_version") = mlx::core::version();
+  m.def("isa", [] { return octavo::isa_name(octavo::isa()); }, "Name of the instruction set in use.");
+  m.def("threads", &octavo::num_threads, "Threads a kernel may use.");
+  m.def("set_threads", &octavo::set_threads, nb::arg("n"), "Set them; ValueError unless 1 <= n <= 1024.");
+  octavo::bind_linear(m);
+  octavo::bind_attention(m);
+}
