@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo.block_manager import PageCopy
 from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.scheduler import Step, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +26,68 @@ class Batch:
     sample_rows: Ints
     attention: AttentionMetadata
     copies: tuple[PageCopy, ...] = ()
+
+
+def build_batch(step: Step, page_size: int) -> Batch:
+    """Flatten a planned step.
+
+    Python's work is per sequence, never per position: page tables are copied as raw memory and
+    everything per token is NumPy.
+    """
+    work = step.work
+    starts = np.array([item.start for item in work], np.int32)
+    stops = np.array([item.stop for item in work], np.int32)
+    counts = stops - starts
+    q_start = np.zeros(len(work) + 1, np.int32)
+    np.cumsum(counts, out=q_start[1:])
+    page_table = _page_tables(work, -(-int(stops.max()) // page_size), page_size)
+    sequence_of_row = np.repeat(np.arange(len(work), dtype=np.int32), counts)
+    positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
+    slots = page_table[sequence_of_row, positions // page_size] * page_size + positions % page_size
+    assert _all_different(slots), f"two rows of a step would write one slot: {slots.tolist()}"
+    return Batch(
+        token_ids=_token_ids(work),
+        sample_rows=_sample_rows(work, q_start),
+        attention=AttentionMetadata(
+            positions=positions,
+            slots=slots,
+            q_start=q_start,
+            kv_len=stops,
+            page_table=page_table,
+            page_size=page_size,
+        ),
+        copies=step.copies,
+    )
+
+
+def _page_tables(work: tuple[Work, ...], width: int, page_size: int) -> Ints:
+    """Row b: the pages of ``work[b]`` up to its last position of this step, then zeros."""
+    rows = np.zeros((len(work), width), np.int32)
+    for row, item in zip(rows, work, strict=True):
+        assert item.sequence.table is not None, f"{item.sequence.sequence_id} was planned without pages"
+        used = -(-item.stop // page_size)
+        row[:used] = np.frombuffer(item.sequence.table.pages, np.int32, used)
+    return rows
+
+
+def _token_ids(work: tuple[Work, ...]) -> Ints:
+    token_ids: list[int] = []
+    for item in work:
+        if item.stop - item.start == 1:
+            token_ids.append(item.sequence.tokens[item.start])
+        else:
+            token_ids += item.sequence.tokens[item.start : item.stop]
+    return np.array(token_ids, np.int32)
+
+
+def _sample_rows(work: tuple[Work, ...], q_start: Ints) -> Ints:
+    sample_rows: list[int] = []
+    for item, end in zip(work, q_start[1:].tolist(), strict=True):
+        if item.samples:
+            sample_rows += [end - 1] * (1 + len(item.sequence.siblings))
+    return np.array(sample_rows, np.int32)
+
+
+def _all_different(slots: Ints) -> bool:
+    ordered = np.sort(slots)
+    return bool((ordered[1:] != ordered[:-1]).all())

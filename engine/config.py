@@ -29,6 +29,7 @@ class EngineConfig:
     max_model_len     positions a sequence may have (None: the model's own limit)
     max_running       sequences computed at once
     max_step_tokens   tokens computed per step, decodes and prompt chunks together
+    max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
     prefix_cache      keep finished pages findable by their contents
     cache_dir         where pages persist (None: they do not)
     """
@@ -46,6 +47,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_running: int = 64
     max_step_tokens: int = 512
+    max_waiting: int = 1024
     prefix_cache: bool = True
     cache_dir: Path | None = None
 
@@ -64,7 +66,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
-        for name in ("page_size", "max_running", "max_step_tokens"):
+        for name in ("page_size", "max_running", "max_step_tokens", "max_waiting"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):

@@ -8,6 +8,7 @@ OctavoError
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
 ├── RequestFailed       this request only: gRPC INTERNAL
 └── EngineDead          the engine thread has ended: gRPC UNAVAILABLE, for everybody
+    └── EngineStopping  ... or is about to, on purpose (drain, shutdown)
 """
 
 from __future__ import annotations
@@ -43,3 +44,7 @@ class RequestFailed(OctavoError):
 
 class EngineDead(OctavoError):
     """The engine thread has ended; ``__cause__`` says why."""
+
+
+class EngineStopping(EngineDead):
+    """The engine is shutting down, or was shut down, and takes no new requests."""

@@ -64,13 +64,14 @@ class Delta:
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """One finished sample."""
+    """One finished sample; ``error`` says why when its finish_reason is ERROR."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_match: str | int | None = None
+    error: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
