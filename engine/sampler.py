@@ -1,12 +1,30 @@
-"""Drawing tokens from logits."""
+"""Drawing tokens from logits, row by row, the way vLLM does it.
+
+Order: logit bias, then repetition, frequency and presence penalties; that gives the logits
+of which logprobs speak. Greedy rows take their largest (the lowest id among equals); others
+are divided by the temperature, truncated (see truncation.py) and drawn from.
+
+The draw is counter-based: one uniform number from Philox4x64 keyed by the sample's seed, with
+the number of tokens generated so far as its counter (Salmon et al. 2011). So it does not depend
+on the batch, on preemption or on how many draws others made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.errors import InvalidRequest
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.params import SamplingParams
+from octavo.engine.truncation import Floats, truncate
+
+GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
+NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +47,132 @@ class SampleState:
     def __init__(
         self, params: SamplingParams, *, seed: int, prompt_ids: Sequence[int], vocab_size: int
     ) -> None:
+        """Raises InvalidRequest if the logit bias names a token outside the vocabulary."""
+        outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
+        if outside:
+            raise InvalidRequest(
+                f"logit_bias names token {outside[0]}; ids of this model lie in [0, {vocab_size})"
+            )
         self.params = params
-        self.seed = seed
-        self.vocab_size = vocab_size
+        self.seed = seed % 2**64
         self.num_generated = 0
+        self.greedy = params.temperature < GREEDY_BELOW
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+        counts = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._seen = _TokenCounts(prompt_ids) if params.repetition_penalty != 1 else None
+        self._output = _TokenCounts(()) if counts else None
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the token is just the position of the largest logit, and nothing else is asked."""
+        return (
+            self.greedy
+            and self.params.logprobs is None
+            and not len(self._bias)
+            and self._seen is None
+            and self._output is None
+        )
 
     def record(self, token: int) -> None:
         """The sample's next token is ``token``."""
         self.num_generated += 1
+        for counts in (self._seen, self._output):
+            if counts is not None:
+                counts.add(token)
+
+    def adjust(self, logits: Floats) -> Floats:
+        """Logits [V] after bias and penalties; the input itself when there are none."""
+        if not len(self._bias) and self._seen is None and self._output is None:
+            return logits
+        logits = logits.copy()
+        logits[self._bias_ids] += self._bias
+        if self._seen is not None:
+            ids, penalty = self._seen.ids, np.float32(self.params.repetition_penalty)
+            values = logits[ids]
+            logits[ids] = np.where(values > 0, values / penalty, values * penalty)
+        if self._output is not None:
+            ids, counts = self._output.ids, self._output.counts
+            logits[ids] -= np.float32(self.params.frequency_penalty) * counts
+            logits[ids] -= np.float32(self.params.presence_penalty)
+        return logits
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that draws the next token."""
+        bits = np.random.Philox(key=self.seed, counter=self.num_generated).random_raw()
+        return float(int(bits) >> 11) * 2.0**-53
+
+
+def sample(logits: Floats, states: Sequence[SampleState]) -> list[Sampled]:
+    """One token for each row of float32 logits [S, V]; a row with NaN or +infinity as its
+    largest value fails alone. Does not record the tokens."""
+    assert logits.shape[0] == len(states), f"{logits.shape[0]} rows of logits, {len(states)} states"
+    return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
+
+
+def _sample_row(logits: Floats, state: SampleState) -> Sampled:
+    top = int(np.argmax(logits))  # the first NaN, if there is one
+    if not np.isfinite(logits[top]):
+        return Sampled(token=None, error=NOT_FINITE)
+    params = state.params
+    adjusted = state.adjust(logits)
+    if state.greedy:
+        token = top if adjusted is logits else int(np.argmax(adjusted))
+    else:
+        candidates = truncate(
+            adjusted,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+        )
+        token = candidates.draw(state.uniform())
+    if params.logprobs is None:
+        return Sampled(token=token)
+    return Sampled(token=token, logprob=_logprob(adjusted, token, params.logprobs))
+
+
+def _logprob(logits: Floats, token: int, num_top: int) -> TokenLogprob:
+    """Log-softmax of logits [V] at ``token`` and at the ``num_top`` largest, largest first."""
+    largest = logits.max()
+    with np.errstate(under="ignore"):
+        total = float(np.exp(logits - largest).sum(dtype=np.float64))
+    log_total = float(largest) + float(np.log(total))
+    num_top = min(num_top, len(logits))
+    ids: NDArray[Any] = np.empty(0, np.intp)
+    if num_top:
+        ids = np.flatnonzero(logits >= np.partition(logits, -num_top)[-num_top])
+        ids = ids[np.argsort(-logits[ids], kind="stable")][:num_top]
+    return TokenLogprob(
+        token_id=token,
+        logprob=float(logits[token]) - log_total,
+        top=tuple((int(i), float(logits[i]) - log_total) for i in ids),
+    )
+
+
+class _TokenCounts:
+    """Distinct tokens in order of appearance with how often each came, as growing arrays:
+    adding one costs the same however many there are."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        ids, counts = np.unique(np.fromiter(tokens, np.intp), return_counts=True)
+        self._ids, self._counts, self._size = ids, counts.astype(np.float32), len(ids)
+        self._index = {int(token): i for i, token in enumerate(ids)}
+
+    @property
+    def ids(self) -> NDArray[np.intp]:
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> Floats:
+        return self._counts[: self._size]
+
+    def add(self, token: int) -> None:
+        index = self._index.setdefault(token, self._size)
+        if index == self._size:
+            if index == len(self._ids):
+                self._ids = np.resize(self._ids, max(64, 2 * index))
+                self._counts = np.resize(self._counts, max(64, 2 * index))
+            self._ids[index], self._counts[index] = token, 0
+            self._size += 1
+        self._counts[index] += 1

@@ -1,0 +1,100 @@
+"""From logits to the tokens that may be drawn, and the draw itself. NumPy only, no sorting
+of a whole vocabulary: a row of 152k tokens costs a few passes over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.intp]
+
+_SMALL = 4096  # candidates that are sorted rather than narrowed further
+_STRIDE_SAMPLE = 512  # values looked at to choose where to narrow
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens that may be drawn, in ascending order of id, and their weights (the largest
+    of the vocabulary is 1, the sum is arbitrary). ``ids`` None stands for every token."""
+
+    ids: Ids | None
+    weights: Floats
+
+    def only(self, kept: NDArray[Any]) -> Candidates:
+        """The candidates at indices ``kept`` (ascending), or where the mask is true."""
+        if kept.dtype == np.bool_:
+            kept = np.flatnonzero(kept)
+        return Candidates(kept if self.ids is None else self.ids[kept], self.weights[kept])
+
+    def draw(self, uniform: float) -> int:
+        """The token where the cumulative weight, in order of id, passes ``uniform`` in [0, 1)."""
+        cumulative = np.cumsum(self.weights, dtype=np.float64)
+        index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+        if index == len(cumulative):  # the product was rounded up to the whole sum
+            index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
+        return index if self.ids is None else int(self.ids[index])
+
+
+def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Candidates:
+    """What vLLM keeps of logits [V], in its order: temperature, min_p, top_k, top_p.
+
+    min_p   keeps tokens at least min_p times as likely as the likeliest
+    top_k   keeps the k largest of what is left, and ties with the smallest of them
+    top_p   keeps the smallest set of what is left whose share of it reaches p; between
+            equally likely tokens the lower id goes first
+    """
+    with np.errstate(over="ignore", under="ignore"):  # a cold temperature sends all but the top to 0
+        scaled = (logits - logits.max()) / np.float32(temperature)
+        candidates = Candidates(None, np.exp(scaled))
+    if min_p > 0:
+        candidates = candidates.only(candidates.weights >= np.float32(min_p))
+    weights = candidates.weights
+    if 0 < top_k < len(weights):
+        candidates = candidates.only(weights >= np.partition(weights, -top_k)[-top_k])
+    if top_p < 1:
+        candidates = candidates.only(nucleus(candidates.weights, top_p))
+    return candidates
+
+
+def nucleus(weights: Floats, p: float) -> NDArray[Any]:
+    """A mask of the fewest largest ``weights`` whose sum reaches p times the whole; among
+    equal weights those of lower index first. At least one is kept."""
+    target = p * float(weights.sum(dtype=np.float64))
+    last, num_ties = _last_kept(weights, target)
+    kept = weights > last
+    kept[np.flatnonzero(weights == last)[:num_ties]] = True
+    return kept
+
+
+def _last_kept(weights: Floats, target: float) -> tuple[np.float32, int]:
+    """The smallest weight of the nucleus, and how many of the weights equal to it belong.
+
+    Narrows to the weights around the boundary by pivots: ``taken`` is the mass of those
+    known to be above it. The first pivot expects a few thousand tokens to be enough.
+    """
+    taken, quantile = 0.0, max(0.5, 1 - _SMALL / (2 * len(weights)))
+    while len(weights) > _SMALL:
+        sample = weights[:: -(-len(weights) // _STRIDE_SAMPLE)]
+        rank = int(quantile * (len(sample) - 1))
+        pivot = np.partition(sample, rank)[rank]
+        above = weights[weights > pivot]
+        mass = float(above.sum(dtype=np.float64))
+        if taken + mass >= target:
+            weights = above
+        elif len(above):
+            taken += mass
+            weights = weights[weights <= pivot]
+        else:  # the pivot is the largest: too many ties to narrow
+            break
+        quantile = 0.5
+    ordered = np.sort(weights)[::-1]
+    reached = np.searchsorted(taken + np.cumsum(ordered, dtype=np.float64), target, side="left")
+    index = min(int(reached), len(ordered) - 1)
+    last = ordered[index]
+    first_tie = int(np.searchsorted(-ordered, -last, side="left"))
+    return last, index - first_tie + 1

@@ -1,0 +1,136 @@
+"""Hand-worked draws: what each parameter does to a row of logits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from octavo.engine.errors import InvalidRequest
+from octavo.engine.params import SamplingParams
+from octavo.engine.sampler import SampleState, sample
+from octavo.engine.truncation import Floats, truncate
+
+LOGITS = np.log(np.array([[0.1, 0.4, 0.05, 0.25, 0.2]], np.float32))
+
+
+def state(*, prompt: tuple[int, ...] = (), seed: int = 0, **params: object) -> SampleState:
+    return SampleState(SamplingParams(**params), seed=seed, prompt_ids=prompt, vocab_size=5)  # type: ignore[arg-type]
+
+
+def kept(logits: Floats, **how: float) -> list[int]:
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | how
+    candidates = truncate(logits, **settings)  # type: ignore[arg-type]
+    return list(range(len(logits))) if candidates.ids is None else candidates.ids.tolist()
+
+
+def test_greedy_takes_the_largest_and_the_lowest_id_among_equals() -> None:
+    assert sample(LOGITS, [state()])[0].token == 1
+    assert sample(np.zeros((1, 5), np.float32), [state()])[0].token == 0
+
+
+def test_truncation_keeps_what_each_rule_says() -> None:
+    row = LOGITS[0]
+    assert kept(row) == [0, 1, 2, 3, 4]
+    assert kept(row, top_k=2) == [1, 3]
+    assert kept(row, top_p=0.6) == [1, 3]
+    assert kept(row, top_p=0.7) == [1, 3, 4]
+    assert kept(row, min_p=0.45) == [1, 3, 4]
+    assert kept(row, top_p=1e-9) == [1]
+    assert kept(row, top_k=1000) == [0, 1, 2, 3, 4]
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    # Of 0.4, 0.25, 0.2 the first two are 0.76 of the whole.
+    assert kept(LOGITS[0], top_k=3, top_p=0.76) == [1, 3]
+    assert kept(LOGITS[0], top_k=3, top_p=0.77) == [1, 3, 4]
+
+
+def test_equal_tokens_enter_top_p_in_order_of_id_and_top_k_together() -> None:
+    row = np.zeros(8, np.float32)
+    assert kept(row, top_p=0.5) == [0, 1, 2, 3]
+    assert kept(row, top_k=3) == list(range(8))
+
+
+def test_a_cold_temperature_is_greedy_and_a_very_cold_one_too() -> None:
+    for temperature in (1e-3, 1e-4, 1e-9):
+        assert sample(LOGITS, [state(temperature=temperature)])[0].token == 1
+
+
+def test_penalties_use_the_prompt_only_for_repetition() -> None:
+    row = np.array([[2.0, 1.9, -1.0]], np.float32)
+
+    def drawn(**params: float) -> Floats:
+        one = SampleState(SamplingParams(**params), seed=0, prompt_ids=[0], vocab_size=3)  # type: ignore[arg-type]
+        for token in (2, 2):
+            one.record(token)
+        return one.adjust(row[0])
+
+    np.testing.assert_allclose(drawn(repetition_penalty=2.0), [1.0, 1.9, -2.0])
+    np.testing.assert_allclose(drawn(presence_penalty=0.5), [2.0, 1.9, -1.5])
+    np.testing.assert_allclose(drawn(frequency_penalty=0.5), [2.0, 1.9, -2.0])
+    assert row[0].tolist() == pytest.approx([2.0, 1.9, -1.0]), "the model's logits must stay as they were"
+
+
+def test_counts_keep_up_with_many_tokens() -> None:
+    one = SampleState(SamplingParams(frequency_penalty=1.0), seed=0, prompt_ids=[], vocab_size=500)
+    for token in list(range(300)) * 2:
+        one.record(token)
+    adjusted = one.adjust(np.zeros(500, np.float32))
+    assert (adjusted[:300] == -2).all()
+    assert (adjusted[300:] == 0).all()
+
+
+def test_logit_bias_moves_the_greedy_choice_and_must_name_tokens() -> None:
+    assert sample(LOGITS, [state(logit_bias={2: 50.0})])[0].token == 2
+    with pytest.raises(InvalidRequest, match=r"token 5.*\[0, 5\)"):
+        state(logit_bias={5: 1.0})
+
+
+def test_logprobs_are_those_before_temperature_and_truncation() -> None:
+    (drawn,) = sample(LOGITS, [state(temperature=0.1, top_k=1, logprobs=3)])
+    assert drawn.logprob is not None
+    assert drawn.logprob.token_id == 1
+    assert drawn.logprob.logprob == pytest.approx(math.log(0.4), abs=1e-6)
+    assert [token for token, _ in drawn.logprob.top] == [1, 3, 4]
+    assert [p for _, p in drawn.logprob.top] == pytest.approx(
+        [math.log(x) for x in (0.4, 0.25, 0.2)], abs=1e-6
+    )
+    assert sample(LOGITS, [state(logprobs=0)])[0].logprob is not None
+
+
+def test_logprobs_include_penalties() -> None:
+    (drawn,) = sample(np.zeros((1, 5), np.float32), [state(logit_bias={3: math.log(4)}, logprobs=1)])
+    assert drawn.logprob is not None
+    assert drawn.logprob.logprob == pytest.approx(math.log(0.5), abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
+    rows = np.repeat(LOGITS, 3, axis=0)
+    rows[1, 2] = bad
+    good, failed, last = sample(rows, [state(), state(), state(temperature=1.0)])
+    assert good.token == 1
+    assert failed.token is None
+    assert failed.error is not None
+    assert "not finite" in failed.error
+    assert last.token is not None
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    row = np.array([[-np.inf, 0.0, -np.inf, 0.0, -np.inf]], np.float32)
+    for seed in range(50):
+        assert sample(row, [state(temperature=2.0, seed=seed)])[0].token in (1, 3)
+
+
+def test_plain_greedy_is_only_plain_greedy() -> None:
+    assert state().plain_greedy
+    for params in (
+        {"logprobs": 0},
+        {"temperature": 1.0},
+        {"logit_bias": {1: 1.0}},
+        {"presence_penalty": 1.0},
+    ):
+        assert not state(**params).plain_greedy
+    assert not state(repetition_penalty=1.1).plain_greedy
