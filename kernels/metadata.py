@@ -60,7 +60,7 @@ class AttentionMetadata:
             if array.dtype != np.int32 or array.shape != shape:
                 raise ValueError(f"{name} must be int32 {shape}, got {array.dtype} {array.shape}")
         if not tokens:
-            return
+            raise ValueError("a step must have at least one token; do not launch an empty one")
         for name, array, limit in (
             ("slots", self.slots, num_pages * self.page_size),
             ("page_table", self.page_table, num_pages),
@@ -71,3 +71,10 @@ class AttentionMetadata:
                 raise ValueError(f"{name} must lie in [0, {limit}), got values from {low} to {high}")
         if self.q_start[0] != 0 or self.q_start[-1] != tokens or (np.diff(self.q_start) < 1).any():
             raise ValueError(f"q_start must rise from 0 to {tokens}, got {self.q_start.tolist()}")
+        ends = np.repeat(self.kv_len, np.diff(self.q_start))
+        if ((self.positions < 0) | (self.positions >= ends)).any():
+            row = int(np.argmax((self.positions < 0) | (self.positions >= ends)))
+            raise ValueError(
+                f"positions must lie inside their sequence: row {row} is at position {self.positions[row]}, "
+                f"its sequence ends before {ends[row]}"
+            )

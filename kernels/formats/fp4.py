@@ -24,8 +24,8 @@ of 64 and 128 values: 0.105 -> 0.098 and 0.109 -> 0.103 (an exhaustive search: 0
 
 MAX_SCALE = np.float32(65504)  # the largest finite fp16
 
-# Where |x| / scale moves from one code to the next, and whether a tie moves (to the even code).
-_STEPS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
+# Where |x| / scale passes from one magnitude index to the next, and whether a tie passes (to an even index).
+EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
 class FP4(PageFormat):
@@ -104,9 +104,9 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uin
 
 def _nearest(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
     index = np.zeros(magnitudes.shape, np.uint8)
-    for step, tie_moves in _STEPS:
-        edge = scale * np.float32(step)
-        index += magnitudes >= edge if tie_moves else magnitudes > edge
+    for edge, tie_moves in EDGES:
+        limit = scale * np.float32(edge)
+        index += magnitudes >= limit if tie_moves else magnitudes > limit
     return index
 
 

@@ -1,0 +1,103 @@
+"""Attention over gathered rows on plain MLX operations, many sequences at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.interface import LayerSpec
+from octavo.kernels.metadata import AttentionMetadata, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """B sequences that have the same number n of rows in this step.
+
+    rows       [B, n]  their rows in the step
+    tables     [B, P]  their pages, P enough for the longest
+    positions  [B, n]  positions of the rows
+    lengths    [B]     positions of each sequence that hold K/V
+    """
+
+    rows: mx.array
+    tables: mx.array
+    positions: mx.array
+    lengths: mx.array
+
+
+def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:
+    """Decode rows form one group; chunks of equal length share one.
+
+    Also the permutation [T] that puts the groups' rows, one after the other, back in order.
+    """
+    counts = np.diff(metadata.q_start)
+    groups, order = [], []
+    for n in np.unique(counts):
+        members = np.flatnonzero(counts == n)
+        lengths = metadata.kv_len[members]
+        num_pages = -(-int(lengths.max()) // metadata.page_size)
+        rows = metadata.q_start[members, None] + np.arange(n, dtype=np.int32)
+        order.append(rows.ravel())
+        groups.append(
+            Group(
+                rows=mx.array(rows),
+                tables=mx.array(metadata.page_table[members, :num_pages]),
+                positions=mx.array(metadata.positions[rows]),
+                lengths=mx.array(lengths),
+            )
+        )
+    return groups, np.argsort(np.concatenate(order)).astype(np.int32)
+
+
+def attend_group(
+    group: Group,
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    spec: LayerSpec,
+    sinks: mx.array | None,
+    softcap: float | None,
+) -> mx.array:
+    """queries [B, n, Hq, D], scaled, over keys [B, Hkv, L, D] and values [B, Hkv, L, Dv].
+
+    All float32; L may go past a sequence's end. Returns [B * n, Hq, Dv].
+    """
+    sequences, n, num_heads, _ = queries.shape
+    kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys.shape[2]
+    # Whatever lies past a sequence's end is somebody else's, and may be NaN: 0 * NaN is NaN.
+    live = mx.arange(length) < group.lengths[:, None]
+    values = mx.where(live[:, None, :, None], values, 0.0)
+    folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
+    folded = folded.reshape(sequences, kv_heads, shared * n, -1)
+    logits = (folded @ keys.swapaxes(-1, -2)).reshape(sequences, kv_heads, shared, n, length)
+    if softcap is not None:
+        logits = softcap * mx.tanh(logits / softcap)
+    logits = mx.where(_visible(group, spec, length)[:, None, None], logits, -mx.inf)
+    weights = _softmax(logits, None if sinks is None else sinks.reshape(1, kv_heads, shared, 1, 1))
+    out = weights.reshape(sequences, kv_heads, shared * n, length) @ values
+    out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
+    return out.reshape(sequences * n, num_heads, -1)
+
+
+def _visible(group: Group, spec: LayerSpec, length: int) -> mx.array:
+    """[B, n, L]: which positions each row sees."""
+    seen, at = mx.arange(length), group.positions[..., None]
+    visible = seen <= at
+    if spec.window is not None:
+        visible = visible & ((seen > at - spec.window) | (seen < spec.keep))
+    return visible
+
+
+def _softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
+    """Softmax over the last axis; a sink is one more logit in the denominator."""
+    top = logits.max(axis=-1, keepdims=True)
+    if sinks is None:
+        weights = mx.exp(logits - top)
+        return weights / weights.sum(axis=-1, keepdims=True)
+    sinks = sinks.astype(mx.float32)
+    top = mx.maximum(top, sinks)
+    weights = mx.exp(logits - top)
+    return weights / (weights.sum(axis=-1, keepdims=True) + mx.exp(sinks - top))
