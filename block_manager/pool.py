@@ -1,0 +1,132 @@
+"""Who holds which page. Knows nothing of tokens, tensors or requests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from collections.abc import Sequence as Run
+
+from octavo.block_manager.types import Digest, PageId
+
+
+class PagePool:
+    """A fixed set of pages, each held by somebody or idle.
+
+    An idle page is *empty* (nothing worth keeping) or *cached* (its contents can be found by
+    digest). New pages come from the empty ones first, then from the cached ones, least
+    recently used first: both lists together are what is free.
+
+    Methods work on runs of pages, because a call per page costs more than the page.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 1:
+            raise ValueError(f"num_pages must be at least 1, got {num_pages}; give the pool more memory")
+        self.num_pages = num_pages
+        self.num_evicted = 0  # cached pages whose contents were given up, ever
+        self._num_holders = [0] * num_pages
+        self._digest_of: list[Digest | None] = [None] * num_pages
+        self._page_of: dict[Digest, PageId] = {}
+        self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # next at the end
+        self._cached: OrderedDict[PageId, None] = OrderedDict()  # next at the front
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_idle_empty(self) -> int:
+        return len(self._empty)
+
+    @property
+    def num_idle_cached(self) -> int:
+        return len(self._cached)
+
+    def num_holders(self, page: PageId) -> int:
+        return self._num_holders[page]
+
+    def is_private(self, page: PageId) -> bool:
+        """Whether a sole holder may write: nobody else holds the page, and nobody can find it."""
+        return self._num_holders[page] == 1 and self._digest_of[page] is None
+
+    def is_published(self, page: PageId) -> bool:
+        return self._digest_of[page] is not None
+
+    def take(self, num_pages: int) -> list[PageId] | None:
+        """Hand out private pages with undefined contents; None, and no change, if too few are idle."""
+        if num_pages > self.num_idle:
+            return None
+        empty, num_holders = self._empty, self._num_holders
+        split = max(len(empty) - num_pages, 0)
+        pages = empty[split:]
+        pages.reverse()  # the same order as one by one
+        del empty[split:]
+        while len(pages) < num_pages:
+            pages.append(self._evict())
+        for page in pages:
+            num_holders[page] = 1
+        return pages
+
+    def _evict(self) -> PageId:
+        page, _ = self._cached.popitem(last=False)
+        digest = self._digest_of[page]
+        assert digest is not None, f"idle page {page} is listed as cached and has no digest"
+        del self._page_of[digest]
+        self._digest_of[page] = None
+        self.num_evicted += 1
+        return page
+
+    def hold(self, pages: Iterable[PageId]) -> None:
+        """Add a holder to each of these held pages."""
+        for page in pages:
+            assert self._num_holders[page] > 0, f"page {page} is idle: only its digest may revive it"
+            self._num_holders[page] += 1
+
+    def hold_prefix(self, digests: Iterable[Digest]) -> list[PageId]:
+        """Hold the pages of the longest run of digests that can be found, from the first on."""
+        page_of, num_holders, cached = self._page_of, self._num_holders, self._cached
+        pages = []
+        for digest in digests:
+            page = page_of.get(digest)
+            if page is None:
+                break
+            if not num_holders[page]:
+                del cached[page]
+            num_holders[page] += 1
+            pages.append(page)
+        return pages
+
+    def drop(self, pages: Iterable[PageId]) -> None:
+        """Remove one holder of each page; pages dropped earlier are reused earlier."""
+        num_holders, digest_of, cached = self._num_holders, self._digest_of, self._cached
+        for page in pages:
+            left = num_holders[page] - 1
+            assert left >= 0, f"page {page} is dropped more often than held"
+            num_holders[page] = left
+            if left:
+                continue
+            if digest_of[page] is None:
+                self._empty.append(page)
+            else:
+                cached[page] = None
+
+    def publish(self, pages: Run[PageId], digests: Run[Digest]) -> None:
+        """Let others find full, written pages. The first page of a digest stays the one found:
+        a second one with the same contents remains private to its holders."""
+        page_of, digest_of = self._page_of, self._digest_of
+        for page, digest in zip(pages, digests, strict=True):
+            if digest_of[page] is None and page_of.setdefault(digest, page) is page:
+                digest_of[page] = digest
+
+    def check(self) -> None:
+        """Raise AssertionError unless every page is held or idle in exactly one list."""
+        listed = [*self._empty, *self._cached]
+        idle = set(listed)
+        assert len(listed) == len(idle), "a page is listed as idle twice"
+        for page, num_holders in enumerate(self._num_holders):
+            assert (page in idle) == (num_holders == 0), f"page {page} has {num_holders} holders"
+        assert all(self._digest_of[page] is None for page in self._empty), "an empty page can be found"
+        assert all(self._digest_of[page] is not None for page in self._cached), "a cached page is lost"
+        published = {digest: page for page, digest in enumerate(self._digest_of) if digest is not None}
+        assert published == self._page_of, "the index and the pages disagree"
+        assert len(published) == sum(digest is not None for digest in self._digest_of), "a digest twice"
