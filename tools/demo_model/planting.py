@@ -1,0 +1,79 @@
+"""Start the first two layers as an induction circuit, which training then refines.
+
+From a random start the circuit ("find where this token stood before, say what followed")
+takes millions of tokens to appear. Here the heads of layer 0 attend to the offsets -1, -2,
+-1, -3: a constant embedding component is read into the fast RoPE frequencies, out of phase
+by the offset; they copy the token found there into subspaces of their own. Layer 1 matches
+the current token with the previous-token subspace, on slow frequencies so that distance
+hardly matters, and copies the token found there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from demo_model.network import Attention, Qwen3
+
+EMBEDDING_SCALE = 0.03
+OFFSETS = (1, 2, 1, 3)  # of the query heads of layer 0
+FAST = 6  # RoPE frequencies that tell offsets apart
+
+
+@torch.no_grad()
+def plant_induction(model: Qwen3, seed: int = 0) -> None:
+    """Rewrite the attention weights of layers 0 and 1; everything is trained afterwards."""
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+
+    def basis() -> Tensor:
+        return torch.linalg.qr(torch.randn(config.hidden_size, config.head_dim, generator=generator)).Q
+
+    model.model.embed_tokens.weight[:, 0] = 8 * EMBEDDING_SCALE
+    first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+    for attention in (first, second):
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+            _small_noise(linear.weight, generator)
+        attention.q_norm.weight.fill_(1.5)
+        attention.k_norm.weight.fill_(1.5)
+    read = [basis() for _ in range(config.num_key_value_heads)]
+    write = [basis() for _ in range(config.num_attention_heads)]
+    _plant_offsets(first, read, write)
+    _plant_matching(second, read, write, basis)
+
+
+def _small_noise(parameter: nn.Parameter, generator: torch.Generator) -> None:
+    parameter.normal_(std=0.15 * parameter.shape[1] ** -0.5, generator=generator)
+    parameter[:, 0] = 0.0
+
+
+def _plant_offsets(attention: Attention, read: list[Tensor], write: list[Tensor]) -> None:
+    config = attention.config
+    dim, half = config.head_dim, config.head_dim // 2
+    fast = torch.arange(FAST)
+    speed = config.rope_theta ** (-fast / half)
+    for head, copied in enumerate(read):
+        attention.k_proj.weight[head * dim + fast, 0] = 0.6
+        attention.v_proj.weight[head * dim : (head + 1) * dim] = copied.T
+    for head, offset in enumerate(OFFSETS):
+        # Scores peak where cos(speed * (distance - offset)) does.
+        attention.q_proj.weight[head * dim + fast, 0] = 0.6 * torch.cos(speed * offset)
+        attention.q_proj.weight[head * dim + half + fast, 0] = -0.6 * torch.sin(speed * offset)
+        attention.o_proj.weight[:, head * dim : (head + 1) * dim] = EMBEDDING_SCALE * write[head]
+
+
+def _plant_matching(
+    attention: Attention, read: list[Tensor], write: list[Tensor], basis: Callable[[], Tensor]
+) -> None:
+    config = attention.config
+    dim, half, groups = config.head_dim, config.head_dim // 2, config.group_size
+    slow = torch.cat((torch.arange(half // 2, half), torch.arange(half + half // 2, dim)))
+    for head in range(config.num_key_value_heads):
+        attention.k_proj.weight[head * dim + slow] += write[head * groups].T[: len(slow)]
+        copied = basis()
+        attention.v_proj.weight[head * dim : (head + 1) * dim] = copied.T
+        for query in range(head * groups, (head + 1) * groups):
+            attention.q_proj.weight[query * dim + slow] += read[head].T[: len(slow)]
+            columns = slice(query * dim, (query + 1) * dim)
+            attention.o_proj.weight[:, columns] = 2 * EMBEDDING_SCALE * copied
