@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.kernels.formats import page_format
 from octavo.kernels.metadata import AttentionMetadata
 
 if TYPE_CHECKING:  # the control plane reads the specs below without importing MLX
@@ -40,6 +41,16 @@ class PoolSpec:
     page_size: int
     k_format: str
     v_format: str
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, K and V of every layer; a pool holds ``num_pages`` times this."""
+        k_format, v_format = page_format(self.k_format), page_format(self.v_format)
+        return sum(
+            fmt.page_bytes(dim, page_size=self.page_size, num_kv_heads=layer.num_kv_heads)
+            for layer in self.layers
+            for fmt, dim in ((k_format, layer.head_dim), (v_format, layer.value_dim))
+        )
 
 
 class KVPool(Protocol):

@@ -1,0 +1,203 @@
+"""The shape grid of paged attention, and one case run on a pool against the float64 truth.
+
+Every case has a pool larger than its tables, page ids in shuffled order, and every row that
+no sequence owns filled with NaN before the first write. Earlier positions are written in
+steps of their own, so that a case's last step is a real mixed batch over existing pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.truth import TruthPool
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """``sequences`` are (positions before the last step, rows of the last step)."""
+
+    name: str
+    sequences: tuple[tuple[int, int], ...]
+    page_size: int = 16
+    kv_heads: int = 2
+    group: int = 2
+    head_dim: int = 64
+    value_dim: int | None = None
+    window: int | None = None
+    keep: int = 0
+    sinks: bool = False
+    softcap: float | None = None
+
+    @property
+    def layer(self) -> LayerSpec:
+        return LayerSpec(
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim or self.head_dim,
+            window=self.window,
+            keep=self.keep,
+        )
+
+    def spec(self, k_format: str, v_format: str) -> PoolSpec:
+        pages = sum(-(-(old + new) // self.page_size) for old, new in self.sequences)
+        return PoolSpec(
+            layers=(self.layer,),
+            num_pages=pages + 5,
+            page_size=self.page_size,
+            k_format=k_format,
+            v_format=v_format,
+        )
+
+
+def _grid() -> Iterator[Case]:
+    for page_size in (1, 2, 4, 8, 16, 32, 64):
+        edges = sorted({1, max(page_size - 1, 1), page_size, page_size + 1, 2 * page_size, 2 * page_size + 1})
+        yield Case(
+            name=f"decode-page{page_size}",
+            page_size=page_size,
+            sequences=tuple((length - 1, 1) for length in edges),
+        )
+        yield Case(
+            name=f"mixed-page{page_size}",
+            page_size=page_size,
+            sequences=((0, 1), (page_size, 1), (0, page_size + 1), (page_size - 1, 2), (3 * page_size, 7)),
+        )
+    for group in (1, 2, 3, 4, 5, 8):
+        yield Case(name=f"group{group}", group=group, sequences=((33, 1), (0, 18), (16, 1), (5, 20)))
+    for head_dim in (32, 40, 64, 80, 96, 112, 128, 192, 256):
+        yield Case(name=f"dim{head_dim}", head_dim=head_dim, sequences=((47, 1), (0, 19), (20, 9)))
+    yield Case(name="value-narrower", head_dim=128, value_dim=64, sequences=((17, 1), (0, 20), (15, 3)))
+    yield Case(name="value-wider", head_dim=64, value_dim=128, sequences=((17, 1), (0, 20), (15, 3)))
+    yield Case(name="value-odd", head_dim=192, value_dim=96, kv_heads=1, sequences=((17, 1), (0, 20)))
+    yield Case(name="one-head", kv_heads=1, group=8, sequences=((63, 1), (31, 2)))
+    yield Case(name="many-heads", kv_heads=8, group=1, sequences=((63, 1), (31, 2)))
+    yield Case(name="one-token", sequences=((0, 1),))
+    yield Case(name="one-chunk", sequences=((0, 70),))
+    yield Case(name="long-decode", page_size=32, sequences=((700, 1), (3, 1)))
+    yield Case(name="chunk-over-long", page_size=32, sequences=((300, 40),))
+    for window in (1, 5, 16, 17, 40):
+        yield Case(name=f"window{window}", window=window, sequences=((50, 1), (0, 45), (30, 9), (0, 1)))
+    for keep in (1, 4, 16, 20):
+        yield Case(name=f"keep{keep}", window=8, keep=keep, sequences=((50, 1), (0, 45), (30, 9), (2, 1)))
+    yield Case(name="sinks", sinks=True, group=4, sequences=((40, 1), (0, 21), (10, 5)))
+    yield Case(name="sinks-window", sinks=True, window=9, keep=2, sequences=((40, 1), (0, 21), (10, 5)))
+    yield Case(name="softcap", softcap=5.0, sequences=((40, 1), (0, 21), (10, 5)))
+    yield Case(
+        name="everything",
+        softcap=8.0,
+        sinks=True,
+        window=20,
+        keep=3,
+        group=3,
+        page_size=8,
+        sequences=((90, 1), (0, 33), (25, 17), (0, 1)),
+    )
+
+
+CASES = tuple(_grid())
+
+FORMAT_PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp4", "fp4"), ("bf16", "fp4"), ("fp4", "fp16"))
+
+
+def build_metadata(
+    sequences: Sequence[tuple[int, int]], tables: Sequence[NDArray[np.int32]], page_size: int
+) -> AttentionMetadata:
+    """The step that writes rows ``old..old+new`` of each sequence; sequences without rows drop out."""
+    members = [(old, new, table) for (old, new), table in zip(sequences, tables, strict=True) if new]
+    width = max(-(-(old + new) // page_size) for old, new, _ in members)
+    page_table = np.zeros((len(members), width), np.int32)
+    positions, slots = [], []
+    for b, (old, new, table) in enumerate(members):
+        used = -(-(old + new) // page_size)
+        page_table[b, :used] = table[:used]
+        at = np.arange(old, old + new, dtype=np.int32)
+        positions.append(at)
+        slots.append(table[at // page_size] * page_size + at % page_size)
+    counts = [new for _, new, _ in members]
+    return AttentionMetadata(
+        positions=np.concatenate(positions),
+        slots=np.concatenate(slots).astype(np.int32),
+        q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        kv_len=np.array([old + new for old, new, _ in members], np.int32),
+        page_table=page_table,
+        page_size=page_size,
+    )
+
+
+def shuffled_tables(case: Case, rng: np.random.Generator, num_pages: int) -> list[NDArray[np.int32]]:
+    """Pages of each sequence, drawn without order from the whole pool."""
+    pages = rng.permutation(num_pages).astype(np.int32)
+    tables, start = [], 0
+    for old, new in case.sequences:
+        count = -(-(old + new) // case.page_size)
+        tables.append(pages[start : start + count])
+        start += count
+    return tables
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the backend and the truth made of the case's last step, [T, Hq, Dv]."""
+
+    got: NDArray[np.float64]
+    want: NDArray[np.float64]
+
+    @property
+    def error(self) -> float:
+        """Largest difference, relative to the largest value of the truth."""
+        return float(np.abs(self.got - self.want).max() / np.abs(self.want).max())
+
+
+def run_case(case: Case, pool: KVPool, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Outcome:
+    """Write the case's K/V through ``pool`` in two steps and attend in the second.
+
+    Inputs are rounded to ``dtype`` first, so that truth and backend start from the same
+    numbers. A pool poisoned before the call shows every read of an unowned row as NaN.
+    """
+    spec, rng = pool.spec, np.random.default_rng(seed)
+    truth = TruthPool(spec).layers[0]
+    tables = shuffled_tables(case, rng, spec.num_pages)
+    sinks = rng.standard_normal(case.kv_heads * case.group).astype(np.float32) if case.sinks else None
+    scale = case.head_dim**-0.5
+    outcome: Outcome | None = None
+    for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
+        if not any(new for _, new in sequences):
+            continue
+        metadata = build_metadata(sequences, tables, case.page_size)
+        tokens = metadata.num_tokens
+        queries = _random(rng, (tokens, case.kv_heads * case.group, case.head_dim), dtype)
+        keys = _random(rng, (tokens, case.kv_heads, case.head_dim), dtype)
+        values = _random(rng, (tokens, case.kv_heads, case.layer.value_dim), dtype)
+        pool.begin_step(metadata)
+        pool.write(0, keys, values)
+        out = pool.attend(
+            0, queries, scale=scale, sinks=None if sinks is None else mx.array(sinks), softcap=case.softcap
+        )
+        mx.eval(out, *pool.pending())
+        assert pool.nonfinite_tokens() == []
+        assert out.dtype == dtype
+        truth.write(metadata, as_numpy(keys), as_numpy(values))
+        want = truth.attend(metadata, as_numpy(queries), scale=scale, sinks=sinks, softcap=case.softcap)
+        outcome = Outcome(as_numpy(out).astype(np.float64), want)
+    assert outcome is not None
+    return outcome
+
+
+def as_numpy(array: mx.array) -> Floats:
+    return np.array(array.astype(mx.float32))
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Gaussian rows with one channel eight times as large, as keys of real models have."""
+    rows = rng.standard_normal(shape).astype(np.float32)
+    rows[..., 3] *= 8
+    return mx.array(rows).astype(dtype)
