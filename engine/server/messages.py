@@ -1,0 +1,182 @@
+"""Between octavo.v1 messages and the engine's own types; nothing else knows both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import octavo
+from octavo.engine.errors import InvalidRequest
+from octavo.engine.info import ModelInfo
+from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
+from octavo.engine.params import SamplingParams
+from octavo.engine.server.interface import Prompt, Tokenizer
+from octavo.engine.stats import Gauges
+from octavo.proto import generation_pb2 as pb
+
+MAX_REQUEST_ID = 256  # characters
+
+_SCALARS = (
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "n", "ignore_eos", "logprobs",
+)  # fmt: skip
+_FINISH: Mapping[FinishReason, pb.FinishReason] = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
+
+
+def chat_messages(chat: pb.Chat) -> list[dict[str, str]]:
+    """A chat as the chat template takes it."""
+    if not chat.messages:
+        raise InvalidRequest("chat has no messages; give at least one")
+    for i, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidRequest(f'chat message {i} has no role; set it to "user", "system" or "assistant"')
+    return [{"role": message.role, "content": message.content} for message in chat.messages]
+
+
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """The prompt of a request; InvalidRequest if there is none."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text
+        case "token_ids":
+            return list(request.token_ids.ids)
+        case "chat":
+            return chat_messages(request.chat)
+        case _:
+            raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")
+
+
+def params_of(sampling: pb.SamplingParams) -> SamplingParams:
+    """Sampling parameters, with the defaults of SamplingParams for what is not set."""
+    given: dict[str, Any] = {name: getattr(sampling, name) for name in _SCALARS if sampling.HasField(name)}
+    return SamplingParams(
+        **given,
+        logit_bias=dict(sampling.logit_bias),
+        stop=tuple(sampling.stop),
+        stop_ids=tuple(sampling.stop_ids),
+    )
+
+
+def params_message(params: SamplingParams) -> pb.SamplingParams:
+    """The other way round, for clients; ``params_of(params_message(p)) == p``."""
+    given = {name: value for name in _SCALARS if (value := getattr(params, name)) is not None}
+    return pb.SamplingParams(
+        **given, logit_bias=dict(params.logit_bias), stop=params.stop, stop_ids=params.stop_ids
+    )
+
+
+def is_final_only(request: pb.GenerateRequest) -> bool:
+    """Whether the client wants one response per sample; InvalidRequest for unknown modes."""
+    mode = request.output_mode
+    if mode not in pb.OutputMode.values():
+        known = ", ".join(pb.OutputMode.keys())
+        raise InvalidRequest(f"output_mode {mode} is unknown; use one of {known}")
+    return mode == pb.OUTPUT_MODE_FINAL
+
+
+def request_id_of(request: pb.GenerateRequest, default: str) -> str:
+    """The client's id, or the default when it has none."""
+    if len(request.request_id) > MAX_REQUEST_ID:
+        raise InvalidRequest(
+            f"request_id has {len(request.request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
+            "shorten it, or leave it out for one of the server's"
+        )
+    return request.request_id or default
+
+
+def response_of(delta: Delta, num_generated: int) -> pb.GenerateResponse:
+    """One increment; ``num_generated`` counts the sample's tokens up to here."""
+    response = pb.GenerateResponse(
+        request_id=delta.request_id,
+        index=delta.index,
+        token_ids=delta.token_ids,
+        text=delta.text,
+        logprobs=[_logprob_message(entry) for entry in delta.logprobs],
+        usage=pb.Usage(
+            prompt_tokens=delta.prompt_tokens,
+            cached_tokens=delta.cached_tokens,
+            generated_tokens=num_generated,
+        ),
+    )
+    if delta.finish_reason is not None:
+        response.finish_reason = _FINISH[delta.finish_reason]
+    if isinstance(delta.stop_match, str):
+        response.stop_string = delta.stop_match
+    elif delta.stop_match is not None:
+        response.stop_id = delta.stop_match
+    return response
+
+
+def delta_of(response: pb.GenerateResponse) -> Delta:
+    """The other way round, for clients."""
+    match = response.WhichOneof("stop_match")
+    return Delta(
+        request_id=response.request_id,
+        index=response.index,
+        token_ids=tuple(response.token_ids),
+        text=response.text,
+        logprobs=tuple(
+            TokenLogprob(
+                token_id=entry.token_id,
+                logprob=entry.logprob,
+                top=tuple((top.token_id, top.logprob) for top in entry.top),
+            )
+            for entry in response.logprobs
+        ),
+        finish_reason=_FINISH_BACK.get(response.finish_reason),
+        stop_match=getattr(response, match) if match else None,
+        error=response.error.message if response.HasField("error") else None,
+        prompt_tokens=response.usage.prompt_tokens,
+        cached_tokens=response.usage.cached_tokens,
+    )
+
+
+def _logprob_message(entry: TokenLogprob) -> pb.TokenLogprob:
+    top = [pb.TopLogprob(token_id=token, logprob=logprob) for token, logprob in entry.top]
+    return pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=top)
+
+
+def model_info_message(info: ModelInfo, tokenizer: Tokenizer) -> pb.GetModelInfoResponse:
+    """What is being served. The model's path stays here: it is nobody's business outside."""
+    return pb.GetModelInfoResponse(
+        name=info.name,
+        architecture=info.architecture,
+        num_layers=info.num_layers,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        tier=info.tier,
+        backend=info.backend,
+        weights=info.weights,
+        kv_format=info.kv_format,
+        page_size=info.page_size,
+        num_pages=info.num_pages,
+        eos_token_ids=sorted(tokenizer.eos_ids),
+        memory=pb.MemoryBudget(
+            weights_bytes=info.memory.weights,
+            pages_bytes=info.memory.pages,
+            workspace_bytes=info.memory.workspace,
+        ),
+    )
+
+
+def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -> pb.GetServerInfoResponse:
+    """How the server stands; ``ready_since`` is a reading of time.monotonic()."""
+    return pb.GetServerInfoResponse(
+        version=octavo.__version__,
+        uptime_seconds=time.monotonic() - ready_since,
+        draining=draining,
+        num_running=gauges.num_running,
+        num_waiting=gauges.num_waiting,
+        pages=pb.PageCounts(
+            held=gauges.pages_held,
+            idle_cached=gauges.pages_idle_cached,
+            idle_empty=gauges.pages_idle_empty,
+        ),
+    )
