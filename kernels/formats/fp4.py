@@ -123,7 +123,7 @@ def _halving_sum(values: Floats) -> Floats:
 
 
 def _pack(nibbles: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    eights = nibbles.reshape(*nibbles.shape[:-1], -1, 8).astype(np.uint32)
+    eights = nibbles.reshape(*nibbles.shape[:-1], nibbles.shape[-1] // 8, 8).astype(np.uint32)
     words: NDArray[np.uint32] = np.bitwise_or.reduce(eights << np.arange(0, 32, 4, dtype=np.uint32), axis=-1)
     return words
 
@@ -131,4 +131,4 @@ def _pack(nibbles: NDArray[np.uint8]) -> NDArray[np.uint32]:
 def unpack(codes: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """uint32 codes [..., D / 8] to their nibbles [..., D]."""
     nibbles = codes[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
-    return nibbles.reshape(*codes.shape[:-1], -1).astype(np.uint8)
+    return nibbles.reshape(*codes.shape[:-1], codes.shape[-1] * 8).astype(np.uint8)

@@ -1,0 +1,75 @@
+"""The reference backend stores the very bytes that the NumPy formats define."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from format_rows import tricky_rows
+from octavo.kernels import FORMAT_NAMES, page_format
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.reference import ReferencePool
+from octavo.kernels.reference_codecs import codec, hadamard
+
+
+def bits(array: mx.array) -> NDArray[np.unsignedinteger]:
+    unsigned = {2: mx.uint16, 4: mx.uint32}[array.dtype.size]
+    return np.array(array.view(unsigned))
+
+
+@pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 96, 128, 256])
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_codecs_are_bit_equal(name: str, head_dim: int) -> None:
+    fmt, twin = page_format(name), codec(name)
+    for kind, rows in tricky_rows(head_dim).items():
+        codes, scales, storable = fmt.encode(rows)
+        encoded = twin.encode(mx.array(rows))
+        np.testing.assert_array_equal(np.array(encoded.storable), storable, err_msg=kind)
+        np.testing.assert_array_equal(bits(encoded.parts[0]), codes, err_msg=kind)
+        if scales.shape[-1]:
+            np.testing.assert_array_equal(bits(encoded.parts[1]), scales.view(np.uint16), err_msg=kind)
+        decoded = np.array(twin.decode(encoded.parts))
+        np.testing.assert_array_equal(
+            decoded.view(np.uint32), fmt.dequantize(codes, scales).view(np.uint32), err_msg=kind
+        )
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 256])
+def test_rotation_is_bit_equal(head_dim: int) -> None:
+    from octavo.kernels.formats import hadamard as definition
+
+    rows = tricky_rows(head_dim)["gauss"]
+    np.testing.assert_array_equal(np.array(hadamard(mx.array(rows))), definition(rows))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_pool_stores_the_formats_bytes(name: str, dtype: mx.Dtype) -> None:
+    layer = LayerSpec(num_kv_heads=3, head_dim=64, value_dim=64)
+    spec = PoolSpec(layers=(layer,), num_pages=9, page_size=4, k_format=name, v_format="bf16")
+    pool, rng = ReferencePool(spec), np.random.default_rng(1)
+    slots = rng.permutation(36)[:20].astype(np.int32)
+    keys = mx.array(rng.standard_normal((20, 3, 64)).astype(np.float32)).astype(dtype)
+    at = np.arange(20, dtype=np.int32)
+    pool.begin_step(
+        AttentionMetadata(
+            positions=at,
+            slots=slots,
+            q_start=np.array([0, 20], np.int32),
+            kv_len=np.array([20], np.int32),
+            page_table=np.arange(5, dtype=np.int32)[None],
+            page_size=4,
+        )
+    )
+    pool.write(0, keys, keys)
+    mx.eval(*pool.pending())
+    codes, scales, _ = page_format(name).store(np.array(keys.astype(mx.float32)))
+    stored = [bits(array).reshape(9, 3, 4, -1) for array in pool._parts[0][0]]
+    np.testing.assert_array_equal(stored[0][slots // 4, :, slots % 4], codes)
+    if scales.shape[-1]:
+        np.testing.assert_array_equal(stored[1][slots // 4, :, slots % 4], scales.view(np.uint16))
+    unwritten = np.setdiff1d(np.arange(36), slots)
+    assert not stored[0][unwritten // 4, :, unwritten % 4].any()

@@ -1,0 +1,135 @@
+"""What every page format promises, and the 16-bit ones against NumPy and ml_dtypes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from format_rows import tricky_rows
+from octavo.kernels import FORMAT_NAMES, PageFormat, page_format
+from octavo.kernels.formats import hadamard
+from octavo.kernels.truth import hadamard64
+
+HALF_DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+
+
+@pytest.fixture(params=FORMAT_NAMES)
+def fmt(request: pytest.FixtureRequest) -> PageFormat:
+    return page_format(request.param)
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match="'fp5' is not known; use one of bf16, fp16, fp4"):
+        page_format("fp5")
+
+
+def test_a_format_knows_its_name_and_size(fmt: PageFormat) -> None:
+    assert fmt.describe().startswith(fmt.name)
+    codes, scales = fmt.quantize(np.ones((3, 5, 128), np.float32))
+    assert fmt.row_bytes(128) == {"bf16": 256, "fp16": 256, "fp4": 66}[fmt.name]
+    assert codes.nbytes + scales.nbytes == 15 * fmt.row_bytes(128)
+    assert codes.shape == (3, 5, fmt.codes_per_row(128))
+    assert scales.shape == (3, 5, fmt.scales_per_row(128))
+    assert fmt.page_bytes(128, page_size=32, num_kv_heads=8) == 32 * 8 * fmt.row_bytes(128)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_quantize_refuses_what_is_not_finite(fmt: PageFormat, bad: float) -> None:
+    rows = np.ones((2, 3, 32), np.float32)
+    rows[1, 2, 7] = bad
+    with pytest.raises(ValueError, match=rf"row \(1, 2\) holds {bad}.*{fmt.name}"):
+        fmt.quantize(rows)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("head_dim", [32, 40])
+def test_store_puts_zeros_where_a_row_is_not_finite(fmt: PageFormat, bad: float, head_dim: int) -> None:
+    rows = np.random.default_rng(0).standard_normal((4, head_dim)).astype(np.float32)
+    clean_codes, clean_scales, _ = fmt.store(rows)
+    rows[2, head_dim - 1] = bad
+    codes, scales, storable = fmt.store(rows)
+    assert storable.tolist() == [True, True, False, True]
+    assert not codes[2].any()
+    assert not scales[2].any()
+    np.testing.assert_array_equal(codes[storable], clean_codes[storable])
+    np.testing.assert_array_equal(scales[storable], clean_scales[storable])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_rows_of_other_float_types_are_converted(fmt: PageFormat, dtype: type[np.generic]) -> None:
+    rows = np.random.default_rng(0).standard_normal((4, 32)).astype(dtype)
+    for got, want in zip(fmt.quantize(rows), fmt.quantize(rows.astype(np.float32)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_codes_and_scales_must_belong_together(fmt: PageFormat) -> None:
+    codes, scales = fmt.quantize(np.ones((2, 32), np.float32))
+    with pytest.raises(ValueError, match=fmt.name):
+        fmt.dequantize(codes, scales[:1])
+    with pytest.raises(ValueError, match=fmt.name):
+        fmt.dequantize(codes.astype(np.int64), scales)
+
+
+def test_no_rows_are_no_error(fmt: PageFormat) -> None:
+    codes, scales = fmt.quantize(np.zeros((0, 64), np.float32))
+    assert fmt.dequantize(codes, scales).shape == (0, 64)
+
+
+def test_quantize_refuses_a_scalar(fmt: PageFormat) -> None:
+    with pytest.raises(ValueError, match="scalar"):
+        fmt.quantize(np.float32(1))
+
+
+@pytest.mark.parametrize("name", HALF_DTYPES)
+def test_16_bit_codes_are_the_correctly_rounded_values(name: str) -> None:
+    fmt, dtype = page_format(name), HALF_DTYPES[name]
+    for kind, rows in tricky_rows(64).items():
+        with np.errstate(over="ignore", under="ignore"):
+            want = rows.astype(dtype)
+        codes, _, storable = fmt.encode(rows)
+        finite = np.isfinite(want.astype(np.float32)).all(-1)
+        np.testing.assert_array_equal(storable, finite, err_msg=kind)
+        np.testing.assert_array_equal(codes[finite], want.view(np.uint16)[finite], err_msg=kind)
+
+
+@pytest.mark.parametrize("name", HALF_DTYPES)
+def test_every_finite_16_bit_value_survives(name: str) -> None:
+    fmt, dtype = page_format(name), HALF_DTYPES[name]
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    values = bits.view(dtype).astype(np.float32)
+    finite = np.isfinite(values)
+    codes, scales, storable = fmt.encode(values[:, None])
+    np.testing.assert_array_equal(storable, finite)
+    np.testing.assert_array_equal(codes[finite, 0], bits[finite])
+    np.testing.assert_array_equal(fmt.dequantize(codes, scales)[finite, 0], values[finite])
+
+
+@pytest.mark.parametrize(("name", "limit"), [("fp16", 65504.0), ("bf16", 3.3895313892515355e38)])
+def test_a_value_beyond_the_range_is_refused(name: str, limit: float) -> None:
+    fmt = page_format(name)
+    fmt.quantize([[limit, -limit]])
+    with pytest.raises(ValueError, match="finite"):
+        fmt.quantize([[1.0, limit * 1.003]])
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 8, 64, 128, 256])
+def test_the_rotation_is_orthonormal_and_its_own_inverse(head_dim: int) -> None:
+    rows = np.random.default_rng(1).standard_normal((50, head_dim)).astype(np.float32)
+    rotated = hadamard(rows)
+    np.testing.assert_allclose(rotated, hadamard64(rows), atol=3e-6)
+    np.testing.assert_allclose(hadamard(rotated), rows, atol=3e-6)
+    np.testing.assert_allclose((rotated**2).sum(-1), (rows**2).sum(-1), rtol=1e-5)
+
+
+def test_the_rotation_needs_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="96"):
+        hadamard(np.ones((1, 96), np.float32))
+
+
+def test_formats_import_without_mlx() -> None:
+    code = "import sys, octavo.kernels, octavo.kernels.truth; sys.exit('mlx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
