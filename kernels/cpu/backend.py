@@ -1,0 +1,161 @@
+"""The native CPU backend: paged attention and quantize-and-write as MLX primitives.
+
+Per layer, one uint8 array [num_pages, Hkv, bytes of one (page, head)], written in place: a write
+returns a new handle to the same buffer, attention reads that handle, and no other is kept. MLX
+orders true dependencies only, so there is at most one write per layer and evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels import _ext
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step's metadata as MLX arrays, uploaded once for all layers."""
+
+    num_tokens: int
+    longest: int
+    slots: mx.array
+    q_start: mx.array
+    kv_len: mx.array
+    page_table: mx.array
+
+
+class CpuPool:
+    """``KVPool`` on the native extension."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self._spec = spec
+        self._layouts = [_layout(spec, layer) for layer in spec.layers]
+        self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # the pages of each layer
+        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # of the dtype of the rows last written
+        self._step: _Step | None = None
+        self._flags: mx.array | None = None
+
+    @property
+    def spec(self) -> PoolSpec:
+        return self._spec
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pages.nbytes for pages in self._layers)
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        if metadata.page_size != self._spec.page_size:
+            raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
+        metadata.check(self._spec.num_pages)
+        self._step = _Step(
+            num_tokens=metadata.num_tokens,
+            longest=int(metadata.kv_len.max()) if metadata.num_sequences else 0,
+            slots=mx.array(metadata.slots),
+            q_start=mx.array(metadata.q_start),
+            kv_len=mx.array(metadata.kv_len),
+            page_table=mx.array(metadata.page_table),
+        )
+        self._flags = None
+
+    def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        step, flags = self._begun, self._flags
+        if flags is None:
+            flags = mx.array(np.zeros(step.num_tokens, np.int32))
+        self._layers[layer], self._flags = _ext.write_pages(
+            self._layouts[layer], self._layers[layer], keys, values, step.slots, flags
+        )
+        if self._likes[layer].dtype != keys.dtype:
+            self._likes[layer] = mx.array(0, keys.dtype)
+
+    def attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
+        step, spec = self._begun, self._spec.layers[layer]
+        if queries.shape[0] != step.num_tokens:
+            raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
+        return _ext.attend(
+            self._layouts[layer],
+            self._layers[layer],
+            queries,
+            step.page_table,
+            step.q_start,
+            step.kv_len,
+            scale,
+            spec.window or 0,
+            spec.keep,
+            softcap or 0.0,
+            sinks,
+        )
+
+    def gather(self, layer: int) -> tuple[mx.array, mx.array]:
+        """As ``KVPool.gather``, in the dtype of the keys last written."""
+        step = self._begun
+        keys, values = _ext.gather_pages(
+            self._layouts[layer],
+            self._layers[layer],
+            step.page_table,
+            step.kv_len,
+            step.longest,
+            self._likes[layer],
+        )
+        return keys, values
+
+    def pending(self) -> list[mx.array]:
+        return self._layers if self._flags is None else [*self._layers, self._flags]
+
+    def nonfinite_tokens(self) -> list[int]:
+        if self._flags is None:
+            return []
+        return np.flatnonzero(np.asarray(self._flags)).tolist()
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Pairs are carried out in order: a page may be a target and later a source."""
+        pairs = list(pairs)
+        for layer, layout in enumerate(self._layouts):
+            self._layers[layer] = _ext.copy_pages(layout, self._layers[layer], pairs)
+        mx.eval(self._layers)
+
+    @property
+    def _begun(self) -> _Step:
+        if self._step is None:
+            raise ValueError("no step has begun; call begin_step first")
+        return self._step
+
+
+def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:
+    return _ext.page_layout(
+        spec.num_pages,
+        layer.num_kv_heads,
+        spec.page_size,
+        spec.k_format,
+        layer.head_dim,
+        spec.v_format,
+        layer.value_dim,
+    )
+
+
+class CpuBackend:
+    """``AttentionBackend`` of the native extension; ``threads`` None leaves their number as it is."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None:
+            _ext.set_threads(threads)
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    def create_pool(self, spec: PoolSpec) -> CpuPool:
+        return CpuPool(spec)

@@ -1,0 +1,55 @@
+// Vectors of floats that every level has (GCC vectors), and the exponential on them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+#elif defined(__AVX__)
+inline constexpr int kLanes = 8;
+#else
+inline constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
+inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
+
+inline constexpr float kLog2E = 1.44269504088896341f;
+// A logit that contributes nothing, yet keeps differences finite (log2 domain).
+inline constexpr float kLowest = -1e30f;
+
+// 2^x to 2e-7 relative for -126 <= x <= 127; below that 2^-126, about 1e-38.
+inline Vec exp2(Vec x) {
+  x = x < -126.0f ? Vec{} - 126.0f : x;
+  // Adding 1.5 * 2^23 rounds to the nearest integer, which then sits in the low bits.
+  const Vec shifted = x + 12582912.0f;
+  const Vec fraction = x - (shifted - 12582912.0f);
+  // 2^f on [-0.5, 0.5]: Taylor coefficients ln(2)^n / n!, the sixth term bounds the error.
+  Vec power = fraction * 1.5403530e-4f + 1.3333558e-3f;
+  power = power * fraction + 9.6181291e-3f;
+  power = power * fraction + 5.5504109e-2f;
+  power = power * fraction + 2.4022651e-1f;
+  power = power * fraction + 6.9314718e-1f;
+  power = power * fraction + 1.0f;
+  return (Vec)((IntVec)power + ((IntVec)shifted << 23));
+}
+
+// cap * tanh(x / cap) in units of log2: x is a logit, the result is multiplied by log2(e).
+inline Vec soft_cap(Vec x, float cap) {
+  Vec exponent = x * (2 * kLog2E / cap);
+  exponent = exponent > 64.0f ? Vec{} + 64.0f : exponent;  // tanh is 1 to the last bit long before
+  const Vec doubled = exp2(exponent);
+  return (1.0f - 2.0f / (doubled + 1.0f)) * (cap * kLog2E);
+}
+
+inline float scalar_exp2(float x) { return exp2(Vec{} + x)[0]; }
+
+}  // namespace
+}  // namespace octavo

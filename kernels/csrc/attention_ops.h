@@ -1,0 +1,39 @@
+// What the MLX primitives of attention and of the pages share: checks, strided views, the layout object.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "attention.h"
+#include "mlx/mlx.h"
+
+namespace octavo {
+
+namespace mx = mlx::core;
+
+std::string shape_text(const mx::Shape& shape);
+
+// std::invalid_argument (ValueError in Python) with `message` unless `holds`.
+inline void require(bool holds, const std::string& message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+// The layout of a layer's pool; `k_format` and `v_format` are "bf16", "fp16" or "fp4".
+// std::invalid_argument names a format, dimension or page size that the kernels do not have.
+PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const std::string& k_format,
+                       int k_dim, const std::string& v_format, int v_dim);
+
+mx::Shape pool_shape(const PageLayout& layout);
+
+// Throws unless `pool` has the shape and type of the layout, and `array` is int32 of `shape`.
+void require_pool(const PageLayout& layout, const mx::array& pool);
+void require_ints(const std::string& name, const mx::array& array, const mx::Shape& shape);
+
+// The element type of activations, if they are [num_tokens, num_heads, dim] floats; throws otherwise.
+Float require_rows(const std::string& name, const mx::array& rows, const std::string& shape, bool matches);
+
+// To be called when the array has its data: views of any strides.
+RowsView view_rows(const mx::array& rows);
+const int32_t* view_ints(const mx::array& array);
+
+}  // namespace octavo

@@ -1,0 +1,104 @@
+// One row of activations or of a page as floats: loads, stores, the Hadamard rotation, dequantization.
+// Portable code that each level compiles for itself (internal linkage).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "attention.h"
+#include "numeric.h"
+
+namespace octavo {
+namespace {
+
+// Scratch for one row holds this many floats more than `dim`, so that whole vectors may be stored.
+inline constexpr int kMaxDim = 1024;
+
+// Row (token, head) of activations as `dim` floats.
+inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim, float* row) {
+  const int64_t at = token * view.row_stride + head * view.head_stride;
+  if (view.dim_stride == 1) return load_floats(view.data, view.type, size_t(at), dim, row);
+  for (int i = 0; i < dim; ++i) load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
+}
+
+// In place, dim a power of two: each pair (i, i + h) with i & h == 0 becomes its sum and difference
+// for h = 1, 2, 4, ..., then one multiplication by float(1 / sqrt(dim)); rounded after every operation
+// (octavo.kernels.formats.rotation). The rotation is its own inverse.
+inline void hadamard(float* row, int dim) {
+  typedef float Vector __attribute__((vector_size(64), aligned(4)));
+  typedef int32_t Lanes __attribute__((vector_size(64)));
+  int h = 1;
+  if (dim >= 16) {
+    constexpr Lanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int i = 0; i < dim; i += 16) {
+      Vector x = *reinterpret_cast<Vector*>(row + i);
+#pragma GCC unroll 4
+      for (int step = 1; step < 16; step *= 2) {
+        const Vector other = __builtin_shuffle(x, lane ^ step);
+        x = (lane & step) != 0 ? other - x : other + x;
+      }
+      *reinterpret_cast<Vector*>(row + i) = x;
+    }
+    h = 16;
+  }
+  for (; h < dim; h *= 2)
+    for (int block = 0; block < dim; block += 2 * h)
+      for (int i = block; i < block + h; ++i) {
+        const float low = row[i], high = row[i + h];
+        row[i] = low + high;
+        row[i + h] = low - high;
+      }
+  const float factor = float(1 / std::sqrt(double(dim)));
+  for (int i = 0; i < dim; ++i) row[i] *= factor;
+}
+
+// E2M1: the value of each 4-bit code.
+inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+// The values of one stored row (in its rotated form, if the format rotates).
+inline void dequantize_row(const RowFormat& format, const uint8_t* codes, const uint8_t* scale, float* row) {
+  const int dim = format.dim;
+  uint16_t bits;
+  switch (format.codes) {
+    case CodeType::bf16:
+      for (int i = 0; i < dim; ++i) {
+        std::memcpy(&bits, codes + 2 * i, 2);
+        row[i] = bf16_to_float(bits);
+      }
+      return;
+    case CodeType::fp16:
+      for (int i = 0; i < dim; ++i) {
+        std::memcpy(&bits, codes + 2 * i, 2);
+        row[i] = f16_to_float(bits);
+      }
+      return;
+    case CodeType::fp4: {
+      std::memcpy(&bits, scale, 2);
+      const float factor = f16_to_float(bits);
+      for (int i = 0; i < dim / 2; ++i) {
+        row[2 * i] = kE2M1[codes[i] & 15] * factor;
+        row[2 * i + 1] = kE2M1[codes[i] >> 4] * factor;
+      }
+      return;
+    }
+  }
+}
+
+// Addresses of row `offset` of a (page, head) that starts at `base`.
+inline const uint8_t* k_codes(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + offset * layout.k.row_bytes;
+}
+inline const uint8_t* k_scale(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + layout.k_scales + offset * layout.k.scale_bytes;
+}
+inline const uint8_t* v_codes(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + layout.v_codes + offset * layout.v.row_bytes;
+}
+inline const uint8_t* v_scale(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + layout.v_scales + offset * layout.v.scale_bytes;
+}
+
+}  // namespace
+}  // namespace octavo
