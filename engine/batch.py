@@ -84,7 +84,7 @@ def _sample_rows(work: tuple[Work, ...], q_start: Ints) -> Ints:
     sample_rows: list[int] = []
     for item, end in zip(work, q_start[1:].tolist(), strict=True):
         if item.samples:
-            sample_rows += [end - 1] * (1 + len(item.sequence.siblings))
+            sample_rows += [end - 1] * (1 + len(item.siblings))
     return np.array(sample_rows, np.int32)
 
 

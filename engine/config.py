@@ -59,9 +59,7 @@ class EngineConfig:
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
         if self.kv_format not in FORMAT_NAMES:
-            raise InvalidConfig(
-                f"kv_format must be one of {', '.join(FORMAT_NAMES)}, got {self.kv_format!r}"
-            )
+            raise InvalidConfig(f"kv_format must be one of {', '.join(FORMAT_NAMES)}, got {self.kv_format!r}")
         for name in ("threads", "kv_memory", "num_pages", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -75,6 +73,7 @@ class EngineConfig:
             raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")
         if self.max_step_tokens < self.max_running:
             raise InvalidConfig(
-                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running ({self.max_running}), "
-                "or a full decode batch would not fit in one step; raise the first or lower the second"
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running "
+                f"({self.max_running}), or a full decode batch would not fit in one step; raise the first "
+                "or lower the second"
             )

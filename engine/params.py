@@ -63,7 +63,8 @@ class SamplingParams:
         _within("min_p", self.min_p, 0, 1)
         if not 0 < self.repetition_penalty <= 100:
             raise InvalidRequest(
-                f"repetition_penalty must be above 0 and at most 100, got {self.repetition_penalty}; 1 is none"
+                f"repetition_penalty must be above 0 and at most 100, got {self.repetition_penalty}; "
+                "1 is none"
             )
         _within("presence_penalty", self.presence_penalty, -2, 2)
         _within("frequency_penalty", self.frequency_penalty, -2, 2)

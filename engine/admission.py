@@ -1,0 +1,87 @@
+"""What may enter the engine: every check that needs no step, with the numbers in the message."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
+
+from octavo.engine.errors import InvalidRequest, RequestTooLong
+from octavo.engine.info import ModelInfo
+from octavo.engine.params import SamplingParams
+from octavo.engine.request import Request
+from octavo.engine.tokenizer import Message, Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+"""Text (encoded as the model expects a document), token ids as they are, or chat messages."""
+
+
+class Admission:
+    """Turns what callers send into requests that can be served, or says why not."""
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. Raises InvalidRequest for what is no prompt at all."""
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt)
+        items = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return self._tokenizer.apply_chat_template(cast(list[Message], items))
+        try:
+            return [operator.index(cast(int, item)) for item in items]
+        except TypeError as error:
+            raise InvalidRequest(
+                f"a prompt is text, token ids or chat messages, got a list with {error}"
+            ) from error
+
+    def admit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        salt: bytes = b"",
+    ) -> Request:
+        """A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
+        self._check_ids("prompt", prompt_ids)
+        self._check_ids("stop_ids", params.stop_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        return Request(
+            f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
+            prompt_ids,
+            params,
+            max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens),
+            tokenizer=self._tokenizer,
+            vocab_size=self._info.vocab_size,
+            arrived_at=time.monotonic(),
+            salt=salt,
+        )
+
+    def _check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
+            raise InvalidRequest(
+                f"{name} has token id {wrong}, but this model's ids lie in [0, {self._info.vocab_size})"
+            )
+
+    def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
+        """Tokens that may be generated after the prompt, at least one."""
+        if not num_prompt:
+            raise InvalidRequest("the prompt is empty; give at least one token")
+        room = self._info.num_pages * self._info.page_size
+        least = asked or 1
+        for limit, what, remedy in (
+            (self._info.max_model_len, "model's length is", ""),
+            (room, "page pool holds", ", or start the engine with a larger pool"),
+        ):
+            if num_prompt + least > limit:
+                raise RequestTooLong(
+                    f"a prompt of {num_prompt} tokens and max_tokens {least} need {num_prompt + least} "
+                    f"positions, but the {what} {limit}; shorten the prompt or lower max_tokens{remedy}"
+                )
+        return asked or min(self._info.max_model_len, room) - num_prompt

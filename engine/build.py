@@ -1,0 +1,34 @@
+"""Putting an engine together from its configuration."""
+
+from __future__ import annotations
+
+from octavo.block_manager import BlockManager
+from octavo.engine.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.runner import ModelRunner, load_runner
+from octavo.engine.stats import Observer
+from octavo.engine.tokenizer import Tokenizer, load_tokenizer
+from octavo.scheduler import Limits, Scheduler
+
+
+def build_core(config: EngineConfig, observer: Observer | None = None) -> EngineCore:
+    """Load the model and its tokenizer; call it on the thread that will run the steps.
+
+    Raises ModelLoadError or InvalidConfig with one clear line.
+    """
+    runner = load_runner(config)
+    try:
+        return assemble(config, runner, load_tokenizer(runner.info.path), observer)
+    except BaseException:
+        runner.close()
+        raise
+
+
+def assemble(
+    config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer, observer: Observer | None = None
+) -> EngineCore:
+    """An engine around a runner that is ready."""
+    info = runner.info
+    blocks = BlockManager(info.num_pages, info.page_size, prefix_cache=config.prefix_cache)
+    limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
+    return EngineCore(runner, tokenizer, blocks, Scheduler(blocks, limits), observer=observer)

@@ -1,0 +1,155 @@
+"""The engine's loop on its one thread: plan, build batch, run, commit, publish. No await."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from octavo.block_manager import BlockManager
+from octavo.engine.batch import Batch, build_batch
+from octavo.engine.info import ModelInfo
+from octavo.engine.outputs import Delta, FinishReason
+from octavo.engine.recorder import Recorder
+from octavo.engine.request import Request, Sample, Update
+from octavo.engine.runner import ModelRunner, RunOutput
+from octavo.engine.sampler import Sampled
+from octavo.engine.stats import Gauges, Observer
+from octavo.engine.tokenizer import Tokenizer
+from octavo.scheduler import Result, Scheduler, Sequence, Step
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Serves requests on the thread that built its runner; nothing here is thread-safe,
+    except reading ``gauges``.
+
+    What concerns one request ends that request; whatever else goes wrong leaves ``step`` as an
+    exception, and then nobody may use this core again.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        blocks: BlockManager,
+        scheduler: Scheduler,
+        *,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._runner = runner
+        self._blocks = blocks
+        self._scheduler = scheduler
+        self._recorder = Recorder(observer)
+        self._clock = clock
+        self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
+        self._updates: list[Update] = []  # since the last step returned
+        self.gauges = self._measure()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._runner.info
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do something."""
+        return bool(self._samples or self._updates)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
+        first, *others = request.samples
+        first.sequence.siblings.extend(sample.sequence for sample in others)
+        self._scheduler.add(first.sequence)
+        self._samples.update((sample.sequence, sample) for sample in request.samples)
+
+    def abort(self, request: Request) -> None:
+        """End what is left of a request: its pages are idle when this returns."""
+        for sample in reversed(request.samples):  # siblings first, so that none takes the first's place
+            if sample.sequence in self._samples:
+                self._scheduler.abort(sample.sequence)
+                self._publish(sample, sample.abort())
+
+    def step(self) -> list[Update]:
+        """Advance every running request once; what is new since the last call."""
+        began = self._clock()
+        step = self._scheduler.plan()
+        if step is not None:
+            self._note_arrivals(step, began)
+            batch = build_batch(step, self._blocks.page_size)
+            output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
+            self._scheduler.commit(step, self._accept(step, batch, output))
+        else:
+            assert not self._samples, f"{len(self._samples)} samples are unfinished, but no step is planned"
+        self.gauges = self._measure()
+        self._recorder.publish(step, self._clock() - began, self.gauges, self._blocks.num_evicted)
+        updates, self._updates = self._updates, []
+        return updates
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _accept(self, step: Step, batch: Batch, output: RunOutput) -> list[Result]:
+        """Give every sample its token; what the scheduler must know of each."""
+        if output.failed_rows:
+            self._fail_unsampled(step, batch, output.failed_rows)
+        now = self._clock()
+        results = []
+        for sequence, sampled in zip(step.sampled(), output.samples, strict=True):
+            sample = self._samples[sequence]
+            delta = _advance(sample, sampled)
+            if delta.finish_reason is FinishReason.ERROR:
+                results.append(Result(None, finished=True))
+            else:
+                self._recorder.token(sample, now)
+                results.append(Result(sampled.token, finished=delta.finish_reason is not None))
+            self._publish(sample, delta)
+        return results
+
+    def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
+        """End the sequences whose K/V went wrong in the middle of the prompt, before anything of
+        this step is published to the prefix cache. (Those that sampled have a failed sample.)"""
+        ends = batch.attention.q_start[1:].tolist()
+        failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
+        for item in (step.work[index] for index in sorted(failed)):
+            if item.samples or item.sequence not in self._samples:
+                continue
+            for sample in reversed(self._samples[item.sequence].request.samples):
+                if sample.sequence in self._samples:
+                    self._scheduler.abort(sample.sequence)
+                    self._publish(sample, sample.fail("the model computed NaN or infinity for this prompt"))
+
+    def _publish(self, sample: Sample, delta: Delta) -> None:
+        request = sample.request
+        self._updates.append(Update(request, delta))
+        if delta.finish_reason is not None:
+            del self._samples[sample.sequence]
+            if (reason := request.finish_reason) is not None:
+                self._recorder.ended(request, reason, self._clock())
+
+    def _note_arrivals(self, step: Step, now: float) -> None:
+        for item in step.work:
+            if item.start < item.sequence.num_prompt:
+                request = self._samples[item.sequence].request
+                if request.started_at is None:
+                    self._recorder.started(request, now)
+
+    def _measure(self) -> Gauges:
+        return Gauges(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            pages_held=self._blocks.num_held,
+            pages_idle_cached=self._blocks.num_idle_cached,
+            pages_idle_empty=self._blocks.num_idle_empty,
+        )
+
+
+def _advance(sample: Sample, sampled: Sampled) -> Delta:
+    """``sample.accept``, where trouble with one request's output ends that request only."""
+    try:
+        return sample.accept(sampled)
+    except Exception as error:
+        logger.exception("request %s failed while its output was made", sample.request.request_id)
+        return sample.fail(f"making the output failed: {error}")

@@ -1,0 +1,102 @@
+"""Text from tokens, one token at a time: never half a character, never part of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders give for bytes that are not UTF-8 (yet)
+CONTEXT_TOKENS = 5  # prompt tokens that decide whether the first word starts with a space
+MAX_UNDECIDED_TOKENS = 8  # a character has at most 4 bytes, so more than this is not text
+MAX_WINDOW = 32  # tokens decoded at once, should many in a row have no text
+
+
+class Detokenizer:
+    """Turns a stream of token ids into a stream of text whose sum is the whole text.
+
+    Only a short window of tokens is decoded each time, so a token's cost does not depend on how
+    many came before. Characters whose bytes are spread over several tokens come out with their
+    last byte; bytes that never become a character come out as U+FFFD, or not at all at the end.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        *,
+        context: Sequence[int] = (),
+        silent_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """``decode`` gives the text of ids; ``context`` are the tokens before the first one;
+        ``silent_ids`` have no text (special tokens)."""
+        self._decode = decode
+        self._silent_ids = silent_ids
+        self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in silent_ids]
+        self._num_settled = len(self._window)  # tokens of the window whose text is all given out
+        self._num_given = len(decode(self._window)) if self._window else 0  # its characters given out
+
+    def add(self, token_id: int) -> str:
+        """The text that became certain with this token; often one word, sometimes nothing."""
+        if token_id in self._silent_ids:
+            return ""
+        window = self._window
+        window.append(token_id)
+        text = self._decode(window)
+        if not text.endswith(REPLACEMENT):
+            stable = len(text)
+        elif len(window) - self._num_settled > MAX_UNDECIDED_TOKENS:
+            stable = len(text) - 1
+        else:
+            stable = len(text.rstrip(REPLACEMENT))
+        if stable <= self._num_given and len(window) < MAX_WINDOW:
+            return ""
+        new = text[self._num_given : stable]
+        # The newest settled tokens stay as context: a decoder may treat a first token differently.
+        del window[: self._num_settled]
+        self._num_settled = len(window)
+        self._num_given = len(self._decode(window)) - (len(text) - stable)
+        return new
+
+
+class StopChecker:
+    """Finds stop strings in a stream of text, however it is cut into pieces.
+
+    Text that may still turn out to be the beginning of a stop string is held back. The match
+    that ends first wins (of two ending together, the longer), so that the outcome does not
+    depend on where the pieces were cut. ``match`` is the stop string found, if any.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._first_characters = frozenset(stop[0] for stop in stops)
+        self._held = ""
+        self.match: str | None = None
+
+    def add(self, text: str) -> str:
+        """The text that may be shown now; after a match, what came before it and then nothing."""
+        if self.match is not None:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        if found:
+            end, _, self.match = min(found)
+            self._held = ""
+            return text[: end - len(self.match)]
+        start = self._undecided_from(text)
+        self._held = text[start:]
+        return text[:start]
+
+    def flush(self) -> str:
+        """What was held back, now that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided_from(self, text: str) -> int:
+        """Where the longest ending of ``text`` starts that begins one of the stop strings."""
+        longest = max(len(stop) for stop in self._stops)
+        for start in range(max(0, len(text) - longest + 1), len(text)):
+            if text[start] in self._first_characters:
+                tail = text[start:]
+                if any(stop.startswith(tail) for stop in self._stops):
+                    return start
+        return len(text)

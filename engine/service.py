@@ -1,0 +1,283 @@
+"""The engine's asyncio edge: a stream of deltas per request. Never sees an array."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
+
+from octavo.engine.admission import Admission, Prompt
+from octavo.engine.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded, RequestTooLong
+from octavo.engine.info import ModelInfo
+from octavo.engine.outputs import Delta
+from octavo.engine.params import SamplingParams
+from octavo.engine.request import Request, Update
+from octavo.engine.stats import Gauges, Observer
+from octavo.engine.stream import Stream
+from octavo.engine.thread import EngineThread
+from octavo.engine.tokenizer import Tokenizer
+
+CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
+
+LONG_TEXT = 20_000  # characters; encoding more would hold up the event loop for milliseconds
+ABORT_TIMEOUT_S = 10.0
+
+
+class AsyncEngine:
+    """Serves requests concurrently on an engine thread of its own.
+
+    Belongs to the event loop that called ``start``. Ends with ``stop``, or with the engine's
+    death: an error that is not one request's own. Then ``death`` is the cause, every stream
+    raises EngineDead, and so does every later request.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        core_factory: CoreFactory | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """``core_factory`` makes the core on the engine's thread (the default loads the model);
+        ``observer`` hears of every step and every refusal."""
+        self.config = config
+        self.death: BaseException | None = None
+        self._core_factory = core_factory or _default_core
+        self._observer = observer
+        self._core: EngineCore | None = None
+        self._admission: Admission | None = None
+        self._streams: dict[str, Stream] = {}  # by request id, until its last delta has come
+        self._by_request: dict[Request, Stream] = {}
+        self._stopping = False
+        self._thread: EngineThread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._idle = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a new request would be considered."""
+        return self._core is not None and self.death is None and not self._stopping
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._running_core().info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._running_core().tokenizer
+
+    def gauges(self) -> Gauges:
+        """How the engine stood after its last step."""
+        return self._running_core().gauges
+
+    async def start(self) -> None:
+        """Load the model; returns when requests can be served.
+
+        Raises what loading raised (ModelLoadError, InvalidConfig, ...).
+        """
+        if self._thread is not None:
+            raise RuntimeError("this engine was started before; make a new one")
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.create_future()
+        make_core = functools.partial(self._core_factory, self.config, self._observer)
+        self._thread = EngineThread(make_core, _Handover(self, self._loop))
+        self._thread.start()
+        try:
+            await asyncio.shield(self._started)
+        except asyncio.CancelledError:
+            self._started.cancel()
+            await self.stop()
+            raise
+
+    async def stop(self, drain_timeout: float = 0.0) -> None:
+        """Take no new requests, let running ones finish for ``drain_timeout`` seconds, abort the
+        rest, and end the engine's thread. May be called again, and on a dead engine."""
+        self._stopping = True
+        if self._thread is None:
+            return
+        if self._streams and drain_timeout > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wait_idle(), drain_timeout)
+        for stream in tuple(self._streams.values()):
+            self._thread.abort(stream.request)
+        with contextlib.suppress(TimeoutError):  # one step is enough, unless it hangs
+            await asyncio.wait_for(self._wait_idle(), ABORT_TIMEOUT_S)
+        for stream in tuple(self._streams.values()):
+            stream.fail(EngineStopping("the engine was stopped"))
+        self._thread.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        salt: bytes = b"",
+    ) -> AsyncIterator[Delta]:
+        """The request's output as it comes; the deltas of n samples are mixed, each with its index.
+
+        Nothing happens before the first step of the iteration, and closing or cancelling the
+        iteration ends the request in the engine. An error of this request alone arrives as a
+        delta with finish_reason ERROR. A reader that is slow gets merged deltas.
+
+        salt   requests share cached prompt pages only with requests of the same salt
+
+        Raises InvalidRequest, RequestTooLong, Overloaded or EngineDead.
+        """
+        stream = await self._submit(prompt, params or SamplingParams(), request_id, salt)
+        assert self._thread is not None
+        try:
+            while (delta := await stream.next()) is not None:
+                yield delta
+        finally:
+            if not stream.ended:
+                self._thread.abort(stream.request)
+                self._forget(stream)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request; its stream ends normally, with finish_reason ABORT. False if there is none."""
+        stream = self._streams.get(request_id)
+        if stream is None or self._thread is None:
+            return False
+        self._thread.abort(stream.request)
+        return True
+
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes
+    ) -> Stream:
+        try:
+            self._check_open(request_id)
+            request = await self._admit(prompt, params, request_id, salt)
+            self._check_open(request_id)  # once more: encoding may have taken a while
+        except (InvalidRequest, Overloaded, EngineDead) as error:
+            if self._observer is not None:
+                self._observer.rejected(_reason(error))
+            raise
+        stream = Stream(request, self._forget)
+        self._streams[request.request_id] = stream
+        self._by_request[request] = stream
+        self._idle.clear()
+        assert self._thread is not None
+        self._thread.add(request)
+        return stream
+
+    async def _admit(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes
+    ) -> Request:
+        assert self._admission is not None
+        if isinstance(prompt, str) and len(prompt) <= LONG_TEXT:
+            prompt_ids = self._admission.encode(prompt)
+        else:
+            prompt_ids = await asyncio.to_thread(self._admission.encode, prompt)
+        return self._admission.admit(prompt_ids, params, request_id=request_id, salt=salt)
+
+    def _check_open(self, request_id: str | None) -> None:
+        self._running_core()
+        if self._stopping:
+            raise EngineStopping("the engine is shutting down; send the request to another one")
+        limit = self.config.max_running + self.config.max_waiting
+        if len(self._streams) >= limit:
+            raise Overloaded(
+                f"{len(self._streams)} requests are unfinished and at most {limit} may be "
+                "(max_running + max_waiting); try again later"
+            )
+        if request_id == "":
+            raise InvalidRequest("request_id must not be empty; leave it out to get one")
+        if request_id in self._streams:
+            raise InvalidRequest(
+                f"request id {request_id!r} is in use by an unfinished request; use another one"
+            )
+
+    def _running_core(self) -> EngineCore:
+        if self.death is not None:
+            raise self._dead() from self.death
+        if self._core is None:
+            raise EngineStopping("the engine has not been started; await start() first")
+        return self._core
+
+    def _dead(self) -> EngineDead:
+        return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
+
+    async def _wait_idle(self) -> None:
+        while self._streams:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _forget(self, stream: Stream) -> None:
+        del self._by_request[stream.request]
+        del self._streams[stream.request.request_id]
+        if not self._streams:
+            self._idle.set()
+
+    def _on_ready(self, core: EngineCore) -> None:
+        self._core = core
+        self._admission = Admission(core.info, core.tokenizer)
+        assert self._started is not None
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def _on_updates(self, updates: list[Update]) -> None:
+        for update in updates:
+            if (stream := self._by_request.get(update.request)) is not None:  # else nobody listens now
+                stream.push(update.delta)
+
+    def _on_ended(self, error: BaseException | None) -> None:
+        assert self._started is not None
+        if error is None:
+            if not self._started.done():
+                self._started.set_exception(EngineStopping("the engine was stopped while it started"))
+            return
+        if not self._started.done():
+            self._started.set_exception(error)
+        self.death = error
+        for stream in tuple(self._streams.values()):
+            dead = self._dead()
+            dead.__cause__ = error
+            stream.fail(dead)
+
+
+class _Handover:
+    """Carries what the engine's thread says over to the event loop, once per step."""
+
+    def __init__(self, engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+
+    def ready(self, core: EngineCore) -> None:
+        self._call(self._engine._on_ready, core)
+
+    def updates(self, updates: list[Update]) -> None:
+        if updates:
+            self._call(self._engine._on_updates, updates)
+
+    def ended(self, error: BaseException | None) -> None:
+        self._call(self._engine._on_ended, error)
+
+    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed under us: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _default_core(config: EngineConfig, observer: Observer | None) -> EngineCore:
+    from octavo.engine.build import build_core  # loads MLX
+
+    return build_core(config, observer)
+
+
+def _reason(error: Exception) -> str:
+    """The label under which a refusal is counted."""
+    for kind, reason in (
+        (RequestTooLong, "too_long"),
+        (InvalidRequest, "invalid"),
+        (Overloaded, "overloaded"),
+        (EngineStopping, "stopping"),
+    ):
+        if isinstance(error, kind):
+            return reason
+    return "dead"

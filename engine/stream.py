@@ -1,0 +1,65 @@
+"""Output of one request on its way from the engine's thread to whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from octavo.engine.outputs import Delta
+from octavo.engine.request import Request
+
+
+class Stream:
+    """Holds at most one pending delta per sample: a slow reader gets fewer and larger ones.
+
+    Lives on the event loop. ``ended`` once every sample's last delta is in.
+    """
+
+    def __init__(self, request: Request, on_end: Callable[[Stream], None]) -> None:
+        self.request = request
+        self.ended = False
+        self._on_end = on_end
+        self._num_open = request.params.n
+        self._pending: dict[int, Delta] = {}
+        self._error: BaseException | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def push(self, delta: Delta) -> None:
+        """Add what is new; it merges with what has not been read."""
+        pending = self._pending.get(delta.index)
+        self._pending[delta.index] = delta if pending is None else pending.merge(delta)
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            if not self._num_open:
+                self._end()
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an exception that the reader sees at once."""
+        self._error = error
+        self._end()
+        self._wake()
+
+    async def next(self) -> Delta | None:
+        """The oldest news; None after the last. Only one reader."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._pending:
+                return self._pending.pop(next(iter(self._pending)))
+            if self.ended:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._on_end(self)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

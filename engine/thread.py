@@ -1,0 +1,129 @@
+"""The engine's thread: loads the model, runs the loop, and tells the event loop what is new."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.engine.core import EngineCore
+from octavo.engine.outputs import Delta, FinishReason
+from octavo.engine.request import Request, Update
+
+logger = logging.getLogger(__name__)
+
+EXIT_TIMEOUT_S = 10.0
+
+
+class Listener(Protocol):
+    """Hears from the engine's thread, on that thread: must be quick and must not raise."""
+
+    def ready(self, core: EngineCore) -> None: ...
+
+    def updates(self, updates: list[Update]) -> None: ...
+
+    def ended(self, error: BaseException | None) -> None:
+        """The thread is about to end, after ``stop`` (None) or because of an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class EngineThread:
+    """One thread that owns the core from its making to its end. Its methods only leave notes
+    in its inbox and may be called from any thread."""
+
+    def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
+        self._make_core = make_core
+        self._listener = listener
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        # A daemon, so that a program that forgets to stop its engine can still end.
+        self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        atexit.register(self._stop_at_exit)
+
+    def add(self, request: Request) -> None:
+        self._inbox.put(_Add(request))
+
+    def abort(self, request: Request) -> None:
+        """Before the engine's next step, the request's pages are idle."""
+        self._inbox.put(_Abort(request))
+
+    def stop(self) -> None:
+        """End after the current step, whatever is still running."""
+        self._inbox.put(_Stop())
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+        atexit.unregister(self._stop_at_exit)
+
+    def _stop_at_exit(self) -> None:
+        """The interpreter must not be taken down under a running step."""
+        self.stop()
+        self._thread.join(timeout=EXIT_TIMEOUT_S)
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            core = self._make_core()
+            try:
+                self._listener.ready(core)
+                self._loop(core)
+            finally:
+                core.close()
+        except BaseException as caught:  # nothing may end this thread unseen
+            error = caught
+        self._listener.ended(error)
+
+    def _loop(self, core: EngineCore) -> None:
+        while self._read_inbox(core):
+            self._listener.updates(core.step())
+
+    def _read_inbox(self, core: EngineCore) -> bool:
+        """Do what the notes say, waiting for one if there is nothing else to do; False to end."""
+        while True:
+            try:
+                note = self._inbox.get(block=not core.has_work)
+            except queue.Empty:
+                return True
+            match note:
+                case _Add(request):
+                    self._add(core, request)
+                case _Abort(request):
+                    core.abort(request)
+                case _Stop():
+                    return False
+
+    def _add(self, core: EngineCore, request: Request) -> None:
+        try:
+            core.add(request)
+        except ValueError as error:  # admission checks the same rules, so this is not expected
+            logger.exception("request %s was admitted and then refused", request.request_id)
+            self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
+
+
+def _refusals(request: Request, message: str) -> list[Delta]:
+    return [
+        Delta(request_id=request.request_id, index=index, finish_reason=FinishReason.ERROR, error=message)
+        for index in range(request.params.n)
+    ]
