@@ -1,0 +1,67 @@
+"""Which attention backend runs, chosen once at start, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import mlx.core as mx
+
+from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.reference import ReferenceBackend
+
+BackendName = Literal["auto", "metal", "cpu", "reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``reason`` is one line for people: what was chosen, and what it was chosen over."""
+
+    backend: AttentionBackend
+    reason: str
+
+
+def choose_backend(name: str, threads: int | None = None) -> Choice:
+    """The backend asked for; "auto" takes the best there is. Call it on the engine's thread.
+
+    ``threads`` is for the native CPU kernels (None: all cores this process may use).
+    Raises ValueError for an unknown name, and for one that cannot run here.
+    """
+    if name not in get_args(BackendName):
+        raise ValueError(f"backend {name!r} is not known; use one of {', '.join(get_args(BackendName))}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}; leave it out to use every core")
+    if name == "reference":
+        return Choice(ReferenceBackend(), "plain MLX operations, as asked for: slow, always right")
+    if name == "metal":
+        raise ValueError(f"backend 'metal' cannot run: {_why_no_metal()}; use --backend auto")
+    if name == "auto" and mx.metal.is_available():
+        return Choice(
+            ReferenceBackend(), f"plain MLX operations on the Metal device (slow): {_why_no_metal()}"
+        )
+    native, problem = _load_native(threads)
+    if native is not None:
+        return native
+    if name == "cpu":
+        raise ValueError(
+            f"backend 'cpu' cannot run: {problem}; reinstall with a C++20 compiler on the path, "
+            "or use --backend reference"
+        )
+    return Choice(ReferenceBackend(), f"plain MLX operations (the slow path): {problem}")
+
+
+def _why_no_metal() -> str:
+    if mx.metal.is_available():
+        return "this version has no Metal kernels"
+    return "MLX finds no Metal device on this machine"
+
+
+def _load_native(threads: int | None) -> tuple[Choice | None, str]:
+    """The native backend, or the reason why it does not load."""
+    try:
+        from octavo.kernels import _ext
+        from octavo.kernels.cpu.backend import CpuBackend
+    except ImportError as error:  # not built, or built for another MLX: both say so
+        return None, f"the native CPU extension does not load ({error})"
+    backend = CpuBackend(threads)
+    return Choice(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

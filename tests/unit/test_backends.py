@@ -1,0 +1,125 @@
+"""Which backend is chosen and what is said about it; the self-test catches a broken one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from octavo.kernels import backends
+from octavo.kernels.backends import choose_backend
+from octavo.kernels.interface import PoolSpec
+from octavo.kernels.reference import ReferenceBackend, ReferencePool
+from octavo.kernels.selftest import run_selftest
+
+
+@pytest.fixture
+def no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where the native extension was not built."""
+    monkeypatch.delattr("octavo.kernels._ext", raising=False)
+    monkeypatch.delitem(sys.modules, "octavo.kernels.cpu.backend", raising=False)
+    monkeypatch.setitem(sys.modules, "octavo.kernels._ext", None)
+
+
+@pytest.fixture
+def no_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+
+
+def test_reference_is_there_everywhere() -> None:
+    choice = choose_backend("reference")
+    assert choice.backend.name == "reference"
+    assert "slow" in choice.reason
+
+
+@pytest.mark.usefixtures("no_metal", "no_extension")
+def test_auto_falls_back_and_says_so() -> None:
+    choice = choose_backend("auto")
+    assert choice.backend.name == "reference"
+    assert "slow path" in choice.reason
+    assert "extension does not load" in choice.reason
+
+
+@pytest.mark.usefixtures("no_metal", "no_extension")
+def test_cpu_is_refused_without_its_extension() -> None:
+    with pytest.raises(ValueError, match=r"'cpu' cannot run: .* does not load .*; .* --backend reference"):
+        choose_backend("cpu")
+
+
+def test_metal_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no Metal device"):
+        choose_backend("metal")
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="no Metal kernels"):
+        choose_backend("metal")
+
+
+def test_auto_on_a_mac_names_the_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    choice = choose_backend("auto")
+    assert choice.backend.name == "reference"
+    assert "Metal" in choice.reason
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="'cuda' is not known; use one of auto, metal, cpu, reference"):
+        choose_backend("cuda")
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        choose_backend("auto", threads=0)
+
+
+def test_cpu_says_what_it_runs_on(no_metal: None) -> None:
+    del no_metal
+    if backends._load_native(None)[0] is None:
+        pytest.skip(backends._load_native(None)[1])
+    choice = choose_backend("auto", threads=1)
+    assert choice.backend.name == "cpu"
+    assert "1 threads" in choice.reason
+
+
+def test_the_reference_passes_the_selftest() -> None:
+    results = run_selftest(ReferenceBackend())
+    assert len(results) == 27
+    assert all(result.ok for result in results), results
+
+
+class _Blind(ReferencePool):
+    """Forgets to report rows that are not finite, and forgets the softcap."""
+
+    def nonfinite_tokens(self) -> list[int]:
+        return []
+
+    def attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
+        del softcap
+        return super().attend(layer, queries, scale=scale, sinks=sinks)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        del pairs
+
+
+class _BlindBackend(ReferenceBackend):
+    def create_pool(self, spec: PoolSpec) -> ReferencePool:
+        return _Blind(spec)
+
+
+def test_the_selftest_catches_a_broken_backend() -> None:
+    failed = [result.name for result in run_selftest(_BlindBackend()) if not result.ok]
+    assert failed == [
+        name
+        for fmt in ("bf16", "fp16", "fp4")
+        for name in (
+            f"attend, {fmt}, window, kept positions, sinks, softcap",
+            f"NaN is reported, {fmt}",
+        )
+    ]

@@ -1,0 +1,69 @@
+"""A step's indices are checked on the host, because nothing below checks them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.kernels.metadata import AttentionMetadata
+
+
+def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+GOOD = AttentionMetadata(  # a decode at position 5 and a chunk of three, pages of four
+    positions=ints(5, 0, 1, 2),
+    slots=ints(9, 12, 13, 14),
+    q_start=ints(0, 1, 4),
+    kv_len=ints(6, 3),
+    page_table=np.array([[1, 2], [3, 0]], np.int32),
+    page_size=4,
+)
+
+
+def test_a_good_step_passes_and_counts_itself() -> None:
+    GOOD.check(4)
+    assert (GOOD.num_tokens, GOOD.num_sequences) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": ints(9, 12, 13, 16)}, r"slots must lie in \[0, 16\), got values from 9 to 16"),
+        ({"slots": ints(-1, 12, 13, 14)}, "slots must lie in"),
+        ({"page_table": np.array([[1, 4], [3, 0]], np.int32)}, r"page_table must lie in \[0, 4\)"),
+        ({"page_table": np.array([[1, -2], [3, 0]], np.int32)}, "page_table must lie in"),
+        ({"kv_len": ints(9, 3)}, r"kv_len must lie in \[0, 9\)"),
+        ({"q_start": ints(0, 1, 3)}, "q_start must rise from 0 to 4"),
+        ({"q_start": ints(1, 2, 4)}, "q_start must rise from 0 to 4"),
+        ({"q_start": ints(0, 0, 4)}, "q_start must rise from 0 to 4"),
+        ({"q_start": ints(0, 5, 4)}, "q_start must rise from 0 to 4"),
+        ({"q_start": ints(0, 4)}, r"q_start must be int32 \(3,\)"),
+        ({"positions": ints(6, 0, 1, 2)}, "row 0 is at position 6, its sequence ends before 6"),
+        ({"positions": ints(5, 0, 1, 3)}, "row 3 is at position 3, its sequence ends before 3"),
+        ({"positions": ints(5, -1, 1, 2)}, "row 1 is at position -1"),
+        ({"positions": np.array([5, 0, 1, 2])}, r"positions must be int32 \(4,\), got int64"),
+        ({"slots": ints(9, 12, 13)}, r"slots must be int32 \(4,\)"),
+        ({"page_table": ints(1, 2)}, "page_table must be int32"),
+    ],
+)
+def test_an_index_that_leads_outside_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(GOOD, **change).check(4)
+
+
+def test_an_empty_step_is_refused() -> None:
+    empty = AttentionMetadata(
+        positions=ints(),
+        slots=ints(),
+        q_start=ints(0),
+        kv_len=ints(),
+        page_table=np.zeros((0, 1), np.int32),
+        page_size=4,
+    )
+    with pytest.raises(ValueError, match="at least one token"):
+        empty.check(4)
