@@ -90,6 +90,22 @@ class BlockManager:
         self._tables.add(table)
         return table
 
+    def explain_misses(self, num_tokens: int, num_hit: int) -> dict[str, int]:
+        """Why an ``open`` of ``num_tokens`` found ``num_hit`` and no more: tokens by reason.
+
+        disabled       the cache is off
+        new            the page was not found: never written, or evicted since
+        last_token     the page would be full, but it has the last token, which is always computed
+        partial_page   the tail does not fill a page
+        """
+        if not self.prefix_cache:
+            return {"disabled": num_tokens}
+        findable = max(num_tokens - 1, 0) // self.page_size * self.page_size
+        tail = num_tokens - findable
+        reason = "last_token" if tail == self.page_size else "partial_page"
+        misses = {"new": findable - num_hit, reason: tail}
+        return {reason: count for reason, count in misses.items() if count}
+
     def would_overflow(self, table: PageTable, num_tokens: int) -> bool:
         """Whether writing positions ``[0, num_tokens)`` needs pages that are not yet reserved."""
         return num_tokens > len(table.pages) * self.page_size

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from octavo.block_manager import PageCopy, PageTable
+from octavo.block_manager import Digest, PageCopy, PageTable
 
 
 class Status(enum.Enum):
@@ -19,8 +21,13 @@ class Sequence:
     """One token stream being served. ``tokens`` may run ahead of the K/V in memory; the
     scheduler's whole job is to let ``num_written`` catch up with ``len(tokens)``.
 
-    siblings   sequences with the same prompt (n > 1) that wait for this one's prompt: at its
-               first sample they are forked from it and get a token each
+    max_tokens   tokens to generate at most
+    salt         pages are shared only with sequences of the same salt
+    siblings     sequences with the same prompt (n > 1) that wait for this one's prompt: at its
+                 first sample they are forked from it and get a token each
+    num_cached   prompt tokens found in the prefix cache at first admission (a sibling's: those
+                 of the one it waited for); None before
+    digests      of the leading full pages, as far as known: they outlive preemption
     """
 
     sequence_id: str
@@ -31,9 +38,15 @@ class Sequence:
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
-    num_cached: int | None = field(init=False, default=None)  # prompt tokens found at first admission
+    num_cached: int | None = field(init=False, default=None)
+    digests: list[Digest] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        """Raise ValueError if there is nothing to compute."""
+        if not self.tokens:
+            raise ValueError(f"{self.sequence_id} has no tokens; a prompt needs at least one")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         self.num_prompt = len(self.tokens)
 
     @property
@@ -45,15 +58,32 @@ class Sequence:
         return len(self.tokens) - self.num_written
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Compute ``tokens[start:stop]`` of one sequence; ``samples`` if that reaches its end,
-    once for the sequence itself and once for each of its waiting siblings."""
+    once for the sequence itself and once for each of the siblings that wait for it.
+
+    A named tuple, as Result is: thousands are built per second, in half a dataclass's time.
+    """
 
     sequence: Sequence
     start: int
     stop: int
     samples: bool
+    siblings: tuple[Sequence, ...] = ()  # those that waited when the step was planned
+
+
+class Lookup(NamedTuple):
+    """What the prefix cache had for one arrival.
+
+    num_tokens   tokens of the prompt
+    num_hit      of those, found
+    misses       the others by reason, see BlockManager.explain_misses; the sum is the difference
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    num_hit: int
+    misses: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +93,29 @@ class Step:
     work       in batch order: decodes first, then prompt chunks, then arrivals
     copies     pages to copy (copy-on-write) before anything of this step is written
     preempted  sequences whose pages were taken back to make room
+    lookups    one per sequence that was admitted for the first time
     """
 
     work: tuple[Work, ...]
     copies: tuple[PageCopy, ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return sum(item.stop - item.start for item in self.work)
 
     def sampled(self) -> list[Sequence]:
-        """The sequences that get a token from this step, in the order of the results."""
+        """The sequences that get a token from this step, in the order of the results.
+
+        Fixed when the step is planned: one that is aborted afterwards keeps its place.
+        """
         return [
-            sequence
-            for item in self.work
-            if item.samples
-            for sequence in (item.sequence, *item.sequence.siblings)
+            sequence for item in self.work if item.samples for sequence in (item.sequence, *item.siblings)
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
     the step is published to the prefix cache."""

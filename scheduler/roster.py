@@ -1,0 +1,118 @@
+"""Who waits, who runs, and with which pages: the states of sequences and the ways between them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from octavo.block_manager import BlockManager, PageCopy, PageTable
+from octavo.scheduler.types import Sequence, Status
+
+
+class Roster:
+    """
+    ::
+
+        add          admit                 end
+        ---> waiting -----> running(table) ---> finished
+                ^   preempt |      | fork          ^
+                '-----------'      v               |
+                            siblings ---- abort ---'   (and from anywhere else)
+
+    waiting       oldest first, and all younger than the running ones
+    running       oldest first; each has a table
+    copies        pages to copy before the next step writes
+    max_running   forks beyond it wait
+    """
+
+    def __init__(self, blocks: BlockManager, max_running: int) -> None:
+        self.blocks = blocks
+        self.max_running = max_running
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.copies: list[PageCopy] = []
+
+    def admit(self, table: PageTable) -> Sequence:
+        """Let the oldest waiting sequence run with this table."""
+        sequence = self.waiting.popleft()
+        self.running.append(sequence)
+        sequence.status, sequence.table = Status.RUNNING, table
+        return sequence
+
+    def preempt(self, victim: Sequence) -> None:
+        """Take a running sequence's pages back; it is the first to be admitted again."""
+        self.running.remove(victim)
+        self._release(victim)
+        victim.status = Status.WAITING
+        self.waiting.appendleft(victim)
+
+    def end(self, sequences: list[Sequence]) -> None:
+        """Take these running sequences off the list and free their pages."""
+        for sequence in sequences:
+            self._release(sequence)
+            sequence.status = Status.FINISHED
+        self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence wherever it is; of its siblings one takes its place."""
+        queue = self.running if sequence.status is Status.RUNNING else self.waiting
+        if sequence not in queue:
+            leader = next(s for s in (*self.running, *self.waiting) if sequence in s.siblings)
+            leader.siblings.remove(sequence)
+        elif sequence.siblings:
+            heir, *heir.siblings = sequence.siblings
+            sequence.siblings = []
+            queue[queue.index(sequence)] = heir
+            heir.status = sequence.status
+            _inherit(heir, sequence)
+        else:
+            queue.remove(sequence)
+            self._release(sequence)
+        sequence.status = Status.FINISHED
+
+    def share(self, leader: Sequence, survivors: list[Sequence], *, trusted: bool) -> None:
+        """After the first sample of a running leader with siblings, ``survivors`` go on: the first
+        with the leader's table, the others with forks of it. Those there is no room for, or all
+        of them if the table is not to be trusted, are computed again."""
+        if survivors and trusted:
+            heir, *others = survivors
+            if heir is not leader:
+                self.running[self.running.index(leader)] = heir
+                heir.status = Status.RUNNING
+                _inherit(heir, leader)
+            queued = [member for member in others if not self._fork(heir, member)]
+        else:
+            self.running.remove(leader)
+            self._release(leader)
+            queued = survivors
+        for member in reversed(queued):
+            member.status = Status.WAITING
+            member.digests = leader.digests.copy()
+            self.waiting.appendleft(member)
+
+    def _fork(self, heir: Sequence, member: Sequence) -> bool:
+        """Let a sibling run beside the heir, on its pages; False if it has to wait."""
+        assert heir.table is not None
+        if len(self.running) == self.max_running or not (fork := self.blocks.fork(heir.table)):
+            return False
+        if fork.copy is not None:
+            self.copies.append(fork.copy)
+        member.table, member.digests = fork.table, fork.table.digests
+        member.status = Status.RUNNING
+        self.running.insert(self.running.index(heir) + 1, member)
+        return True
+
+    def _release(self, sequence: Sequence) -> None:
+        """Free a sequence's pages, and forget copies that only it wanted."""
+        table, sequence.table = sequence.table, None
+        if table is None:
+            return
+        if unwanted := [copy for copy in self.copies if copy.target in table.pages]:
+            self.copies = [copy for copy in self.copies if copy not in unwanted]
+            self.blocks.copied(unwanted)
+        self.blocks.close(table)
+
+
+def _inherit(heir: Sequence, leader: Sequence) -> None:
+    """The heir takes over where the leader stood."""
+    heir.table, leader.table = leader.table, None
+    heir.digests, heir.num_cached = leader.digests, leader.num_cached

@@ -1,0 +1,213 @@
+"""Who computes what in the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Run
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler.limits import Limits, SequenceTooLong
+from octavo.scheduler.roster import Roster
+from octavo.scheduler.types import Lookup, Result, Sequence, Status, Step, Work
+
+
+class Scheduler:
+    """Each step: one token for every decoding sequence, then prompt chunks, then arrivals,
+    oldest first, until the token budget is spent.
+
+    There are no phases: a sequence is computed until ``num_written`` has caught up with
+    ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
+    again later (what it published may be found again), so the oldest always gets on.
+
+    ``plan`` and ``commit`` alternate. ``add`` and ``abort`` may come at any time between them,
+    but a planned step must be turned into a batch before anything of it is aborted.
+    """
+
+    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+        self.blocks = blocks
+        self.limits = limits
+        self.num_preemptions = 0  # since the start
+        self._roster = Roster(blocks, limits.max_running)
+        self._planned: Step | None = None  # and not yet committed
+        self._refused: tuple[Sequence, int] | None = None  # who did not fit, and into how many idle pages
+
+    @property
+    def num_running(self) -> int:
+        return len(self._roster.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue; siblings that wait for another sequence are not counted."""
+        return len(self._roster.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence and its siblings; SequenceTooLong if one could never fit, even alone."""
+        for member in (sequence, *sequence.siblings):
+            assert member.status is Status.WAITING, "a sequence is served once"
+            assert member.tokens == sequence.tokens, "siblings share one prompt"
+            assert member.salt == sequence.salt, "siblings share one salt"
+            need = member.num_prompt + member.max_tokens
+            if need > self.blocks.capacity:
+                raise SequenceTooLong(
+                    f"{member.sequence_id} needs {need} tokens of KV ({member.num_prompt} of prompt, up to "
+                    f"{member.max_tokens} generated), the pool holds {self.blocks.capacity}; "
+                    "shorten the prompt, lower max_tokens or give the pool more memory"
+                )
+        self._roster.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence now and free its pages; its siblings live on. Ended ones stay ended."""
+        if sequence.status is not Status.FINISHED:
+            self._roster.abort(sequence)
+
+    def plan(self) -> Step | None:
+        """Decide the next step and reserve its pages; None if there is nothing to do."""
+        assert self._planned is None, "the last step has not been committed"
+        work: list[Work] = []
+        preempted: list[Sequence] = []
+        lookups: list[Lookup] = []
+        chunks = self._plan_decodes(work, preempted)
+        budget = self.limits.max_step_tokens - len(work)
+        budget = self._plan_chunks(chunks, budget, work, preempted)
+        if not preempted:
+            self._plan_arrivals(budget, work, lookups)
+        if not work:
+            assert not self.num_running + self.num_waiting, "somebody waits and nothing is computed"
+            return None
+        roster = self._roster
+        copies, roster.copies = tuple(roster.copies), []
+        self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups))
+        return self._planned
+
+    def commit(self, step: Step, results: Run[Result]) -> None:
+        """Record a computed step: append tokens, publish full pages, end what is finished.
+
+        results   in the order of ``step.sampled()``
+        """
+        assert step is self._planned, "this step is not the one that was planned last"
+        self._planned = None
+        self.blocks.copied(step.copies)
+        commit_pages, running = self.blocks.commit, Status.RUNNING
+        ended: list[Sequence] = []
+        groups: list[tuple[Work, Run[Result]]] = []
+        index = 0
+        for item in step.work:
+            sequence, _, stop, samples, siblings = item
+            first, index = index, index + samples + len(siblings)
+            table = sequence.table
+            if siblings:
+                groups.append((item, results[first:index]))
+            elif sequence.status is not running or table is None:  # aborted while it was computed
+                continue
+            elif not samples:
+                commit_pages(table, sequence.tokens, stop)
+            elif (token := results[first].token) is None:
+                ended.append(sequence)
+            else:
+                commit_pages(table, sequence.tokens, stop)
+                sequence.tokens.append(token)
+                if _is_done(sequence, results[first]):
+                    ended.append(sequence)
+        assert index == len(results), f"{len(results)} results for {index} samples"
+        if ended:
+            self._roster.end(ended)
+        for item, drawn in groups:  # last, when there is most room for forks
+            self._commit_group(item, drawn)
+
+    def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
+        """One token for each sequence that has just one to compute; returns the others."""
+        chunks: list[Sequence] = []
+        page_size, running = self.blocks.page_size, Status.RUNNING
+        for sequence in tuple(self._roster.running):
+            table = sequence.table
+            if sequence.status is not running or table is None:  # made room for an older one
+                continue
+            start, stop = table.num_written, len(sequence.tokens)
+            if stop - start != 1:
+                chunks.append(sequence)
+            elif stop <= len(table.pages) * page_size or self._make_room(sequence, stop, work, preempted):
+                work.append(Work(sequence, start, stop, True, tuple(sequence.siblings)))
+        return chunks
+
+    def _plan_chunks(
+        self, chunks: list[Sequence], budget: int, work: list[Work], preempted: list[Sequence]
+    ) -> int:
+        """The next piece of each prompt that is under way; returns the budget left."""
+        for sequence in chunks:
+            if not budget:
+                break
+            if sequence.status is not Status.RUNNING:
+                continue
+            stop = sequence.num_written + min(sequence.backlog, budget)
+            if self._make_room(sequence, stop, work, preempted):
+                budget -= _append(work, sequence, stop)
+        return budget
+
+    def _plan_arrivals(self, budget: int, work: list[Work], lookups: list[Lookup]) -> None:
+        """Admit the oldest waiting sequences, each with pages for all it has to compute: a
+        prompt that was let in does not run out of pages before its first token."""
+        roster, blocks = self._roster, self.blocks
+        while roster.waiting and budget and len(roster.running) < self.limits.max_running:
+            sequence = roster.waiting[0]
+            if self._refused and self._refused[0] is sequence and blocks.num_idle <= self._refused[1]:
+                break  # looking again would cost time and find no room
+            table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests)
+            if not blocks.reserve(table, len(sequence.tokens)):
+                blocks.close(table)
+                self._refused = (sequence, blocks.num_idle)
+                break
+            roster.admit(table)
+            if sequence.num_cached is None:
+                sequence.num_cached = hit = table.num_written
+                misses = blocks.explain_misses(len(sequence.tokens), hit)
+                lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses))
+            budget -= _append(work, sequence, table.num_written + min(sequence.backlog, budget))
+
+    def _make_room(
+        self, sequence: Sequence, num_tokens: int, work: list[Work], preempted: list[Sequence]
+    ) -> bool:
+        """Reserve pages, taking them from younger sequences that are not in this step already."""
+        table = sequence.table
+        assert table is not None
+        while not self.blocks.reserve(table, num_tokens):
+            planned = {item.sequence for item in work}
+            victim = next(s for s in reversed(self._roster.running) if s not in planned)
+            if victim is sequence:
+                return False
+            self._roster.preempt(victim)
+            preempted.append(victim)
+            self.num_preemptions += 1
+        return True
+
+    def _commit_group(self, item: Work, results: Run[Result]) -> None:
+        """First sample of a prompt with siblings. If one failed, so did the row they all share."""
+        members = zip((item.sequence, *item.siblings), results, strict=True)
+        drawn = [(member, result) for member, result in members if member.status is not Status.FINISHED]
+        if not drawn:
+            return
+        leader = drawn[0][0]  # or, if that was aborted, the one that took its place
+        assert leader.table is not None
+        leader.siblings = []
+        trusted = all(result.token is not None for _, result in drawn)
+        if trusted:
+            self.blocks.commit(leader.table, leader.tokens, item.stop)
+        survivors: list[Sequence] = []
+        for member, result in drawn:
+            member.num_cached = leader.num_cached
+            if result.token is not None:
+                member.tokens.append(result.token)
+            if result.token is None or _is_done(member, result):
+                member.status = Status.FINISHED
+            else:
+                survivors.append(member)
+        self._roster.share(leader, survivors, trusted=trusted)
+
+
+def _append(work: list[Work], sequence: Sequence, stop: int) -> int:
+    """Plan one sequence up to ``stop``; returns how many tokens that is."""
+    start, samples = sequence.num_written, stop == len(sequence.tokens)
+    work.append(Work(sequence, start, stop, samples, tuple(sequence.siblings) if samples else ()))
+    return stop - start
+
+
+def _is_done(sequence: Sequence, result: Result) -> bool:
+    return result.finished or len(sequence.tokens) - sequence.num_prompt >= sequence.max_tokens
