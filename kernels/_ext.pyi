@@ -1,7 +1,5 @@
 """The native CPU extension, built from csrc/; ImportError where it was not built or does not fit."""
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 
 mlx_version: str
@@ -10,45 +8,40 @@ def isa() -> str: ...
 def threads() -> int: ...
 def set_threads(n: int) -> None: ...
 
-# ---- pages and paged attention (csrc/pages.cpp, csrc/attention.cpp) ----
-
-class PageLayout:
+class PackedWeight:
     @property
-    def head_bytes(self) -> int: ...
+    def outputs(self) -> int: ...
     @property
-    def pool_bytes(self) -> int: ...
+    def inputs(self) -> int: ...
+    @property
+    def dtype(self) -> mx.Dtype: ...
+    @property
+    def nbytes(self) -> int: ...
 
-def page_layout(
-    num_pages: int, num_heads: int, page_size: int, k_format: str, k_dim: int, v_format: str, v_dim: int
-) -> PageLayout: ...
-def create_pool(layout: PageLayout) -> mx.array: ...
-def write_pages(
-    layout: PageLayout,
-    pool: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    slots: mx.array,
-    flags: mx.array,
-) -> tuple[mx.array, mx.array]: ...
-def copy_pages(layout: PageLayout, pool: mx.array, pairs: Sequence[tuple[int, int]]) -> mx.array: ...
-def gather_pages(
-    layout: PageLayout,
-    pool: mx.array,
-    page_table: mx.array,
-    kv_len: mx.array,
-    length: int,
-    like: mx.array,
-) -> tuple[mx.array, mx.array]: ...
-def attend(
-    layout: PageLayout,
-    pool: mx.array,
-    queries: mx.array,
-    page_table: mx.array,
-    q_start: mx.array,
-    kv_len: mx.array,
-    scale: float,
-    window: int,
-    keep: int,
-    softcap: float,
-    sinks: mx.array | None,
+def pack_dense(weight: mx.array, bias: mx.array | None = None) -> PackedWeight: ...
+def pack_affine(
+    codes: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    bias: mx.array | None = None,
+) -> PackedWeight: ...
+def linear(
+    x: mx.array,
+    weight: PackedWeight,
+    *,
+    residual: mx.array | None = None,
+    exact: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
+def take_rows(
+    weight: PackedWeight, ids: mx.array, *, stream: mx.Stream | mx.Device | None = None
+) -> mx.array: ...
+def rms_norm(
+    x: mx.array, weight: mx.array | None, eps: float, *, stream: mx.Stream | mx.Device | None = None
+) -> mx.array: ...
+def swiglu(
+    gate: mx.array, up: mx.array, *, stream: mx.Stream | mx.Device | None = None
 ) -> mx.array: ...

@@ -1,9 +1,161 @@
-#include <nanobind/nanobind.h>
+#include "linear.h"
 
-namespace nb = nanobind;
+#include "linear_kernels.h"
+#include "primitive.h"
+#include "threads.h"
 
 namespace octavo {
+namespace {
 
-void bind_linear(nb::module_&) {}
+class Linear : public CpuPrimitive {
+ public:
+  Linear(mx::Stream stream, Packed weight, bool exact)
+      : CpuPrimitive(stream), weight_(std::move(weight)), exact_(exact) {}
+
+  const char* name() const override { return "octavo.linear"; }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    const mx::array x = row_contiguous(inputs[0], encoder);
+    mx::array& y = outputs[0];
+    allocate(y);
+    const void* residual = inputs.size() > 1 ? row_contiguous(inputs[1], encoder).data<void>() : nullptr;
+    if (y.size() == 0) return;
+    const int rows = static_cast<int>(y.size() / weight_->shape.outputs);
+    const LinearCall call{weight_.get(),       x.data<void>(), y.data<void>(), residual, float_of(x.dtype()),
+                          float_of(y.dtype()), rows,           exact_};
+    encoder.dispatch([call, keep = weight_] { run_linear(call); });
+  }
+
+ private:
+  Packed weight_;
+  bool exact_;
+};
+
+class TakeRows : public CpuPrimitive {
+ public:
+  TakeRows(mx::Stream stream, Packed weight) : CpuPrimitive(stream), weight_(std::move(weight)) {}
+
+  const char* name() const override { return "octavo.take_rows"; }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    const mx::array ids = row_contiguous(inputs[0], encoder);
+    allocate(outputs[0]);
+    encoder.dispatch([weight = weight_, ids = ids.data<int32_t>(), count = static_cast<int>(ids.size()),
+                      out = outputs[0].data<void>(), type = float_of(outputs[0].dtype())] {
+      const int outputs = weight->shape.outputs, inputs = weight->shape.inputs;
+      for (int i = 0; i < count; ++i)
+        require(ids[i] >= -outputs && ids[i] < outputs,
+                "row " + std::to_string(ids[i]) + " is outside the " + std::to_string(outputs) + " rows");
+      parallel_for(count, [&](int i) {
+        float* row = static_cast<float*>(thread_scratch(sizeof(float) * inputs));
+        weight->row(ids[i] < 0 ? ids[i] + outputs : ids[i], row);
+        store_floats(out, type, static_cast<std::size_t>(i) * inputs, inputs, row);
+      });
+    });
+  }
+
+ private:
+  Packed weight_;
+};
+
+mx::array ready(const mx::array& a) {
+  mx::array plain = mx::contiguous(a);
+  plain.eval();
+  return plain;
+}
+
+void set_bias(PackedWeight& weight, const std::optional<mx::array>& bias) {
+  if (!bias) return;
+  const int outputs = weight.shape.outputs;
+  require(bias->ndim() == 1 && bias->shape(0) == outputs,
+          "bias must have shape [" + std::to_string(outputs) + "] like the weight's rows, got " +
+              shape_text(*bias));
+  const mx::array values = ready(mx::astype(*bias, mx::float32));
+  weight.bias.assign(static_cast<std::size_t>(weight.shape.num_panels()) * kPanel, 0.0f);
+  std::copy_n(values.data<float>(), outputs, weight.bias.begin());
+}
+
+WeightKind dense_kind(mx::Dtype type) {
+  return type == mx::bfloat16 ? WeightKind::bf16 : type == mx::float16 ? WeightKind::f16 : WeightKind::f32;
+}
+
+}  // namespace
+
+Packed pack_dense(const mx::array& weight, const std::optional<mx::array>& bias) {
+  require(weight.ndim() == 2 && weight.size() > 0,
+          "weight must have shape [outputs, inputs], neither of them 0, got " + shape_text(weight));
+  require(is_float(weight.dtype()),
+          "weight must be bfloat16, float16 or float32, got " + dtype_text(weight.dtype()));
+  const mx::array plain = ready(weight);
+  const PackedShape shape{dense_kind(plain.dtype()), float_of(plain.dtype()), plain.shape(0), plain.shape(1), 0};
+  auto packed = std::make_shared<PackedWeight>(shape, plain.data<void>());
+  set_bias(*packed, bias);
+  return packed;
+}
+
+Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::array& biases, int group_size,
+                   int bits, const std::optional<mx::array>& bias) {
+  require(bits == 4 || bits == 8, "bits must be 4 or 8, got " + std::to_string(bits));
+  require(group_size == 32 || group_size == 64 || group_size == 128,
+          "group_size must be 32, 64 or 128, got " + std::to_string(group_size));
+  require(codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
+          "codes must be uint32 [outputs, words], got " + dtype_text(codes.dtype()) + " " + shape_text(codes));
+  const int inputs = codes.shape(1) * (32 / bits);
+  const mx::Shape wanted{codes.shape(0), inputs / group_size};
+  require(inputs % group_size == 0 && scales.shape() == wanted && biases.shape() == wanted,
+          "scales and biases must have shape [outputs, inputs / group_size] for codes " + shape_text(codes) +
+              " of " + std::to_string(bits) + " bits in groups of " + std::to_string(group_size) + ", got " +
+              shape_text(scales) + " and " + shape_text(biases));
+  require(is_float(scales.dtype()) && scales.dtype() == biases.dtype(),
+          "scales and biases must share a type out of bfloat16, float16 and float32, got " +
+              dtype_text(scales.dtype()) + " and " + dtype_text(biases.dtype()));
+  const mx::array q = ready(codes), s = ready(scales), b = ready(biases);
+  const PackedShape shape{bits == 4 ? WeightKind::q4 : WeightKind::q8, float_of(s.dtype()), q.shape(0), inputs,
+                          group_size};
+  auto packed =
+      std::make_shared<PackedWeight>(shape, q.data<uint32_t>(), s.data<void>(), b.data<void>());
+  set_bias(*packed, bias);
+  return packed;
+}
+
+mx::Dtype packed_dtype(const PackedWeight& weight) {
+  switch (weight.shape.scale_type) {
+    case Float::bf16: return mx::bfloat16;
+    case Float::f16: return mx::float16;
+    case Float::f32: break;
+  }
+  return mx::float32;
+}
+
+mx::array linear(const mx::array& x, const Packed& weight, const std::optional<mx::array>& residual,
+                 bool exact, mx::StreamOrDevice stream) {
+  const PackedShape& packed = weight->shape;
+  require(x.ndim() >= 1 && x.shape(-1) == packed.inputs,
+          "x must have shape [..., " + std::to_string(packed.inputs) + "] for a weight [" +
+              std::to_string(packed.outputs) + ", " + std::to_string(packed.inputs) + "], got " +
+              shape_text(x));
+  require(is_float(x.dtype()), "x must be bfloat16, float16 or float32, got " + dtype_text(x.dtype()));
+  mx::Shape shape = x.shape();
+  shape.back() = packed.outputs;
+  const mx::Dtype type = mx::promote_types(x.dtype(), packed_dtype(*weight));
+  std::vector<mx::array> inputs{x};
+  if (residual) {
+    require(residual->shape() == shape && residual->dtype() == type,
+            "residual must be " + dtype_text(type) + " and shaped like the result, got " +
+                dtype_text(residual->dtype()) + " " + shape_text(*residual) + " for x " + shape_text(x));
+    inputs.push_back(*residual);
+  }
+  return mx::array(shape, type, std::make_shared<Linear>(cpu_stream(stream), weight, exact), std::move(inputs));
+}
+
+mx::array take_rows(const Packed& weight, const mx::array& ids, mx::StreamOrDevice stream) {
+  require(mx::issubdtype(ids.dtype(), mx::integer), "ids must be integers, got " + dtype_text(ids.dtype()));
+  mx::Shape shape = ids.shape();
+  shape.push_back(weight->shape.inputs);
+  return mx::array(shape, packed_dtype(*weight), std::make_shared<TakeRows>(cpu_stream(stream), weight),
+                   {mx::astype(ids, mx::int32, stream)});
+}
 
 }  // namespace octavo

@@ -174,8 +174,9 @@ int default_threads() {
 
 void run_parallel(int items, void (*task)(void*, int), void* context) { pool().run(items, task, context); }
 
-void* thread_scratch(std::size_t bytes) {
-  static thread_local Scratch scratch;
+void* thread_scratch(std::size_t bytes, int slot) {
+  static thread_local Scratch slots[4];
+  Scratch& scratch = slots[slot];
   if (scratch.size < bytes) {
     std::free(scratch.data);
     scratch.size = (bytes + 4095) / 4096 * 4096;

@@ -27,8 +27,9 @@ int default_threads();
 void run_parallel(int items, void (*task)(void* context, int item), void* context);
 
 // A buffer of this thread's own, 64-byte aligned, at least `bytes` long; its contents are lost with
-// the next call on the same thread.
-void* thread_scratch(std::size_t bytes);
+// the next call for the same slot (0 <= slot < 4) on the same thread. The caller of parallel_for is
+// also a worker: what it hands to the tasks must lie in another slot than what they use.
+void* thread_scratch(std::size_t bytes, int slot = 0);
 
 namespace {
 

@@ -1,0 +1,37 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/variant.h>
+
+#include "linear.h"
+#include "ops_graph.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+
+void bind_linear(nb::module_& m) {
+  const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<PackedWeight>(m, "PackedWeight", "A weight matrix [outputs, inputs] in the kernels' layout.")
+      .def_prop_ro("outputs", [](const PackedWeight& w) { return w.shape.outputs; })
+      .def_prop_ro("inputs", [](const PackedWeight& w) { return w.shape.inputs; })
+      .def_prop_ro("dtype", [](const PackedWeight& w) { return packed_dtype(w); },
+                   "Of a dense weight, or of the scales of a quantized one.")
+      .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.panels.size() + 4 * w.bias.size(); });
+
+  m.def("pack_dense", &pack_dense, "weight"_a, "bias"_a = nb::none(), no_gil,
+        "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
+  m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a, "bits"_a,
+        "bias"_a = nb::none(), no_gil,
+        "Pack MLX's affine format with 4 or 8 bits and groups of 32, 64 or 128. Evaluates its arguments.");
+  m.def("linear", &linear, "x"_a, "weight"_a, nb::kw_only(), "residual"_a = nb::none(), "exact"_a = false,
+        "stream"_a = nb::none(), "x [..., inputs] -> x W^T + bias + residual [..., outputs].");
+  m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "Rows of W: ids [...] -> [..., inputs].");
+  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "x / sqrt(mean(x^2) + eps) * weight over the last axis; weight may be None.");
+  m.def("swiglu", &swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(), "silu(gate) * up.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,45 @@
+#include "dispatch.h"
+#include "linear_kernels.h"
+
+namespace octavo {
+namespace {
+
+#if defined(__x86_64__)
+
+// Results in float32 mean that somebody wants float32's precision.
+bool may_round(const LinearCall& call) { return !call.exact && call.y_type != Float::f32; }
+
+// Are bf16 activations what the call has, or what it may be rounded to?
+bool bf16_suffices(const LinearCall& call) { return call.x_type == Float::bf16 || may_round(call); }
+
+void run_avx512(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) avx512::linear_bf16(call);
+  else if (shape.quantized() && may_round(call)) avx512::linear_int8(call);
+  else avx512::linear_float32(call);
+}
+
+void run_amx(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  const bool has_tiles = shape.quantized() || shape.kind == WeightKind::bf16;
+  if (has_tiles && bf16_suffices(call)) amx::linear_tiles(call);
+  else avx512::linear_float32(call);
+}
+
+#endif
+
+}  // namespace
+
+void run_linear(const LinearCall& call) {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::amx: return run_amx(call);
+    case Isa::avx512: return run_avx512(call);
+    case Isa::avx2: return avx2::linear_float32(call);
+    case Isa::generic: break;
+  }
+#endif
+  generic::linear_float32(call);
+}
+
+}  // namespace octavo

@@ -1,0 +1,90 @@
+// Scalar number formats. Internal linkage on purpose: the same text is compiled for several
+// instruction sets, and a copy made for one must never be linked into another.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace octavo {
+
+using bf16_t = uint16_t;  // the upper half of a float32
+using f16_t = uint16_t;   // IEEE binary16
+
+enum class Float { bf16, f16, f32 };
+
+namespace {
+
+constexpr std::size_t float_size(Float type) { return type == Float::f32 ? 4 : 2; }
+
+inline float as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline uint32_t as_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+inline float bf16_to_float(bf16_t value) { return as_float(static_cast<uint32_t>(value) << 16); }
+
+// Round to nearest, ties to even; a NaN stays a (quiet) NaN.
+inline bf16_t float_to_bf16(float value) {
+  const uint32_t bits = as_bits(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet = (bits >> 16) | 0x40;
+  return static_cast<bf16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+
+// Move the exponent by multiplying with 2^112, which is exact for subnormals too.
+inline float f16_to_float(f16_t value) {
+  const uint32_t magnitude = static_cast<uint32_t>(value & 0x7fff) << 13;
+  const uint32_t finite = as_bits(as_float(magnitude) * 0x1p112f);
+  const uint32_t special = magnitude | 0x7f800000;
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000) << 16;
+  return as_float((magnitude >= 0x0f800000 ? special : finite) | sign);
+}
+
+// Round to nearest, ties to even; overflow becomes infinity.
+inline f16_t float_to_f16(float value) {
+  const uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffff;
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  // Below 2^-14 the result is subnormal: adding 0.5 leaves its 10 bits, rounded, in the low mantissa.
+  const uint32_t subnormal = as_bits(as_float(magnitude) + 0.5f) - 0x3f000000;
+  const uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  uint32_t result = magnitude < 0x38800000 ? subnormal : normal;
+  result = magnitude >= 0x477ff000 ? 0x7c00 : result;
+  result = magnitude > 0x7f800000 ? 0x7e00 : result;
+  return static_cast<f16_t>(result | sign);
+}
+
+// count values of `type`, starting with element `offset` of `source`, as float32.
+inline void load_floats(const void* source, Float type, std::size_t offset, int count, float* out) {
+  if (type == Float::f32) {
+    std::memcpy(out, static_cast<const float*>(source) + offset, sizeof(float) * count);
+  } else if (type == Float::bf16) {
+    const bf16_t* from = static_cast<const bf16_t*>(source) + offset;
+    for (int i = 0; i < count; ++i) out[i] = bf16_to_float(from[i]);
+  } else {
+    const f16_t* from = static_cast<const f16_t*>(source) + offset;
+    for (int i = 0; i < count; ++i) out[i] = f16_to_float(from[i]);
+  }
+}
+
+inline void store_floats(void* target, Float type, std::size_t offset, int count, const float* values) {
+  if (type == Float::f32) {
+    std::memcpy(static_cast<float*>(target) + offset, values, sizeof(float) * count);
+  } else if (type == Float::bf16) {
+    bf16_t* to = static_cast<bf16_t*>(target) + offset;
+    for (int i = 0; i < count; ++i) to[i] = float_to_bf16(values[i]);
+  } else {
+    f16_t* to = static_cast<f16_t*>(target) + offset;
+    for (int i = 0; i < count; ++i) to[i] = float_to_f16(values[i]);
+  }
+}
+
+}  // namespace
+}  // namespace octavo
