@@ -60,8 +60,14 @@ def _load_native(threads: int | None) -> tuple[Choice | None, str]:
     """The native backend, or the reason why it does not load."""
     try:
         from octavo.kernels import _ext
-        from octavo.kernels.cpu.backend import CpuBackend
     except ImportError as error:  # not built, or built for another MLX: both say so
         return None, f"the native CPU extension does not load ({error})"
+    if not hasattr(_ext, "page_layout"):  # left over from a build of older sources
+        return (
+            None,
+            "the native CPU extension does not load (it was built from other sources; build it again)",
+        )
+    from octavo.kernels.cpu.backend import CpuBackend
+
     backend = CpuBackend(threads)
     return Choice(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from octavo.kernels.backends import choose_backend
 from octavo.kernels.interface import AttentionBackend, KVPool
 from octavo.kernels.reference import ReferenceBackend, ReferencePool
 
@@ -26,11 +26,9 @@ class TestedBackend:
         if self.name == "reference":
             return ReferenceBackend()
         try:
-            module = importlib.import_module("octavo.kernels.cpu.backend")
-            backend: AttentionBackend = module.CpuBackend(threads=2)
-        except ImportError as error:
-            pytest.skip(f"the native CPU backend is not available: {error}")
-        return backend
+            return choose_backend("cpu", threads=2).backend
+        except ValueError as error:
+            pytest.skip(str(error))
 
 
 # The reference computes in float32. The native kernels multiply bf16 pairs: queries and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import mlx.core as mx
 import pytest
@@ -40,6 +41,15 @@ def test_auto_falls_back_and_says_so() -> None:
     assert choice.backend.name == "reference"
     assert "slow path" in choice.reason
     assert "extension does not load" in choice.reason
+
+
+@pytest.mark.usefixtures("no_metal")
+def test_a_stale_extension_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = ModuleType("octavo.kernels._ext")
+    monkeypatch.setitem(sys.modules, "octavo.kernels._ext", stale)
+    monkeypatch.setattr("octavo.kernels._ext", stale, raising=False)
+    monkeypatch.delitem(sys.modules, "octavo.kernels.cpu.backend", raising=False)
+    assert "built from other sources" in choose_backend("auto").reason
 
 
 @pytest.mark.usefixtures("no_metal", "no_extension")
