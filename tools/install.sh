@@ -34,11 +34,11 @@ import platform
 
 try:
     from octavo.kernels import _ext  # noqa: F401
-except ImportError as error:
+except ImportError:
     if platform.system() != "Darwin":
         print(
-            f"octavo: installed WITHOUT native CPU kernels ({error}):\n"
-            "octavo: the slow reference path is in use. Install a C++20 compiler (Debian: g++) and run"
+            "octavo: installed WITHOUT native CPU kernels: the slow reference path is in use.\n"
+            "octavo: install a C++20 compiler (Debian: g++) and run"
             " 'make clean' and this target again."
         )
 else:

@@ -1,0 +1,255 @@
+"""`make demo`: serve the embedded model and watch several prompts stream at once over gRPC.
+
+Starts `octavo serve` on a free port with FP4 pages, asks eight short questions that share a system
+prompt and one about a long text, shows the tokens as they come, checks the answers against the truth,
+sums up and stops the server. Exit code 0 when everything went right, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryFile
+from typing import Any
+
+import octavo.engine
+from demo_model.kinds import Codes, Residents
+from demo_model.ledgers import make_ledger
+from demo_view import View, make_view
+from octavo.engine import SamplingParams
+from octavo.engine.client import Client
+from octavo.engine.outputs import FinishReason
+
+SERVE = ("serve", "--model", "demo", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+PAGES = ("--kv-format", "fp4", "--page-size", "32", "--num-pages", "128")
+START_TIMEOUT, STOP_TIMEOUT, REQUEST_TIMEOUT = 120.0, 30.0, 120.0
+
+
+class DemoFailed(Exception):
+    """What went wrong, for people."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """One prompt, and what became of it. ``truth`` is None where any text will do (stories)."""
+
+    label: str
+    system: str
+    user: str
+    truth: str | None
+    question: str
+    text: str = ""
+    num_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_s: float = 0.0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def is_right(self) -> bool:
+        if self.finish_reason is not FinishReason.STOP:
+            return False
+        return bool(self.text) if self.truth is None else self.text == self.truth
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the server said about its pages while it was asked."""
+
+    peak_held: int = 0
+    peak_running: int = 0
+
+
+def make_prompts() -> list[Ask]:
+    """Six questions and two stories under one system prompt, and a long prompt of its own."""
+    codes = make_ledger(Random("demo"), 600, share=0.7, kind=Codes)
+    asks: list[Ask] = []
+    for turn in dict.fromkeys(codes.turns):
+        if len(asks) < 6:
+            asks.append(Ask(f"code {len(asks) + 1}", codes.body, turn.question, turn.answer, turn.question))
+    for label, question in (
+        ("story 1", "Tell me a story about Mara and a lamp."),
+        ("story 2", "Write a short story about Hugo."),
+    ):
+        asks.append(Ask(label, codes.body, question, None, question))
+    people = make_ledger(Random("demo-long"), 1700, share=0.88, absent_rate=0.0, kind=Residents)
+    turn = people.turns[0]
+    asks.append(Ask("long", "", f"{people.body}\n\n{turn.question}", turn.answer, turn.question))
+    return asks
+
+
+@asynccontextmanager
+async def server() -> AsyncIterator[str]:
+    """A running `octavo serve`; gives its gRPC address, and stops it whatever happens."""
+    print(f"$ octavo {' '.join(SERVE + PAGES)}", flush=True)
+    with TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "octavo.engine.cli",
+            *SERVE,
+            *PAGES,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+        try:
+            yield await asyncio.wait_for(_ready(process), START_TIMEOUT)
+        except (TimeoutError, DemoFailed) as error:
+            log.seek(0)
+            tail = log.read().decode(errors="replace").strip().splitlines()[-15:]
+            raise DemoFailed("\n".join([str(error) or "the server was not ready in time", *tail])) from error
+        finally:
+            await _stop(process)
+    if process.returncode != 0:
+        raise DemoFailed(f"the server ended with exit code {process.returncode} instead of 0")
+
+
+async def _ready(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    async for raw in process.stdout:
+        line = raw.decode().rstrip()
+        print(f"  {line}", flush=True)
+        if line.startswith("octavo ready: "):
+            facts = dict(word.split("=", 1) for word in line.removeprefix("octavo ready: ").split())
+            return facts["grpc"]
+    raise DemoFailed(f"the server ended before it was ready, exit code {await process.wait()}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def stream(client: Client, ask: Ask, view: View, first_token: asyncio.Event | None = None) -> None:
+    """Send one prompt and show its tokens as they come."""
+    system = [{"role": "system", "content": ask.system}] if ask.system else []
+    messages = [*system, {"role": "user", "content": ask.user}]
+    begin = time.perf_counter()
+    params = SamplingParams(max_tokens=160)
+    async for delta in client.generate(messages, params, timeout=REQUEST_TIMEOUT):
+        if not ask.num_tokens:
+            ask.ttft_s = time.perf_counter() - begin
+            if first_token is not None:
+                first_token.set()
+        ask.num_tokens += len(delta.token_ids)
+        ask.text += delta.text
+        ask.prompt_tokens, ask.cached_tokens = delta.prompt_tokens, delta.cached_tokens
+        ask.finish_reason = delta.finish_reason
+        view.update(ask.label, delta.text)
+    view.end(ask.label, ask.is_right)
+
+
+async def watch(client: Client, usage: Usage) -> None:
+    """Ask the server again and again how many pages are held, until cancelled."""
+    while True:
+        info = await client.server_info()
+        usage.peak_held = max(usage.peak_held, info.pages.held)
+        usage.peak_running = max(usage.peak_running, info.num_running)
+        await asyncio.sleep(0.01)
+
+
+async def run(client: Client, asks: list[Ask], view: View) -> Usage:
+    """One prompt first; the others, all at once, as soon as it has a token: its pages are there."""
+    usage = Usage()
+    watcher = asyncio.create_task(watch(client, usage))
+    try:
+        async with asyncio.TaskGroup() as group:
+            first_token = asyncio.Event()
+            group.create_task(stream(client, asks[0], view, first_token))
+            await asyncio.wait_for(first_token.wait(), REQUEST_TIMEOUT)
+            for ask in asks[1:]:
+                group.create_task(stream(client, ask, view))
+    finally:
+        watcher.cancel()
+    return usage
+
+
+def summary(asks: list[Ask], usage: Usage, seconds: float, model: Any) -> Iterator[str]:
+    """What happened, a line each; ``model`` is the server's GetModelInfoResponse."""
+    checked = [ask for ask in asks if ask.truth is not None]
+    right = sum(ask.is_right for ask in checked)
+    yield f"answers       {right} of {len(checked)} right, compared with the ledgers to the letter"
+    tokens = sum(ask.num_tokens for ask in asks)
+    yield (
+        f"speed         {tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s"
+        f", up to {usage.peak_running} prompts at once, backend {model.backend}"
+    )
+    *shared, long = asks
+    median = statistics.median(ask.ttft_s for ask in shared)
+    yield (
+        f"first token   {median * 1000:.0f} ms (median of the short prompts), {long.ttft_s * 1000:.0f} ms"
+        f" for the long one of {long.prompt_tokens:,} tokens"
+    )
+    prompt, cached = sum(ask.prompt_tokens for ask in asks), sum(ask.cached_tokens for ask in asks)
+    yield f"prefix cache  {cached:,} of {prompt:,} prompt tokens found: the system prompt was computed once"
+    size = model.page_size
+    yield f"pages         {usage.peak_held} of {model.num_pages} in use at most, {size} positions each"
+    positions, held = model.num_pages * size, model.memory.pages_bytes
+    wide = positions * bytes_per_position_16_bit()
+    yield (
+        f"KV format     {model.kv_format}: {positions:,} positions in {held / 2**20:.2f} MiB"
+        f"; bf16 would take {wide / 2**20:.2f} MiB, {wide / held:.2f} times as much"
+    )
+
+
+def bytes_per_position_16_bit() -> int:
+    """layers x (K and V) x heads x values x 2 bytes, of the embedded model."""
+    folder = Path(octavo.engine.__file__).parent / "demo"
+    config = json.loads((folder / "config.json").read_text())
+    rows = config["num_hidden_layers"] * 2 * config["num_key_value_heads"]
+    return int(rows * config["head_dim"] * 2)
+
+
+async def demo() -> bool:
+    asks = make_prompts()
+    async with server() as address, Client(address) as client:
+        print(
+            f"\n{len(asks)} prompts over gRPC, one of them long; {len(asks) - 1} share a system prompt:",
+            flush=True,
+        )
+        view = make_view([(ask.label, ask.question) for ask in asks])
+        model = await client.model_info()
+        begin = time.perf_counter()
+        with view:
+            usage = await run(client, asks, view)
+        seconds = time.perf_counter() - begin
+        idle = await client.server_info()
+    print("\n" + "\n".join(summary(asks, usage, seconds, model)))
+    if idle.pages.held:
+        raise DemoFailed(f"{idle.pages.held} pages are still held after the last answer")
+    wrong = [ask for ask in asks if not ask.is_right]
+    for ask in wrong:
+        print(
+            f"WRONG {ask.label}: {ask.text!r} ({ask.finish_reason}), expected {ask.truth!r}", file=sys.stderr
+        )
+    return not wrong
+
+
+def main() -> int:
+    try:
+        return 0 if asyncio.run(demo()) else 1
+    except (DemoFailed, octavo.engine.OctavoError, TimeoutError) as error:
+        print(f"demo failed: {error}", file=sys.stderr)
+    except ExceptionGroup as group:
+        print(f"demo failed: {group.exceptions[0]}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("demo stopped", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
