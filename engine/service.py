@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 from octavo.engine.admission import Admission, Prompt
@@ -119,7 +119,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         salt: bytes = b"",
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
         Nothing happens before the first step of the iteration, and closing or cancelling the
@@ -140,13 +140,12 @@ class AsyncEngine:
                 self._thread.abort(stream.request)
                 self._forget(stream)
 
-    async def abort(self, request_id: str) -> bool:
-        """End a request; its stream ends normally, with finish_reason ABORT. False if there is none."""
+    async def abort(self, request_id: str) -> None:
+        """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
+        requests are ended already."""
         stream = self._streams.get(request_id)
-        if stream is None or self._thread is None:
-            return False
-        self._thread.abort(stream.request)
-        return True
+        if stream is not None and self._thread is not None:
+            self._thread.abort(stream.request)
 
     async def _submit(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes

@@ -1,0 +1,87 @@
+"""A step as flat arrays, against the same thing written one position at a time."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import PageCopy, PageId, PageTable
+from octavo.engine.batch import build_batch
+from octavo.scheduler import Sequence, Step, Work
+
+
+def make_work(
+    pages: list[int], size: int, start: int, stop: int, *, samples: bool, num_siblings: int
+) -> Work:
+    sequence = Sequence("s", [7 * page + 3 for page in range(stop)], 4)
+    sequence.table = PageTable(size, pages=array("i", pages), num_written=start)
+    siblings = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_siblings))
+    return Work(sequence, start, stop, samples, siblings)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Step, int]:
+    size = draw(st.sampled_from([1, 2, 4, 32]))
+    free = draw(st.permutations(range(64)))
+    work = []
+    for _ in range(draw(st.integers(1, 8))):
+        count = draw(st.integers(1, 6))
+        pages, free = free[:count], free[count:]
+        stop = draw(st.integers(1, count * size))
+        start = draw(st.integers(0, stop - 1))
+        samples = draw(st.booleans())
+        siblings = draw(st.integers(0, 3)) if samples else 0
+        work.append(make_work(list(pages), size, start, stop, samples=samples, num_siblings=siblings))
+    return Step(tuple(work), (PageCopy(PageId(1), PageId(2)),)), size
+
+
+@given(steps())
+def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int]) -> None:
+    step, size = case
+    batch = build_batch(step, size)
+    tokens, positions, slots, q_start, sample_rows = [], [], [], [0], []
+    for item in step.work:
+        assert item.sequence.table is not None
+        for position in range(item.start, item.stop):
+            tokens.append(item.sequence.tokens[position])
+            positions.append(position)
+            slots.append(item.sequence.table.slot(position))
+        q_start.append(len(tokens))
+        if item.samples:
+            sample_rows += [len(tokens) - 1] * (1 + len(item.siblings))
+    assert batch.token_ids.tolist() == tokens
+    assert batch.attention.positions.tolist() == positions
+    assert batch.attention.slots.tolist() == slots
+    assert batch.attention.q_start.tolist() == q_start
+    assert batch.attention.kv_len.tolist() == [item.stop for item in step.work]
+    assert batch.sample_rows.tolist() == sample_rows
+    assert len(batch.sample_rows) == len(step.sampled())
+    assert batch.copies == step.copies
+    for item, row in zip(step.work, batch.attention.page_table.tolist(), strict=True):
+        assert item.sequence.table is not None
+        used = -(-item.stop // size)
+        assert row[:used] == item.sequence.table.pages[:used].tolist()
+        assert not any(row[used:])
+    batch.attention.check(64)
+    arrays = (batch.token_ids, batch.sample_rows)
+    assert all(values.dtype == np.int32 for values in arrays)
+
+
+def test_page_tables_can_grow_after_their_step_was_built() -> None:
+    """The batch copies a table: a live view would pin the array and break the next reservation."""
+    item = make_work([3, 4], 4, 0, 6, samples=True, num_siblings=0)
+    batch = build_batch(Step((item,)), 4)
+    assert item.sequence.table is not None
+    item.sequence.table.pages.append(5)
+    item.sequence.table.pages[0] = 9
+    assert batch.attention.page_table.tolist() == [[3, 4]]
+
+
+def test_two_writers_of_one_slot_are_our_own_bug() -> None:
+    work = [make_work([3], 4, 0, 2, samples=True, num_siblings=0) for _ in range(2)]
+    with pytest.raises(AssertionError, match="one slot"):
+        build_batch(Step(tuple(work)), 4)
