@@ -103,10 +103,9 @@ class SampleState:
         return float(int(bits) >> 11) * 2.0**-53
 
 
-def sample(logits: Floats, states: Sequence[SampleState]) -> list[Sampled]:
-    """One token for each row of float32 logits [S, V]; a row with NaN or +infinity as its
-    largest value fails alone. Does not record the tokens."""
-    assert logits.shape[0] == len(states), f"{logits.shape[0]} rows of logits, {len(states)} states"
+def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
+    """One token for each row [V] of float32 logits; a row with NaN or +infinity as its
+    largest value fails alone. Does not record the tokens. ValueError if the numbers differ."""
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 

@@ -1,0 +1,1 @@
+"""The model side: finding, loading, hooking and probing any mlx-lm architecture."""

@@ -1,0 +1,68 @@
+"""Only sampled rows go through the output head: of a prefill chunk of 512 tokens, one.
+
+The head is found by its usual names and its width, or as the embedding's ``as_linear`` where
+the weights are tied. Whether that worked is for the caller to check on the shape of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"})
+
+
+class RowSelection:
+    """Which rows of the batch the head is to compute; None: all of them."""
+
+    def __init__(self) -> None:
+        self.rows: mx.array | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return x if self.rows is None else x[self.rows]
+
+
+class SelectingHead(Module):
+    """The head behind a row selection. Everything else is the head's own: its parameters
+    keep their names, and attributes such as ``weight`` are found."""
+
+    def __init__(self, head: Module, selection: RowSelection) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inner = head
+        self._select = selection
+
+    def __call__(self, x: mx.array) -> mx.array:
+        logits: mx.array = self.inner(self._select(x))
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        inner = self.get("inner")
+        return super().__getattr__(name) if inner is None or name == "inner" else getattr(inner, name)
+
+
+def select_rows(model: Module, *, vocab_size: int) -> RowSelection:
+    """Put a selection before the output head of ``model``, whose logits are ``vocab_size`` wide."""
+    selection = RowSelection()
+    for path, module in list(model.named_modules()):
+        parent_path, _, name = path.rpartition(".")
+        if hasattr(module, "as_linear"):
+            object.__setattr__(module, "as_linear", _selecting(module.as_linear, selection))
+        elif name in HEAD_NAMES and "weight" in module and module.weight.shape[0] == vocab_size:
+            setattr(_module_at(model, parent_path), name, SelectingHead(module, selection))
+    return selection
+
+
+def _selecting(
+    as_linear: Callable[[mx.array], mx.array], selection: RowSelection
+) -> Callable[[mx.array], mx.array]:
+    return lambda x: as_linear(selection(x))
+
+
+def _module_at(model: Module, path: str) -> Any:
+    node: Any = model
+    for part in path.split(".") if path else ():
+        node = node[int(part)] if isinstance(node, list) else getattr(node, part)
+    return node

@@ -1,0 +1,243 @@
+"""The load-time parity probe: does this model compute the same through pages?
+
+A ragged mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond the
+window where that is short) runs through a small pool of 16-bit pages and is compared, row by
+row, with plain mlx-lm forwards of the same loaded weights. What the model cannot do is then
+known before the first request, and not found in its answers.
+
+How far apart rounding alone may drive two right answers is measured, not guessed: the plain
+forwards run once more with every attention output perturbed by about one rounding error.
+A wrong position, page, head or window moves the logits many times farther.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+from numpy.typing import NDArray
+
+from octavo.engine.errors import ModelLoadError
+from octavo.engine.model import hook
+from octavo.engine.model.forward import PagedModel, plain_logits
+from octavo.engine.model.head import RowSelection
+from octavo.engine.model.layers import CacheLayout
+from octavo.kernels.interface import AttentionBackend, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+
+PAGE_SIZE = 8
+LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
+STEPS = ((5, 3, 0), (1, 1, 4), (6, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
+
+Errors = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """tier           "paged", or "gather" when only dense K/V satisfies the model
+    reason         why not "paged"; empty otherwise
+    selects_rows   whether the head computes sampled rows only
+    error, limit   worst row's error in the accepted tier, and what was allowed
+    """
+
+    tier: str
+    reason: str
+    selects_rows: bool
+    error: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Plain logits of each sequence and how much rounding moves a row: median and worst."""
+
+    sequences: list[list[int]]
+    logits: list[NDArray[np.float32]]
+    median_limit: float
+    worst_limit: float
+
+
+def probe(
+    model: Module,
+    layout: CacheLayout,
+    backend: AttentionBackend,
+    selection: RowSelection,
+    *,
+    architecture: str,
+) -> ProbeResult:
+    """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
+    steps = _steps(layout)
+    reference = _reference(model, layout, steps)
+    refusals: list[str] = []
+    for tier in ("paged", "gather"):
+        try:
+            paged = _paged_model(model, layout, backend, reference, tier)
+            errors = _compare(paged, reference, steps)
+            refusal = _judge(errors, reference)
+        except Exception as error:  # model code of any architecture meets shims here
+            refusal = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if refusal is None:
+            worst = float(np.concatenate(errors).max())
+            selects = _selects_rows(paged, selection, reference)
+            return ProbeResult(tier, "; ".join(refusals), selects, worst, reference.worst_limit)
+        refusals.append(f"{tier}: {refusal}")
+    raise ModelLoadError(
+        f"model type {architecture!r} does not compute the same through pages ({'; '.join(refusals)}); "
+        "it cannot be served"
+    )
+
+
+def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
+    """STEPS, with a longer first chunk if that takes the first sequence beyond a window."""
+    windows = [spec.window for spec in layout.layers if spec.window is not None]
+    reachable = [window for window in windows if window <= LONGEST_WINDOW]
+    first, *rest = STEPS
+    return [(first[0] + max(reachable, default=0), *first[1:]), *rest]
+
+
+def _reference(model: Module, layout: CacheLayout, steps: list[tuple[int, int, int]]) -> _Reference:
+    rng = np.random.default_rng(0)
+    lengths = [sum(counts) for counts in zip(*steps, strict=True)]
+    sequences = [rng.integers(0, layout.vocab_size, length).tolist() for length in lengths]
+    logits = [_evaluated(plain_logits(model, tokens)) for tokens in sequences]
+    precision = 2.0**-8 if layout.dtype == mx.bfloat16 else 2.0**-10
+    with hook.attention_replaced(_perturbed(precision)):
+        noisy = [_evaluated(plain_logits(model, tokens)) for tokens in sequences]
+    noise = np.concatenate([_row_errors(a, b) for a, b in zip(noisy, logits, strict=True)])
+    return _Reference(
+        sequences,
+        logits,
+        median_limit=4 * float(np.median(noise)) + precision,
+        worst_limit=8 * float(noise.max()) + precision,
+    )
+
+
+def _paged_model(
+    model: Module, layout: CacheLayout, backend: AttentionBackend, reference: _Reference, tier: str
+) -> PagedModel:
+    longest = max(len(tokens) for tokens in reference.sequences)
+    page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
+    spec = PoolSpec(
+        layers=layout.layers,
+        num_pages=len(reference.sequences) * _num_pages(longest) + 1,
+        page_size=PAGE_SIZE,
+        k_format=page_format,
+        v_format=page_format,
+    )
+    return PagedModel(model, layout, backend.create_pool(spec), gather=tier == "gather")
+
+
+def _num_pages(length: int) -> int:
+    return -(-length // PAGE_SIZE)
+
+
+def _compare(paged: PagedModel, reference: _Reference, steps: list[tuple[int, int, int]]) -> list[Errors]:
+    """Errors of the decode rows and of the chunk rows, over all steps."""
+    written = [0] * len(reference.sequences)
+    decodes: list[Errors] = []
+    chunks: list[Errors] = []
+    for counts in steps:
+        work = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
+        tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
+        logits = paged.forward(tokens.astype(np.int32), _metadata(reference, work))
+        mx.eval(logits, *paged.pool.pending())
+        got, first = _evaluated(logits), 0
+        for i, start, stop in work:
+            rows = got[first : first + stop - start]
+            errors = _row_errors(rows, reference.logits[i][start:stop])
+            (decodes if stop - start == 1 else chunks).append(errors)
+            first, written[i] = first + stop - start, stop
+    return [np.concatenate(decodes), np.concatenate(chunks)]
+
+
+def _metadata(reference: _Reference, work: list[tuple[int, int, int]]) -> AttentionMetadata:
+    """Pages of the three sequences are interleaved, last page first, and page 0 is left out."""
+    width = max(_num_pages(len(tokens)) for tokens in reference.sequences)
+    count = len(reference.sequences)
+    tables = (
+        1 + np.arange(width, dtype=np.int32)[::-1][None] * count + np.arange(count, dtype=np.int32)[:, None]
+    )
+    positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in work])
+    owners = np.concatenate([np.full(stop - start, i) for i, start, stop in work])
+    slots = tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    q_start = list(itertools.accumulate((stop - start for _, start, stop in work), initial=0))
+    return AttentionMetadata(
+        positions=positions,
+        slots=slots.astype(np.int32),
+        q_start=np.array(q_start, np.int32),
+        kv_len=np.array([stop for _, _, stop in work], np.int32),
+        page_table=np.ascontiguousarray(tables[[i for i, _, _ in work]]),
+        page_size=PAGE_SIZE,
+    )
+
+
+def _judge(groups: list[Errors], reference: _Reference) -> str | None:
+    """Why the errors are too large for rounding, or None."""
+    for name, errors in zip(("decode", "prompt"), groups, strict=True):
+        median, worst = float(np.median(errors)), float(errors.max())
+        if not median <= reference.median_limit or not worst <= reference.worst_limit:  # NaN is too large
+            return (
+                f"logits of {name} rows are off by {median:.2g} (worst {worst:.2g}), where rounding "
+                f"explains {reference.median_limit:.2g} (worst {reference.worst_limit:.2g})"
+            )
+    return None
+
+
+def _selects_rows(paged: PagedModel, selection: RowSelection, reference: _Reference) -> bool:
+    """Whether asking the head for two rows gives the logits of these two rows."""
+    tokens = reference.sequences[0][:4]
+    metadata = _metadata(reference, [(0, 0, len(tokens))])
+    ids, rows = np.array(tokens, np.int32), np.array([3, 1], np.int32)
+    every = paged.forward(ids, metadata)
+    mx.eval(every, *paged.pool.pending())
+    paged.selection = selection
+    try:
+        chosen = paged.forward(ids, metadata, rows)
+        mx.eval(chosen, *paged.pool.pending())
+    except Exception:  # a model that cannot live with fewer rows keeps them all
+        return False
+    finally:
+        paged.selection = None
+    wanted = _evaluated(every)[rows]
+    got = _evaluated(chosen)
+    return got.shape == wanted.shape and bool(_row_errors(got, wanted).max() < reference.median_limit)
+
+
+def _row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
+    """Per row [.., V]: RMS of the difference over RMS of the wanted logits, both centred, since
+    a constant added to all logits of a row changes nothing."""
+    finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
+    if not np.array_equal(finite, np.isfinite(got)):
+        return np.full(len(got), np.nan)
+    wanted, got = np.where(finite, wanted, 0).astype(np.float64), np.where(finite, got, 0).astype(np.float64)
+    wanted, got = (rows - rows.mean(-1, keepdims=True) for rows in (wanted, got))
+    scale = np.sqrt(np.mean(wanted**2, axis=-1)) + 1e-12
+    errors: Errors = np.sqrt(np.mean((got - wanted) ** 2, axis=-1)) / scale
+    return errors
+
+
+def _perturbed(precision: float) -> hook.Attention:
+    """Plain attention times 1 +- precision at random, the same in every run."""
+    keys = (mx.random.key(i) for i in itertools.count())
+
+    def attention(*args: Any, **kwargs: Any) -> mx.array:
+        out = hook.plain_attention(*args, **kwargs)
+        sign = mx.random.bernoulli(0.5, out.shape, key=next(keys))
+        return out * mx.where(sign, 1 + precision, 1 - precision).astype(out.dtype)
+
+    return attention
+
+
+def _evaluated(array: mx.array) -> NDArray[np.float32]:
+    return np.array(array.astype(mx.float32))
+
+
+def describe(result: ProbeResult) -> str:
+    """One line for the log."""
+    head = "" if result.selects_rows else "; the output head computes every row"
+    reason = f" ({result.reason})" if result.reason else ""
+    return f"tier {result.tier}{reason}: error {result.error:.2g} of {result.limit:.2g} allowed{head}"
