@@ -1,0 +1,51 @@
+"""What the ledger model says when a request is alone: no pages, no batch, no stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fakes import byte_tokenizer, chain, next_token
+from octavo.engine.outputs import Completion, FinishReason
+from octavo.engine.params import SamplingParams
+
+TOKENIZER = byte_tokenizer()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    stop_match: str | int | None
+
+    def matches(self, completion: Completion) -> bool:
+        return self == Expected(
+            completion.token_ids, completion.text, completion.finish_reason, completion.stop_match
+        )  # type: ignore[arg-type]
+
+
+def alone(
+    prompt_ids: list[int], params: SamplingParams, *, index: int = 0, ends_every: int = 0, room: int = 10**6
+) -> Expected:
+    """Sample ``index`` of a request; ``room`` is how many tokens the model's length leaves."""
+    ends = set(params.stop_ids) | (set() if params.ignore_eos else TOKENIZER.eos_ids)
+    seed = ((params.seed or 0) + index) % 2**64
+    limit = min(room, params.max_tokens or room)
+    digest = b""
+    for token in prompt_ids:
+        digest = chain(digest, token)
+    token_ids: list[int] = []
+    while True:
+        greedy = params.temperature == 0
+        token = next_token(digest, None if greedy else (seed, len(token_ids)), ends_every)
+        digest = chain(digest, token)
+        token_ids.append(token)
+        if token in ends:
+            return Expected(token_ids, TOKENIZER.decode(token_ids[:-1]), FinishReason.STOP, token)
+        text = TOKENIZER.decode(token_ids)
+        found = [stop for stop in params.stop if stop in text]
+        if found:
+            stop = max(found, key=len)  # one token is one character: all of them end here
+            return Expected(token_ids, text[: -len(stop)], FinishReason.STOP, stop)
+        if len(token_ids) >= limit:
+            return Expected(token_ids, text, FinishReason.LENGTH, None)

@@ -1,0 +1,275 @@
+"""The engine's loop over a ledger: together as alone, nothing lost, one failure is one request's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import ALPHABET, EOS, FakeCore, Recording, small_config
+from octavo.engine.admission import Admission
+from octavo.engine.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.outputs import Delta, FinishReason
+from octavo.engine.params import SamplingParams
+from octavo.engine.request import Request
+from oracle import Expected, alone
+
+
+class Harness:
+    """A core, what went in and what came out; balances the books after every step."""
+
+    def __init__(self, config: EngineConfig | None = None, **options: object) -> None:
+        self.observer = Recording()
+        self.fake = FakeCore(**options)  # type: ignore[arg-type]
+        self.core: EngineCore = self.fake(config or small_config(), self.observer)
+        self.admission = Admission(self.core.info, self.core.tokenizer)
+        self.deltas: dict[Request, list[Delta]] = {}
+
+    def add(self, prompt: bytes | list[int], params: SamplingParams, **options: object) -> Request:
+        request = self.admission.admit(list(prompt), params, **options)  # type: ignore[arg-type]
+        self.core.add(request)
+        self.deltas[request] = []
+        return request
+
+    def step(self) -> None:
+        for update in self.core.step():
+            self.deltas[update.request].append(update.delta)
+        self.core._blocks.check()
+
+    def run(self, max_steps: int = 10_000) -> None:
+        while self.core.has_work:
+            max_steps -= 1
+            assert max_steps, "the engine gets nowhere"
+            self.step()
+
+    def result(self, request: Request, index: int = 0) -> Expected:
+        merged = None
+        for delta in self.deltas[request]:
+            if delta.index == index:
+                merged = delta if merged is None else merged.merge(delta)
+        assert merged is not None
+        assert merged.finish_reason is not None
+        return Expected(list(merged.token_ids), merged.text, merged.finish_reason, merged.stop_match)
+
+    def assert_idle(self) -> None:
+        gauges = self.core.gauges
+        assert (gauges.num_running, gauges.num_waiting, gauges.pages_held) == (0, 0, 0)
+        assert not self.core._samples
+
+
+@dataclass(frozen=True)
+class Arrival:
+    prompt: bytes
+    params: SamplingParams
+    at_step: int
+    abort_at: int | None
+    salt: bytes
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> Arrival:
+    at_step = draw(st.integers(0, 12))
+    return Arrival(
+        # Few letters and common beginnings, so that prompts share pages.
+        prompt=draw(st.sampled_from([b"", b"aabbaabbaabb"]))
+        + bytes(draw(st.lists(st.sampled_from(b"ab"), min_size=1, max_size=12))),
+        params=SamplingParams(
+            max_tokens=draw(st.integers(1, 10)),
+            temperature=draw(st.sampled_from([0, 1])),
+            seed=draw(st.integers(0, 3)),
+            n=draw(st.integers(1, 3)),
+            stop=tuple(draw(st.lists(st.text("abc \n", min_size=1, max_size=3), max_size=2))),
+            stop_ids=tuple(draw(st.sets(st.sampled_from(ALPHABET), max_size=1))),
+            ignore_eos=draw(st.booleans()),
+        ),
+        at_step=at_step,
+        abort_at=draw(st.none() | st.integers(at_step, at_step + 12)),
+        salt=draw(st.sampled_from([b"", b"tenant"])),
+    )
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> EngineConfig:
+    max_running = draw(st.integers(1, 6))
+    page_size = draw(st.sampled_from([1, 2, 4, 8]))
+    return EngineConfig(
+        page_size=page_size,
+        num_pages=-(-draw(st.integers(36, 90)) // page_size),  # the longest request needs 34 positions
+        max_running=max_running,
+        max_step_tokens=max_running + draw(st.integers(0, 20)),
+        prefix_cache=draw(st.booleans()),
+    )
+
+
+@given(configs(), st.lists(arrivals(), min_size=1, max_size=8), st.sampled_from([0, 7]))
+def test_served_together_is_served_alone(config: EngineConfig, todo: list[Arrival], ends_every: int) -> None:
+    """Whatever comes and goes around it, a request that is not aborted gets exactly its own
+    tokens and text; an aborted one gets a beginning of them; and no page is lost."""
+    harness = Harness(config, ends_every=ends_every)
+    served: dict[Request, Arrival] = {}
+    aborts: list[tuple[int, Request]] = []
+    now = 0
+    while len(served) < len(todo) or harness.core.has_work:
+        for arrival in todo:
+            if arrival.at_step == now:
+                request = harness.add(arrival.prompt, arrival.params, salt=arrival.salt)
+                served[request] = arrival
+                if arrival.abort_at is not None:
+                    aborts.append((arrival.abort_at, request))
+        for at_step, request in aborts:
+            if at_step == now:
+                harness.core.abort(request)
+        harness.step()
+        now += 1
+        assert now < 5000, "the engine gets nowhere"
+    for request, arrival in served.items():
+        for index in range(arrival.params.n):
+            expected = alone(list(arrival.prompt), arrival.params, index=index, ends_every=ends_every)
+            result = harness.result(request, index)
+            if result.finish_reason is FinishReason.ABORT:
+                assert arrival.abort_at is not None
+                assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+                assert expected.text.startswith(result.text) or arrival.params.stop
+            else:
+                assert result == expected
+    harness.assert_idle()
+    generated = sum(len(harness.result(r, i).token_ids) for r, a in served.items() for i in range(a.params.n))
+    assert sum(record.generated_tokens for record in harness.observer.records) == generated
+    ended = [record.request_id for step in harness.observer.records for record in step.ended]
+    assert Counter(ended) == Counter(request.request_id for request in served)
+
+
+def test_an_abort_frees_the_pages_at_once() -> None:
+    harness = Harness()
+    request = harness.add(
+        b"a prompt of several pages", SamplingParams(max_tokens=50, n=3, seed=1, temperature=1)
+    )
+    for _ in range(3):
+        harness.step()
+    assert harness.core.gauges.pages_held > 0
+    harness.core.abort(request)
+    assert harness.core._blocks.num_held == 0
+    harness.core.abort(request)  # nothing is left to abort
+    harness.run()
+    assert {delta.finish_reason for delta in harness.deltas[request][-3:]} == {FinishReason.ABORT}
+    harness.assert_idle()
+
+
+def test_the_samples_of_a_request_share_its_prompt() -> None:
+    harness = Harness(small_config(page_size=4))
+    request = harness.add(b"x" * 40, SamplingParams(max_tokens=4, n=4, seed=0, temperature=1))
+    for _ in range(3):  # two of prompt, one of decode
+        harness.step()
+    # Ten full pages of prompt, shared; then one page each for what the samples say.
+    assert harness.core.gauges.pages_held == 10 + 4
+    harness.run()
+    assert sum(record.prefill_tokens for record in harness.observer.records) == 40
+    assert len({tuple(harness.result(request, index).token_ids) for index in range(4)}) == 4
+
+
+def test_a_repeated_prompt_is_found_in_the_cache() -> None:
+    harness = Harness(small_config(page_size=4))
+    harness.add(b"0123456789abc", SamplingParams(max_tokens=2))
+    harness.run()
+    request = harness.add(b"0123456789abc", SamplingParams(max_tokens=2))
+    harness.run()
+    assert {delta.cached_tokens for delta in harness.deltas[request]} == {12}
+    assert {delta.prompt_tokens for delta in harness.deltas[request]} == {13}
+    last = [record for record in harness.observer.records if record.query_tokens][-1]
+    assert (last.query_tokens, last.hit_tokens, sum(last.miss_tokens.values())) == (13, 12, 1)
+
+
+@pytest.mark.parametrize("where", [0, 60], ids=["first chunk", "last chunk"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_prompt_that_breaks_the_model_fails_alone(where: int, n: int) -> None:
+    harness = Harness(small_config(max_step_tokens=32, num_pages=64), poison=255)
+    good = [harness.add(b"good" * k, SamplingParams(max_tokens=20)) for k in (1, 3)]
+    prompt = list(b"a" * 70)
+    prompt[where] = 255
+    bad = harness.add(prompt, SamplingParams(max_tokens=5, n=n, seed=0))
+    harness.run()
+    for index in range(n):
+        assert harness.result(bad, index).finish_reason is FinishReason.ERROR
+    assert all(delta.error for delta in harness.deltas[bad] if delta.finish_reason)
+    for k, request in zip((1, 3), good, strict=True):
+        assert harness.result(request) == alone(list(b"good" * k), SamplingParams(max_tokens=20))
+    harness.assert_idle()
+    # Nothing of the step that failed may be found by somebody else.
+    again = harness.add(prompt, SamplingParams(max_tokens=5))
+    harness.run()
+    assert max(delta.cached_tokens for delta in harness.deltas[again]) <= where
+
+
+def test_a_failure_while_making_output_is_that_requests_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness()
+    bad = harness.add(b"bad", SamplingParams(max_tokens=5))
+    good = harness.add(b"good", SamplingParams(max_tokens=5))
+
+    def explode(_token: int) -> str:
+        raise RuntimeError("broken vocabulary")
+
+    monkeypatch.setattr(bad.samples[0]._detokenizer, "add", explode)
+    harness.run()
+    assert harness.deltas[bad][-1].error == "making the output failed: broken vocabulary"
+    assert harness.result(good) == alone(list(b"good"), SamplingParams(max_tokens=5))
+    assert "broken vocabulary" in caplog.text
+    harness.assert_idle()
+
+
+def test_an_error_of_the_runner_is_nobodys_own() -> None:
+    def explode() -> None:
+        raise MemoryError("device lost")
+
+    harness = Harness(before_step=explode)
+    harness.add(b"x", SamplingParams())
+    with pytest.raises(MemoryError, match="device lost"):
+        harness.step()
+
+
+def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness()
+
+    def explode(_record: object) -> None:
+        raise RuntimeError("no disk")
+
+    harness.observer.step = explode  # type: ignore[method-assign]
+    request = harness.add(b"x", SamplingParams(max_tokens=3))
+    harness.run()
+    assert harness.result(request).finish_reason is FinishReason.LENGTH
+    assert "the observer failed" in caplog.text
+
+
+def test_a_step_is_told_once_with_its_counts_and_times() -> None:
+    harness = Harness(small_config(max_step_tokens=8, page_size=4))
+    request = harness.add(b"0123456789", SamplingParams(max_tokens=3))
+    harness.run()
+    records = harness.observer.records
+    assert [record.prefill_tokens for record in records] == [8, 2, 0, 0]
+    assert [record.decode_tokens for record in records] == [0, 0, 1, 1]
+    assert [record.generated_tokens for record in records] == [0, 1, 1, 1]
+    assert [len(record.queue_s) for record in records] == [1, 0, 0, 0]
+    assert [len(record.ttft_s) for record in records] == [0, 1, 0, 0]
+    assert [len(record.inter_token_s) for record in records] == [0, 0, 1, 1]
+    (ended,) = records[-1].ended
+    assert (ended.request_id, ended.finish_reason) == (request.request_id, FinishReason.LENGTH)
+    assert (ended.prompt_tokens, ended.generated_tokens) == (10, 3)
+    assert ended.ttft_s is not None
+    assert 0 <= ended.queue_s <= ended.ttft_s <= ended.total_s
+
+
+def test_the_end_token_ends_unless_it_is_ignored() -> None:
+    harness = Harness(ends_every=3)
+    params = SamplingParams(max_tokens=30)
+    ends = harness.add(b"a", params)
+    goes_on = harness.add(b"a", SamplingParams(max_tokens=30, ignore_eos=True))
+    harness.run()
+    assert harness.result(ends).stop_match == EOS
+    assert harness.result(ends).token_ids[-1] == EOS
+    assert harness.result(goes_on).finish_reason is FinishReason.LENGTH
+    assert EOS in harness.result(goes_on).token_ids
