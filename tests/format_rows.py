@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
+
+from octavo.kernels import page_format
 
 Floats = NDArray[np.float32]
 
 TIES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 
 
+@functools.cache
 def tricky_rows(head_dim: int) -> dict[str, Floats]:
-    """Finite rows [n, head_dim] by kind."""
+    """Finite rows [n, head_dim] by kind; cached, so not to be changed."""
     rng = np.random.default_rng(head_dim)
     gauss = rng.standard_normal((200, head_dim)).astype(np.float32)
     outlier = gauss.copy()
@@ -28,6 +33,7 @@ def tricky_rows(head_dim: int) -> dict[str, Floats]:
         "outlier": outlier,
         "one element": one,
         "ties": ties * powers,
+        "near ties": between_scales(gauss) if head_dim % 8 == 0 else gauss,
         "constant": np.broadcast_to(gauss[:, :1], gauss.shape).copy(),
         "zero": np.stack([np.zeros(head_dim), -np.zeros(head_dim)]).astype(np.float32),
         "subnormal": gauss * np.float32(1e-40),
@@ -36,3 +42,23 @@ def tricky_rows(head_dim: int) -> dict[str, Floats]:
         "huge": np.clip(gauss, -3, 3) * np.float32(1e36),
         "all magnitudes": magnitudes * rng.choice(np.array([-1, 1], np.float32), magnitudes.shape),
     }
+
+
+def between_scales(rows: Floats) -> Floats:
+    """Pairs of rows, a float32 step apart, for which fp4 chooses different scales.
+
+    Two candidates' errors are equal there but for rounding, so the choice shows the order of
+    every addition. Found by bisection between rows of the same absmax.
+    """
+    fp4 = page_format("fp4")
+    clipped = np.clip(rows, -3, 3)
+    clipped[:, 0] = 4  # the absmax, so that every row has the same candidates
+    low, high = clipped[:-1].copy(), clipped[1:].copy()
+    chosen_low, chosen_high = fp4.quantize(low)[1], fp4.quantize(high)[1]
+    differ = (chosen_low != chosen_high)[:, 0]
+    low, high, chosen_low = low[differ], high[differ], chosen_low[differ]
+    for _ in range(40):
+        middle = (low.astype(np.float64) / 2 + high.astype(np.float64) / 2).astype(np.float32)
+        same = fp4.quantize(middle)[1] == chosen_low
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    return np.concatenate([low, high])
