@@ -23,6 +23,7 @@ class Limits:
             raise ValueError(f"max_running must be at least 1, got {self.max_running}")
         if self.max_step_tokens < self.max_running:
             raise ValueError(
-                f"max_step_tokens ({self.max_step_tokens}) must not be below max_running ({self.max_running}), "
-                "or a full decode batch would not fit in one step; raise the first or lower the second"
+                f"max_step_tokens must be at least max_running, got {self.max_step_tokens} and "
+                f"{self.max_running}: a full decode batch has to fit in one step; raise the first or "
+                "lower the second"
             )

@@ -1,0 +1,44 @@
+"""Whatever happens to others, a sequence gets the tokens it would get alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from ledger import served_alone
+from serving import Served
+from strategies import Workload, workloads
+
+
+def check_outputs(served: Served) -> None:
+    for request, samples in zip(served.workload.requests, served.sequences, strict=True):
+        for sequence, max_tokens in zip(samples, request.max_tokens, strict=True):
+            output = sequence.tokens[sequence.num_prompt :]
+            expected = served_alone(list(request.prompt), max_tokens, sequence.sequence_id)
+            if sequence in served.harmed:
+                assert output == expected[: len(output)]
+            else:
+                assert output == expected
+
+
+@given(workloads())
+def test_served_together_equals_served_alone(workload: Workload) -> None:
+    check_outputs(Served(workload).run())
+
+
+@given(workloads(kinds=()))
+def test_served_in_peace_everybody_gets_everything(workload: Workload) -> None:
+    served = Served(workload).run()
+    assert not served.harmed
+    check_outputs(served)
+
+
+@given(workloads())
+def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
+    served = Served(workload).run()
+    assert len({lookup.sequence for lookup in served.lookups}) == len(served.lookups), "looked up twice"
+    for lookup in served.lookups:
+        assert lookup.num_tokens == lookup.sequence.num_prompt
+        assert lookup.num_hit + sum(lookup.misses.values()) == lookup.num_tokens
+        assert all(count > 0 for count in lookup.misses.values())
+        assert lookup.num_hit == lookup.sequence.num_cached < lookup.num_tokens
+        assert workload.prefix_cache or lookup.misses == {"disabled": lookup.num_tokens}

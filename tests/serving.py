@@ -1,0 +1,160 @@
+"""Serves a workload with the real scheduler and block manager and the ledger for a model, and
+checks after every step whatever must hold whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ledger import END, Ledger, next_token
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Lookup, Result, Scheduler, Sequence, Status, Step
+from strategies import Event, Workload
+
+MAX_STEPS = 3000
+
+
+@dataclass(eq=False)
+class Served:
+    """One workload on its way; ``harmed`` were aborted or failed and may be cut short."""
+
+    workload: Workload
+    sequences: list[list[Sequence]] = field(default_factory=list)
+    harmed: set[Sequence] = field(default_factory=set)
+    lookups: list[Lookup] = field(default_factory=list)
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        load = self.workload
+        self.blocks = BlockManager(load.num_pages, load.page_size, prefix_cache=load.prefix_cache)
+        self.scheduler = Scheduler(self.blocks, Limits(load.max_step_tokens, load.max_running))
+        self.ledger = Ledger(load.page_size)
+
+    @property
+    def everyone(self) -> list[Sequence]:
+        return [sequence for samples in self.sequences for sequence in samples]
+
+    def run(self) -> Served:
+        while self._step() or len(self.sequences) < len(self.workload.requests):
+            assert self.num_steps < MAX_STEPS, "no end in sight"
+        self.blocks.check()
+        assert self.blocks.num_held == 0, "pages leaked"
+        assert self.blocks.num_idle_cached + self.blocks.num_idle_empty == self.workload.num_pages
+        assert all(sequence.status is Status.FINISHED for sequence in self.everyone)
+        return self
+
+    def _step(self) -> bool:
+        self.num_steps += 1
+        self._arrive()
+        self._happen("abort")
+        self._happen("rollback")
+        before = self._running()
+        backlogs = {sequence: sequence.backlog for sequence in before}
+        step = self.scheduler.plan()
+        self.blocks.check()
+        if step is None:
+            assert all(sequence.status is Status.FINISHED for sequence in self.everyone)
+            return False
+        self.lookups += step.lookups
+        check_step(step, before, backlogs, self.scheduler)
+        results = self._compute(step)
+        self._happen("abort_in_flight")
+        self.scheduler.commit(step, results)
+        self.blocks.check()
+        return True
+
+    def _running(self) -> list[Sequence]:
+        """Oldest first: tests may look where callers may not."""
+        return list(self.scheduler._roster.running)
+
+    def _arrive(self) -> None:
+        first = len(self.sequences)
+        for request in self.workload.requests[first : first + self.workload.arrivals_per_step]:
+            number = len(self.sequences)
+            samples = [
+                Sequence(f"{number}.{sample}", list(request.prompt), max_tokens, request.salt)
+                for sample, max_tokens in enumerate(request.max_tokens)
+            ]
+            samples[0].siblings = samples[1:]
+            self.sequences.append(samples)
+            self.scheduler.add(samples[0])
+
+    def _now(self, kind: str) -> list[tuple[Event, Sequence]]:
+        return [
+            (event, self.sequences[event.request][event.sample])
+            for event in self.workload.events
+            if event.kind == kind
+            and event.step == self.num_steps
+            and event.request < len(self.sequences)
+            and event.sample < len(self.sequences[event.request])
+        ]
+
+    def _happen(self, kind: str) -> None:
+        for event, sequence in self._now(kind):
+            if sequence.status is Status.FINISHED:
+                continue
+            if kind != "rollback":
+                self.scheduler.abort(sequence)
+                self.harmed.add(sequence)
+                assert sequence.table is None
+            elif sequence.table is not None and not self.scheduler._roster.copies:
+                self._roll_back(sequence, event.amount)
+            self.blocks.check()
+
+    def _roll_back(self, sequence: Sequence, amount: int) -> None:
+        table = sequence.table
+        assert table is not None
+        copy = self.blocks.rollback(table, max(table.num_written - amount, 0))
+        if copy is not None:
+            self.ledger.copy([copy])
+            self.blocks.copied([copy])
+        self.ledger.check(table, sequence.tokens, table.num_written)
+
+    def _compute(self, step: Step) -> list[Result]:
+        failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())
+        self.harmed |= failing
+        broken = frozenset(w.sequence for w in step.work if failing & {w.sequence, *w.siblings})
+        self.ledger.run(step, self.everyone, broken)
+        results = []
+        for sequence in step.sampled():
+            token = next_token(sequence.tokens, sequence.sequence_id)
+            results.append(Result(None) if sequence in failing else Result(token, token == END))
+        return results
+
+
+def check_step(
+    step: Step, before: list[Sequence], backlogs: dict[Sequence, int], scheduler: Scheduler
+) -> None:
+    """Budget, order, fairness of decode, progress and who may be preempted.
+
+    before, backlogs   running sequences before the step was planned, oldest first
+    """
+    limits = scheduler.limits
+    planned = [item.sequence for item in step.work]
+    assert 0 < step.num_tokens <= limits.max_step_tokens
+    assert scheduler.num_running <= limits.max_running
+    assert len(set(planned)) == len(planned), "a sequence is planned twice"
+    age = {sequence: number for number, sequence in enumerate(before)}
+
+    decodes = [sequence for sequence in planned if backlogs.get(sequence) == 1]
+    chunks = [sequence for sequence in planned if backlogs.get(sequence, 1) > 1]
+    arrivals = [sequence for sequence in planned if sequence not in age]
+    assert planned == decodes + chunks + arrivals, "decodes, then prompt chunks, then arrivals"
+    assert [age[s] for s in decodes] == sorted(age[s] for s in decodes), "oldest first"
+    assert [age[s] for s in chunks] == sorted(age[s] for s in chunks), "oldest first"
+    for item in step.work:
+        assert item.start == item.sequence.num_written < item.stop <= len(item.sequence.tokens)
+        assert item.samples == (item.stop == len(item.sequence.tokens))
+        assert not scheduler.blocks.would_overflow(item.sequence.table, item.stop)
+
+    if before and before[0] not in planned:  # only a rollback takes pages from an admitted prompt
+        assert backlogs[before[0]] > 1, "the oldest must always get on"
+        assert scheduler.blocks.would_overflow(before[0].table, len(before[0].tokens))
+    skipped = [s for s in before if s not in planned and s not in step.preempted]
+    for sequence in skipped:
+        if backlogs[sequence] == 1:
+            assert step.preempted or scheduler.blocks.num_idle == 0, "a decode waits beside idle pages"
+    assert not (step.preempted and arrivals), "an arrival took what a preempted sequence gave"
+    ages = [age[sequence] for sequence in step.preempted]
+    assert ages == sorted(ages, reverse=True), "the youngest goes first"
+    assert all(age[s] < age[victim] for s in skipped for victim in step.preempted), "an older one went"
+    assert all(s.status is Status.WAITING and s.table is None for s in step.preempted)

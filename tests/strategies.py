@@ -1,0 +1,86 @@
+"""What the property tests are made of: workloads small enough to read when one fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+
+
+@dataclass(frozen=True)
+class Request:
+    """``max_tokens`` has one entry per sample: the leader's, then its siblings'."""
+
+    prompt: tuple[int, ...]
+    max_tokens: tuple[int, ...]
+    salt: bytes = b""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens at one step to one sample of one request, if it is still there.
+
+    abort      before the step is planned
+    abort_in_flight   after it was built, before its results are in
+    fail       the engine reports that the sample failed
+    rollback   the sample loses ``amount`` of its written positions and computes them again
+    """
+
+    kind: str
+    step: int
+    request: int
+    sample: int
+    amount: int = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    page_size: int
+    num_pages: int
+    max_running: int
+    max_step_tokens: int
+    arrivals_per_step: int
+    requests: tuple[Request, ...]
+    events: tuple[Event, ...] = ()
+    prefix_cache: bool = True
+
+
+EVENTS = ("abort", "abort_in_flight", "fail", "rollback")
+
+# Two token ids and prompts that often share a beginning: collisions are what we are after.
+prompts = st.lists(st.integers(1, 2), min_size=1, max_size=20).map(tuple)
+requests = st.builds(
+    Request,
+    prompt=prompts,
+    max_tokens=st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple),
+    salt=st.sampled_from([b"", b"", b"other tenant"]),
+)
+events = st.builds(
+    Event,
+    kind=st.sampled_from(EVENTS),
+    step=st.integers(1, 16),
+    request=st.integers(0, 6),
+    sample=st.integers(0, 3),
+    amount=st.integers(1, 9),
+)
+
+
+@st.composite
+def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
+    """Requests that each fit the pool alone, with little room beyond, and events among them."""
+    page_size = draw(st.sampled_from([1, 2, 4, 8]))
+    wanted = draw(st.lists(requests, min_size=1, max_size=7))
+    need = max(-(-(len(r.prompt) + max(r.max_tokens)) // page_size) for r in wanted)
+    max_running = draw(st.integers(1, 6))
+    happening = draw(st.lists(events.filter(lambda event: event.kind in kinds), max_size=5)) if kinds else []
+    return Workload(
+        page_size=page_size,
+        num_pages=need + draw(st.integers(0, 12)),
+        max_running=max_running,
+        max_step_tokens=draw(st.integers(max_running, 24)),
+        arrivals_per_step=draw(st.integers(1, 4)),
+        requests=tuple(wanted),
+        events=tuple(happening),
+        prefix_cache=draw(st.sampled_from([True, True, True, False])),
+    )
