@@ -58,7 +58,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def generate(
         self,

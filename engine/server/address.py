@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from octavo.engine.errors import InvalidConfig
@@ -41,3 +42,15 @@ def port_in_use(address: Address, flag: str) -> InvalidConfig:
         f"cannot listen on {address}: the port is in use or the host is not of this machine; "
         f"choose another {flag}, or port 0 for a free one"
     )
+
+
+def check_free(address: Address, flag: str) -> None:
+    """InvalidConfig if nobody could listen on ``address`` now. Whoever then does must check
+    again; this is for failing before anything slow."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address.host, address.port))
+    except OSError as error:
+        raise port_in_use(address, flag) from error

@@ -1,0 +1,1 @@
+"""Benchmarks: programs with a contract, run by ``octavo bench``."""

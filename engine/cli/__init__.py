@@ -1,0 +1,66 @@
+"""The ``octavo`` command. Exit codes: 0 success, 2 wrong usage or input, 1 failure.
+
+Each command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; only the one
+that is asked for is imported, so that ``octavo --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import octavo
+from octavo.engine.cli.usage import Parser, say_error
+from octavo.engine.errors import InvalidConfig, InvalidRequest, OctavoError
+
+COMMANDS = {
+    "serve": "serve a model over gRPC until SIGTERM or SIGINT",
+    "generate": "continue one prompt, in this process or on a server",
+    "bench": "measure the engine, the server, the kernels or the scheduler",
+    "plan": "say how many pages and sequences fit into a memory budget",
+    "doctor": "say what this machine runs on, and test its kernels",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code, whatever happens but a bug."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parser().parse_args(arguments)
+    except SystemExit as leave:  # argparse: after --help, --version or a usage error
+        return leave.code if isinstance(leave.code, int) else 2
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except (InvalidConfig, InvalidRequest) as error:
+        say_error(args.command, error)
+        return 2
+    except OctavoError as error:
+        say_error(args.command, error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has gone: nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="octavo", description="A paged-attention LLM serving engine on MLX.")
+    parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        description = f"{text[0].upper()}{text[1:]}."
+        commands.add_parser(name, help=text, description=description, fill=functools.partial(_fill, name))
+    return parser
+
+
+def _fill(name: str, parser: argparse.ArgumentParser) -> None:
+    command = importlib.import_module(f"octavo.engine.cli.{name}")
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)

@@ -1,0 +1,7 @@
+"""``python -m octavo.engine.cli``, for where the ``octavo`` script is not installed."""
+
+import sys
+
+from octavo.engine.cli import main
+
+sys.exit(main())

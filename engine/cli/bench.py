@@ -1,0 +1,38 @@
+"""``octavo bench``: engine, serve, kernels and scheduler, each a program with a contract: a
+table for people, then with --json one last line for programs."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+
+from octavo.engine.cli.options import add_json_argument, print_json
+
+BENCHES = {
+    "engine": "prefill and decode rates of the engine, without a server",
+    "serve": "latencies and rates over real gRPC",
+    "kernels": "each kernel against what this machine can do",
+    "scheduler": "time per step of the control plane, without a model",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    benches = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
+    for name, text in BENCHES.items():
+        description = f"{text[0].upper()}{text[1:]}."
+        benches.add_parser(name, help=text, description=description, fill=functools.partial(_fill, name))
+
+
+def _fill(name: str, parser: argparse.ArgumentParser) -> None:
+    bench = importlib.import_module(f"octavo.engine.bench.{name}")
+    bench.add_arguments(parser)
+    add_json_argument(parser)
+    parser.set_defaults(run_bench=bench.run)
+
+
+def run(args: argparse.Namespace) -> int:
+    result = args.run_bench(args)
+    if args.json:
+        print_json(result)
+    return 0

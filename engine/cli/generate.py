@@ -1,0 +1,235 @@
+"""``octavo generate``: one prompt, in this process or on a server, with text as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.engine.cli.options import (
+    add_engine_arguments,
+    add_json_argument,
+    add_log_level_argument,
+    engine_config,
+    engine_flags,
+    given_settings,
+    print_json,
+    set_up_logging,
+)
+from octavo.engine.cli.usage import token_ids
+from octavo.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
+from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
+from octavo.engine.params import SamplingParams
+from octavo.engine.server.interface import Prompt
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("prompt", nargs="?", metavar="PROMPT|-", help="text to continue; - reads it from stdin")
+    add("--prompt-ids", type=token_ids, metavar="1,2,3", help="token ids to continue, instead of text")
+    add("--connect", metavar="HOST:PORT", help="ask the server there instead of loading a model")
+    add("--chat", action="store_true", help="send the prompt as a user's message")
+    add("--system", metavar="S", help="system message; implies --chat")
+    add("--max-tokens", type=int, default=128, metavar="N", help="tokens to generate at most")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
+    add("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to P together")
+    add("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
+    add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the likeliest")
+    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="1 is none")
+    add("--presence-penalty", type=float, default=0.0, metavar="X", help="0 is none")
+    add("--frequency-penalty", type=float, default=0.0, metavar="X", help="0 is none")
+    add("--seed", type=int, metavar="N", help="make the draw reproducible")
+    add("--n", type=int, default=1, metavar="N", help="independent samples of the same prompt")
+    add("--stop", action="append", default=[], metavar="S", help="string that ends the output; repeatable")
+    add("--stop-id", action="append", type=int, default=[], metavar="N", help="token id that ends it")
+    add("--ignore-eos", action="store_true", help="go on after the model's end tokens")
+    add("--logprobs", type=int, metavar="K", help="log probabilities of the K likeliest tokens, in the JSON")
+    add_json_argument(parser)
+    add_log_level_argument(parser, "warning")
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    set_up_logging(args)
+    prompt, params = prompt_of(args), params_of(args)
+    if args.connect is not None and (settings := given_settings(args)):
+        option = engine_flags(settings)[0]
+        raise InvalidConfig(
+            f"{option} is the server's to choose; give it to `octavo serve`, or drop --connect"
+        )
+    answer = asyncio.run(_generate(args, prompt, params))
+    answer.print_rest()
+    print(answer.summary(), file=sys.stderr)
+    if args.json:
+        print_json(answer.as_json())
+    failed = next((sample.error for sample in answer.samples if sample.error is not None), None)
+    if failed is not None:
+        raise RequestFailed(failed)
+    return 0
+
+
+def prompt_of(args: argparse.Namespace) -> Prompt:
+    """Text, token ids or a chat, as the options say; InvalidRequest when they contradict."""
+    chat = args.chat or args.system is not None
+    if args.prompt_ids is not None:
+        if args.prompt is not None:
+            raise InvalidRequest("PROMPT and --prompt-ids are two prompts; give one of them")
+        if chat:
+            raise InvalidRequest(
+                "--chat and --system need text, but --prompt-ids gives token ids; use PROMPT"
+            )
+        return list(args.prompt_ids)
+    if args.prompt is None:
+        raise InvalidRequest("no prompt; give PROMPT, - to read it from stdin, or --prompt-ids")
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not chat:
+        return str(text)
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": text}]
+
+
+def params_of(args: argparse.Namespace) -> SamplingParams:
+    """Sampling parameters; InvalidRequest names the first that is out of its range."""
+    return SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        seed=args.seed,
+        n=args.n,
+        stop=tuple(args.stop),
+        stop_ids=tuple(args.stop_id),
+        ignore_eos=args.ignore_eos,
+        logprobs=args.logprobs,
+    )
+
+
+async def _generate(args: argparse.Namespace, prompt: Prompt, params: SamplingParams) -> Answer:
+    if args.connect is not None:
+        from octavo.engine.client import Client
+        from octavo.engine.server.address import parse_address
+
+        async with Client(str(parse_address(args.connect))) as client:
+            return await _collect(client.generate(prompt, params), params.n)
+    from octavo.engine.service import AsyncEngine
+
+    engine = AsyncEngine(engine_config(args))
+    await engine.start()
+    try:
+        return await _collect(engine.generate(prompt, params), params.n)
+    finally:
+        await engine.stop()
+
+
+async def _collect(deltas: AsyncGenerator[Delta, None], num_samples: int) -> Answer:
+    answer = Answer(num_samples)
+    async with aclosing(deltas):
+        async for delta in deltas:
+            answer.add(delta)
+    return answer
+
+
+@dataclass(slots=True)
+class Sample:
+    """What has come of one sample."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class Answer:
+    """Collects the samples and prints a single one as it comes; several are printed at the end,
+    since they would be mixed."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.samples = [Sample() for _ in range(num_samples)]
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self._began = self._last = time.monotonic()
+        self._first: float | None = None
+        self._num_first = 0  # tokens that came with the first delta
+
+    def add(self, delta: Delta) -> None:
+        self._last = time.monotonic()
+        if delta.token_ids and self._first is None:
+            self._first, self._num_first = self._last, len(delta.token_ids)
+        sample = self.samples[delta.index]
+        sample.text += delta.text
+        sample.token_ids += delta.token_ids
+        sample.logprobs += delta.logprobs
+        sample.finish_reason = delta.finish_reason
+        sample.error = delta.error
+        self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
+        if len(self.samples) == 1:
+            print(delta.text, end="", flush=True)
+
+    def print_rest(self) -> None:
+        """End the streamed text's line, or print all samples."""
+        if len(self.samples) == 1:
+            print(flush=True)
+            return
+        for index, sample in enumerate(self.samples):
+            print(f"[{index}] {sample.text}", flush=True)
+
+    @property
+    def num_generated(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
+    def ttft_s(self) -> float:
+        return (self._last if self._first is None else self._first) - self._began
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Rate after the first tokens; of the whole when there are no others."""
+        if self._first is not None and self._last > self._first:
+            return (self.num_generated - self._num_first) / (self._last - self._first)
+        return self.num_generated / max(self._last - self._began, 1e-9)
+
+    def summary(self) -> str:
+        reasons = ", ".join(str(sample.finish_reason) for sample in self.samples)
+        return (
+            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), "
+            f"{self.num_generated} generated, first after {self.ttft_s:.3f} s, then {self.tokens_per_s:.1f}/s; "
+            f"finished by {reasons}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "outputs": [_sample_json(index, sample) for index, sample in enumerate(self.samples)],
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "ttft_s": self.ttft_s,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+
+def _sample_json(index: int, sample: Sample) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "index": index,
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": sample.finish_reason,
+    }
+    if sample.logprobs:
+        found["logprobs"] = [
+            {
+                "token_id": entry.token_id,
+                "logprob": entry.logprob,
+                "top": [{"token_id": token, "logprob": logprob} for token, logprob in entry.top],
+            }
+            for entry in sample.logprobs
+        ]
+    return found

@@ -1,0 +1,119 @@
+"""Options that several commands share: the engine's settings, logging, printing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from octavo.engine.cli.usage import checked
+from octavo.engine.config import Backend, EngineConfig, Weights
+from octavo.engine.info import ModelInfo
+from octavo.kernels.formats import FORMAT_NAMES
+
+DEFAULTS = EngineConfig()
+_SETTINGS = (
+    "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "page_size", "kv_memory",
+    "num_pages", "max_model_len", "max_running", "max_waiting", "max_step_tokens", "prefix_cache",
+)  # fmt: skip
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """One option per setting of EngineConfig. All default to None, so that a command can tell
+    what was given; ``engine_config`` fills in the rest."""
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
+    add("--model", metavar="PATH|HUB_ID|demo", help=f"what to serve ({DEFAULTS.model}: the embedded model)")
+    add("--backend", choices=get_args(Backend), help="where kernels run (auto: the best there is)")
+    add("--threads", type=int, metavar="N", help="CPU threads of the kernels (all this process may use)")
+    add("--weights", choices=get_args(Weights), help="re-quantize the weights while loading (keep)")
+    add("--exact", action="store_const", const=True, help="refuse paths that change the arithmetic")
+    add("--no-fuse", dest="fuse", action="store_const", const=False, help="run the model's layers unfused")
+    add("--kv-format", choices=FORMAT_NAMES, help=f"format of the KV pages ({DEFAULTS.kv_format})")
+    add("--page-size", type=int, metavar="N", help=f"positions per page ({DEFAULTS.page_size})")
+    pool = group.add_mutually_exclusive_group()
+    pool.add_argument(
+        "--kv-memory", type=checked(_size), metavar="SIZE", help="memory of the page pool, such as 2GiB"
+    )
+    pool.add_argument("--num-pages", type=int, metavar="N", help="size of the page pool in pages")
+    add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
+    add("--max-running", type=int, metavar="N", help=f"sequences computed at once ({DEFAULTS.max_running})")
+    add("--max-waiting", type=int, metavar="N", help=f"requests that may queue ({DEFAULTS.max_waiting})")
+    add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
+    add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
+        help="forget the pages of finished requests")  # fmt: skip
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine settings that were given on the command line."""
+    return {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
+
+
+def engine_flags(settings: Mapping[str, Any]) -> list[str]:
+    """The command line that gives these settings: ``given_settings`` the other way round."""
+    flags = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is False:
+            flags.append(flag.replace("--", "--no-", 1))
+        else:
+            flags += [flag, str(value)]
+    return flags
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's configuration; InvalidConfig names what is not usable."""
+    return EngineConfig(**given_settings(args))
+
+
+def _size(text: str) -> int:
+    from octavo.engine.memory import parse_size
+
+    return parse_size(text)
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="make the last line of the output one JSON object"
+    )
+
+
+def add_log_level_argument(parser: argparse.ArgumentParser, default: str) -> None:
+    levels = ("debug", "info", "warning", "error", "critical")
+    parser.add_argument(
+        "--log-level", choices=levels, default=default, type=str.lower, help="what to log on stderr"
+    )
+
+
+def set_up_logging(args: argparse.Namespace) -> None:
+    logging.basicConfig(
+        level=args.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """The last line of a command's output."""
+    print(json.dumps(value), flush=True)
+
+
+def budget_lines(info: ModelInfo) -> list[str]:
+    """What a started engine is and where its memory goes, for people."""
+    from octavo.engine.memory import format_size
+
+    memory = info.memory
+    total = memory.weights + memory.pages + memory.workspace
+    return [
+        f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
+        f"{info.tier} tier, length up to {info.max_model_len}",
+        f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
+        f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
+        f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, "
+        f"{info.kv_format}), workspace {format_size(memory.workspace)}",
+    ]

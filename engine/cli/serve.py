@@ -1,0 +1,186 @@
+"""``octavo serve``: an engine behind gRPC, and its metrics, until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.engine.cli.options import (
+    add_engine_arguments,
+    add_log_level_argument,
+    budget_lines,
+    engine_config,
+    set_up_logging,
+)
+from octavo.engine.cli.usage import checked, seconds
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import OctavoError
+from octavo.engine.info import ModelInfo
+from octavo.engine.server.address import Address, check_free, parse_address
+from octavo.engine.stats import Gauges
+
+if TYPE_CHECKING:
+    from octavo.engine.server.server import GrpcServer
+    from octavo.engine.service import AsyncEngine
+
+logger = logging.getLogger(__name__)
+DEATH_LINGER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """listen   where gRPC listens
+    metrics  where /metrics, /healthz and /readyz listen; None: nowhere
+    """
+
+    listen: Address
+    metrics: Address | None
+    drain_timeout: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen",
+        type=checked(parse_address),
+        metavar="HOST:PORT",
+        default="127.0.0.1:50051",
+        help="where gRPC listens; port 0 picks a free one",
+    )
+    parser.add_argument(
+        "--metrics",
+        type=checked(_metrics_address),
+        metavar="HOST:PORT|off",
+        default="127.0.0.1:9400",
+        help="where /metrics, /healthz and /readyz listen",
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        default=30.0,
+        help="how long running requests may finish after SIGTERM",
+    )
+    add_log_level_argument(parser, "info")
+    add_engine_arguments(parser)
+
+
+def _metrics_address(text: str) -> Address | None:
+    return None if text == "off" else parse_address(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    set_up_logging(args)
+    options = ServeOptions(listen=args.listen, metrics=args.metrics, drain_timeout=args.drain_timeout)
+    return asyncio.run(serve(engine_config(args), options))
+
+
+async def serve(config: EngineConfig, options: ServeOptions) -> int:
+    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
+    from octavo.engine.metrics import Metrics, MetricsServer
+    from octavo.engine.server.server import GrpcServer
+    from octavo.engine.service import AsyncEngine
+
+    stopping = _signal_event()
+    check_free(options.listen, "--listen")  # before time is spent on loading
+    metrics = Metrics()
+    engine = AsyncEngine(config, observer=metrics)
+    probes = ServerProbes(engine)
+    async with contextlib.AsyncExitStack() as stack:
+        http = None
+        if options.metrics is not None:
+            http = MetricsServer(options.metrics, metrics, probes)
+            stack.callback(http.close)
+        stack.push_async_callback(engine.stop)
+        if not await _load(engine, stopping):
+            return 0
+        metrics.describe(engine.info)
+        server = GrpcServer(engine)
+        grpc_address = await server.start(options.listen)
+        probes.server = server
+        _announce(engine.info, grpc_address, http.address if http else None)
+        return await _serve_until_end(server, stopping, options.drain_timeout)
+
+
+async def _load(engine: AsyncEngine, stopping: asyncio.Event) -> bool:
+    """Start the engine; False when a signal came first. Raises what loading raises."""
+    start = asyncio.create_task(engine.start())
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if start.done():
+        start.result()
+        return True
+    start.cancel()
+    await asyncio.wait((start,))
+    return False
+
+
+async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_timeout: float) -> int:
+    """Wait for a signal, then drain; or for the engine's death, then leave with 1."""
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, server.died)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    died = server.died.is_set()
+    if died:  # stay for a while, so that health checks and probes see why
+        await asyncio.wait(waits[:1], timeout=DEATH_LINGER_S)
+    for wait in waits:
+        wait.cancel()
+    logger.info("shutting down")
+    await server.stop(0.0 if died else drain_timeout)
+    return 1 if died else 0
+
+
+def _announce(info: ModelInfo, grpc_address: Address, metrics_address: Address | None) -> None:
+    """The memory budget for people, then the one line that programs wait for."""
+    for line in budget_lines(info):
+        print(line)
+    print(
+        f"octavo ready: grpc={grpc_address} metrics={metrics_address or 'off'} model={info.name} "
+        f"backend={info.backend} kv={info.kv_format} pages={info.num_pages}",
+        flush=True,
+    )
+
+
+def _signal_event() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; a second one ends the process at once."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ends = (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+        event.set()
+        for end in ends:
+            loop.remove_signal_handler(end)
+
+    for end in ends:
+        loop.add_signal_handler(end, stop)
+    return event
+
+
+class ServerProbes:
+    """What the metrics port may ask, from its own threads, from before loading to the end."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.server: GrpcServer | None = None  # once it serves
+        self._engine = engine
+
+    def gauges(self) -> Gauges:
+        try:
+            return self._engine.gauges()
+        except OctavoError:  # still loading, or dead: nothing runs and no page is in use
+            return Gauges()
+
+    def alive(self) -> str | None:
+        death = self._engine.death
+        return None if death is None else f"the engine has died: {death}"
+
+    def ready(self) -> str | None:
+        if (reason := self.alive()) is not None:
+            return reason
+        if self.server is None:
+            return "the model is being loaded"
+        return "the server is draining" if self.server.servicer.draining else None

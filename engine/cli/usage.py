@@ -1,0 +1,92 @@
+"""How the command line speaks about mistakes: one line on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors, without abbreviations, that is filled when it is used: the
+    options of a command, and what it imports for them, cost nothing to the other commands."""
+
+    def __init__(
+        self, *, fill: Callable[[argparse.ArgumentParser], None] | None = None, **settings: Any
+    ) -> None:
+        settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", _HelpFormatter)
+        super().__init__(**settings)
+        self._fill = fill
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+        namespace, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:  # said here, where the command's own name and help are known
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        say_error(self.prog.removeprefix("octavo").strip(), f"{message}; see `{self.prog} --help`")
+        sys.exit(2)
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults that say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, "", []):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def say_error(command: str, error: object) -> None:
+    """One line on stderr, whatever the message looks like."""
+    where = f"octavo {command}".strip()
+    print(f"{where}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+
+
+def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
+    """A converter for argparse that keeps the message of the ValueError it raises."""
+
+    def converter(text: str) -> T:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return converter
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    value = int(text) if text.strip().lstrip("+-").isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time of at least 0 seconds, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, got {text!r}")
+    return value
+
+
+def token_ids(text: str) -> list[int]:
+    """Token ids separated by commas, for argparse."""
+    try:
+        return [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be token ids separated by commas, such as 1,2,3, got {text!r}"
+        ) from None
