@@ -120,6 +120,27 @@ Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::ar
   return packed;
 }
 
+std::vector<mx::array> unpack(const Packed& weight) {
+  const PackedShape& shape = weight->shape;
+  const auto empty = [](mx::Shape dims, mx::Dtype type) {
+    mx::array a(std::move(dims), type, nullptr, {});
+    allocate(a);
+    a.set_status(mx::array::Status::available);
+    return a;
+  };
+  const mx::Dtype type = packed_dtype(*weight);
+  if (!shape.quantized()) {
+    mx::array dense = empty({shape.outputs, shape.inputs}, type);
+    weight->unpack_dense(dense.data<void>());
+    return {dense};
+  }
+  mx::array codes = empty({shape.outputs, shape.inputs * shape.bits() / 32}, mx::uint32);
+  mx::array scales = empty({shape.outputs, shape.num_groups()}, type);
+  mx::array biases = empty(scales.shape(), type);
+  weight->unpack_affine(codes.data<uint32_t>(), scales.data<void>(), biases.data<void>());
+  return {codes, scales, biases};
+}
+
 mx::Dtype packed_dtype(const PackedWeight& weight) {
   switch (weight.shape.scale_type) {
     case Float::bf16: return mx::bfloat16;

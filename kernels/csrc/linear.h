@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "mlx/mlx.h"
 #include "packed.h"
@@ -18,6 +19,9 @@ using Packed = std::shared_ptr<const PackedWeight>;
 Packed pack_dense(const mx::array& weight, const std::optional<mx::array>& bias);
 Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::array& biases, int group_size,
                    int bits, const std::optional<mx::array>& bias);
+
+// The inverse: [weight], or [codes, scales, biases].
+std::vector<mx::array> unpack(const Packed& weight);
 
 mx::Dtype packed_dtype(const PackedWeight& weight);  // of a dense weight, or of the scales
 

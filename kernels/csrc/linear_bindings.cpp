@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include "linear.h"
 #include "ops_graph.h"
@@ -25,6 +26,8 @@ void bind_linear(nb::module_& m) {
   m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a, "bits"_a,
         "bias"_a = nb::none(), no_gil,
         "Pack MLX's affine format with 4 or 8 bits and groups of 32, 64 or 128. Evaluates its arguments.");
+  m.def("unpack", &unpack, "weight"_a, no_gil,
+        "What was packed, bit by bit: [weight], or [codes, scales, biases].");
   m.def("linear", &linear, "x"_a, "weight"_a, nb::kw_only(), "residual"_a = nb::none(), "exact"_a = false,
         "stream"_a = nb::none(), "x [..., inputs] -> x W^T + bias + residual [..., outputs].");
   m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),

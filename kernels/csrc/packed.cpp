@@ -45,6 +45,25 @@ uint32_t code_word(const uint32_t* row, int i, int bits) {
   return word;
 }
 
+template <class T>
+void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
+  for (int n = 0; n < num_rows; ++n)
+    for (int k = 0; k < inputs; ++k)
+      rows[static_cast<std::size_t>(n) * inputs + k] =
+          panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run];
+}
+
+// The inverse of code_word for q4: the four bytes of inputs [8 * i, 8 * i + 8) as MLX's word.
+uint32_t mlx_word(uint32_t word, int bits) {
+  if (bits == 8) return word;
+  uint32_t codes = 0;
+  for (int j = 0; j < 4; ++j) {
+    codes |= ((word >> (8 * j)) & 15) << (4 * j);
+    codes |= ((word >> (8 * j + 4)) & 15) << (4 * (4 + j));
+  }
+  return codes;
+}
+
 void pack_group(const PackedShape& shape, int panel, int group, const uint32_t* codes, const void* scales,
                 const void* biases, uint8_t* block) {
   const int words = shape.group * shape.bits() / 32;
@@ -120,6 +139,40 @@ PackedWeight::PackedWeight(const PackedShape& shape, const uint32_t* codes, cons
     for (int g = 0; g < shape.num_groups(); ++g)
       pack_group(shape, p, g, codes, scales, biases,
                  panels.data() + shape.panel_bytes() * p + shape.block_bytes() * g);
+  });
+}
+
+void PackedWeight::unpack_dense(void* weight) const {
+  parallel_for(shape.num_panels(), [&](int p) {
+    const std::size_t start = static_cast<std::size_t>(p) * kPanel * shape.inputs;
+    const int rows = panel_outputs(shape, p);
+    if (shape.kind == WeightKind::f32) {
+      unpack_panel(reinterpret_cast<const float*>(panel(p)), rows, shape.inputs, 1,
+                   static_cast<float*>(weight) + start);
+    } else {
+      unpack_panel(reinterpret_cast<const uint16_t*>(panel(p)), rows, shape.inputs,
+                   shape.kind == WeightKind::bf16 ? 2 : 1, static_cast<uint16_t*>(weight) + start);
+    }
+  });
+}
+
+void PackedWeight::unpack_affine(uint32_t* codes, void* scales, void* biases) const {
+  const int words = shape.group * shape.bits() / 32;
+  const std::size_t size = float_size(shape.scale_type);
+  parallel_for(shape.outputs, [&](int output) {
+    const int n = output % kPanel;
+    for (int g = 0; g < shape.num_groups(); ++g) {
+      const uint8_t* block = panel(output / kPanel) + shape.block_bytes() * g;
+      const std::size_t at = static_cast<std::size_t>(output) * shape.num_groups() + g;
+      for (int i = 0; i < words; ++i) {
+        uint32_t word;
+        std::memcpy(&word, block + (static_cast<std::size_t>(i) * kPanel + n) * 4, 4);
+        codes[at * words + i] = mlx_word(word, shape.bits());
+      }
+      const uint8_t* scale_row = block + shape.code_bytes();
+      std::memcpy(static_cast<uint8_t*>(scales) + at * size, scale_row + n * size, size);
+      std::memcpy(static_cast<uint8_t*>(biases) + at * size, scale_row + (kPanel + n) * size, size);
+    }
   });
 }
 

@@ -76,6 +76,10 @@ struct PackedWeight {
   // One row of W as float32 [inputs], dequantized without any rounding but float32's.
   void row(int output, float* out) const;
 
+  // The matrices this was packed from, bit by bit. Buffers are laid out as the constructors take them.
+  void unpack_dense(void* weight) const;
+  void unpack_affine(uint32_t* codes, void* scales, void* biases) const;
+
   PackedShape shape;
   Buffer panels;
   std::vector<float> bias;  // added to the result: padded to whole panels; empty if there is none

@@ -1,0 +1,193 @@
+"""Put native kernels into a loaded model, by the type of its modules, never by its name."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from octavo.kernels import _ext
+from octavo.kernels.cpu import linear as native
+
+FLOATS = (mx.bfloat16, mx.float16, mx.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A module with parameters that stays MLX's own, and why."""
+
+    name: str
+    type: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a model's modules.
+
+    replaced   number of modules made native, by the name of their MLX type
+    kept       the modules with parameters of their own that stay MLX's
+    functions  names of functions of mlx-lm that run natively from now on
+    num_bytes  bytes of packed weights, which are not among ``model.parameters()`` any more
+    """
+
+    replaced: dict[str, int]
+    kept: tuple[Kept, ...]
+    functions: tuple[str, ...]
+    num_bytes: int
+
+
+def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
+    """Make the linear layers, tied heads and RMS norms of ``model`` native, in place.
+
+    Call it on the thread that will evaluate the model, after loading. Weights are evaluated,
+    packed and released one layer at a time, so that a lazily loaded model is never held twice.
+
+    exact  refuse the kernels that round activations below the precision they come in: to 8 bits
+           before weights of 8 or 4 bits (AVX-512 without AMX), fp16 ones to bf16 (AVX-512, AMX)
+    fuse   also replace elementwise chains between layers by one operation each: ``swiglu`` of
+           mlx-lm's models, for every model of this process, wherever its arguments allow
+    """
+    replaced: Counter[str] = Counter()
+    kept: list[Kept] = []
+    for name, module in model.named_modules():
+        kind = type(module)
+        rule = _RULES.get(kind)
+        if rule is None:
+            if _has_own_arrays(module) and not isinstance(module, _NATIVE):
+                kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
+            continue
+        reason = rule(module, exact)
+        if reason is None:
+            replaced[kind.__name__] += 1
+        else:
+            kept.append(Kept(name, kind.__name__, reason))
+    functions = ("swiglu",) if fuse and _replace_swiglu() else ()
+    return Report(dict(replaced), tuple(kept), functions, packed_bytes(model))
+
+
+def packed_bytes(model: Module) -> int:
+    """Bytes of the model's packed weights (embeddings are packed when their head is first used)."""
+    packed = (getattr(module, "packed", None) for _, module in model.named_modules())
+    return sum(weight.nbytes for weight in packed if isinstance(weight, _ext.PackedWeight))
+
+
+def _has_own_arrays(module: Module) -> bool:
+    return any(isinstance(value, mx.array) for value in module.values())
+
+
+def _become(module: Any, kind: type, exact: bool) -> None:
+    module.__class__ = kind
+    module.packed = None
+    module.exact = exact
+
+
+# A rule makes a module native, or says why it cannot.
+
+
+def _replace_linear(module: Any, exact: bool) -> str | None:
+    reason = _dense_reason(module["weight"])
+    if reason is None:
+        _become(module, native.NativeLinear, exact)
+        module.pack()
+    return reason
+
+
+def _replace_quantized_linear(module: Any, exact: bool) -> str | None:
+    reason = _affine_reason(module)
+    if reason is None:
+        _become(module, native.NativeQuantizedLinear, exact)
+        module.pack()
+    return reason
+
+
+def _replace_embedding(module: Any, exact: bool) -> str | None:
+    reason = _dense_reason(module["weight"])
+    if reason is None:
+        _become(module, native.NativeEmbedding, exact)
+    return reason
+
+
+def _replace_quantized_embedding(module: Any, exact: bool) -> str | None:
+    reason = _affine_reason(module)
+    if reason is None:
+        _become(module, native.NativeQuantizedEmbedding, exact)
+    return reason
+
+
+def _replace_rms_norm(module: Any, _exact: bool) -> str | None:
+    if module["weight"].dtype not in FLOATS:
+        return f"weight in {module['weight'].dtype}"
+    module.__class__ = native.NativeRMSNorm
+    return None
+
+
+_RULES: dict[type, Callable[[Any, bool], str | None]] = {
+    Linear: _replace_linear,
+    QuantizedLinear: _replace_quantized_linear,
+    Embedding: _replace_embedding,
+    QuantizedEmbedding: _replace_quantized_embedding,
+    RMSNorm: _replace_rms_norm,
+}
+_NATIVE = (
+    native.NativeLinear,
+    native.NativeQuantizedLinear,
+    native.NativeEmbedding,
+    native.NativeQuantizedEmbedding,
+    native.NativeRMSNorm,
+)
+
+
+def _dense_reason(weight: mx.array) -> str | None:
+    if weight.ndim != 2 or weight.size == 0:
+        return f"weight of shape {list(weight.shape)}, not a matrix"
+    return None if weight.dtype in FLOATS else f"weight in {weight.dtype}"
+
+
+def _affine_reason(module: Any) -> str | None:
+    if module.mode != "affine":
+        return f"weights in {module.mode}"
+    if module.bits not in native.AFFINE_BITS:
+        return f"weights of {module.bits} bits"
+    if module.group_size not in native.AFFINE_GROUP_SIZES:
+        return f"weights in groups of {module.group_size}"
+    scales = module["scales"]
+    if scales.dtype not in FLOATS or scales.ndim != 2:
+        return f"scales in {scales.dtype} of shape {list(scales.shape)}"
+    return None
+
+
+def _replace_swiglu() -> bool:
+    """Bind our ``swiglu`` wherever an imported mlx-lm model has bound mlx-lm's."""
+    activations = sys.modules.get("mlx_lm.models.activations")
+    if activations is None:
+        return False
+    original: Callable[[mx.array, mx.array], mx.array] = activations.swiglu
+    if not getattr(original, "is_native", False):
+        activations.swiglu = _native_swiglu(original)  # type: ignore[attr-defined]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and getattr(module, "swiglu", None) is original:
+            module.swiglu = activations.swiglu  # type: ignore[attr-defined]
+    return True
+
+
+def _native_swiglu(
+    original: Callable[[mx.array, mx.array], mx.array],
+) -> Callable[[mx.array, mx.array], mx.array]:
+    def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+        if gate.shape == x.shape and gate.dtype == x.dtype and gate.dtype in FLOATS:
+            return _ext.swiglu(gate, x)
+        return original(gate, x)
+
+    swiglu.is_native = True  # type: ignore[attr-defined]
+    swiglu.original = original  # type: ignore[attr-defined]
+    return swiglu
