@@ -1,0 +1,92 @@
+"""Make a randomly initialised Qwen3-shaped model folder in mlx-lm's format, for benchmarks.
+
+    python tests/bench/make_model.py OUT [--layers 28 --hidden 1024 ... --bits 16|8|4 --seed 0]
+
+The defaults have the shape of Qwen3-0.6B (596 M parameters, 1.2 GB in bf16). The tokenizer
+is the embedded demo model's: its ids are the first of the vocabulary, the rest is padding.
+Weights are MLX's own initialisation, drawn from the seed; the text such a model generates
+means nothing, its time per token is a real model's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models import qwen3
+
+import octavo.engine
+
+DEMO = Path(octavo.engine.__file__).parent / "demo"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, seed: int) -> None:
+    """Write the folder ``out``; ``bits`` 16 is bf16, 8 and 4 are MLX affine groups."""
+    config: dict[str, Any] = {
+        **json.loads((DEMO / "config.json").read_text()),
+        **shape,
+        "torch_dtype": "bfloat16",
+    }
+    mx.set_default_device(mx.cpu)
+    mx.random.seed(seed)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    model.set_dtype(mx.bfloat16)
+    if bits != 16:
+        nn.quantize(model, group_size, bits)
+        config["quantization"] = {"group_size": group_size, "bits": bits}
+    weights = dict(tree_flatten(model.parameters()))
+    for weight in weights.values():  # one by one: the random numbers behind each are large
+        mx.eval(weight)
+    out.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(DEMO / name, out / name)
+    num_bytes = sum(weight.nbytes for weight in weights.values())
+    print(f"{out}: {shape['num_hidden_layers']} layers, {num_bytes / 1e6:.0f} MB of weights")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    for name, default in (
+        ("layers", 28),
+        ("hidden", 1024),
+        ("heads", 16),
+        ("kv-heads", 8),
+        ("head-dim", 128),
+        ("intermediate", 3072),
+        ("vocab", 151_936),
+        ("max-len", 40_960),
+        ("group-size", 64),
+        ("seed", 0),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"({default})")
+    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 is bf16 (16)")
+    args = parser.parse_args()
+    shape = {
+        "num_hidden_layers": args.layers,
+        "hidden_size": args.hidden,
+        "num_attention_heads": args.heads,
+        "num_key_value_heads": args.kv_heads,
+        "head_dim": args.head_dim,
+        "intermediate_size": args.intermediate,
+        "vocab_size": args.vocab,
+        "max_position_embeddings": args.max_len,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    }
+    make_model(args.out, shape, bits=args.bits, group_size=args.group_size, seed=args.seed)
+
+
+if __name__ == "__main__":
+    main()
