@@ -75,6 +75,9 @@ class BlockManager:
         The last token is always left to compute: its logits are what a caller is after, and
         so the page being written is never one that somebody else may find.
 
+        The table remembers the digests of these tokens: until ``rollback`` says otherwise, they
+        are what it will be written with.
+
         digests   what an earlier table of the same tokens and salt knew (its ``digests``):
                   they are not computed again; the new table takes the list over
         """

@@ -1,0 +1,180 @@
+"""The block manager against a model: tables, their tokens, and what every slot must contain."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from ledger import Ledger
+from octavo.block_manager import BlockManager, PageCopy, PageTable
+
+PAGE_SIZE = 4
+NUM_PAGES = 12
+
+tokens = st.lists(st.integers(1, 2), min_size=1, max_size=24)
+salts = st.sampled_from([b"", b"other tenant"])
+
+
+class Machine(RuleBasedStateMachine):
+    """Writers write into reserved pages only; everything else may come in any order."""
+
+    tables = Bundle("tables")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = BlockManager(NUM_PAGES, PAGE_SIZE)
+        self.ledger = Ledger(PAGE_SIZE)
+        self.tokens: dict[PageTable, list[int]] = {}  # of every open table, as far as written
+        self.rest: dict[PageTable, list[int]] = {}  # of a prompt that was opened: to be written first
+        self.copies: list[PageCopy] = []
+
+    def carry_out(self) -> None:
+        self.ledger.copy(self.copies)
+        self.blocks.copied(self.copies)
+        self.copies = []
+
+    @rule(target=tables, prompt=tokens, salt=salts)
+    def open(self, prompt: list[int], salt: bytes) -> PageTable:
+        table = self.blocks.open(prompt, salt=salt)
+        assert table.num_written < len(prompt), "the last token is always left to compute"
+        assert table.num_written % PAGE_SIZE == 0
+        self.tokens[table], self.rest[table] = prompt[: table.num_written], prompt[table.num_written :]
+        return table
+
+    @rule(table=tables, more=tokens)
+    def write(self, table: PageTable, more: list[int]) -> None:
+        self.carry_out()
+        rest = self.rest[table]
+        wanted = self.tokens[table] + (rest[: len(more)] or more)
+        idle, pages = self.blocks.num_idle, list(table.pages)
+        short = -(-len(wanted) // PAGE_SIZE) - len(pages)
+        fits = self.blocks.reserve(table, len(wanted))
+        assert fits == (short <= idle)
+        assert self.blocks.would_overflow(table, len(wanted)) == (not fits)
+        if not fits:
+            assert list(table.pages) == pages
+            return
+        self.ledger.write(table, wanted, range(table.num_written, len(wanted)))
+        self.blocks.commit(table, wanted, len(wanted))
+        self.tokens[table], self.rest[table] = wanted, rest[len(more) :]
+
+    @rule(target=tables, table=tables)
+    def fork(self, table: PageTable) -> object:
+        if any(copy.target in table.pages for copy in self.copies):
+            self.carry_out()
+        idle = self.blocks.num_idle
+        fork = self.blocks.fork(table)
+        partial = table.num_written % PAGE_SIZE > 0
+        assert (fork is None) == (partial and idle == 0)
+        if fork is None:
+            return multiple()
+        assert (fork.copy is not None) == partial
+        self.copies += [fork.copy] if fork.copy is not None else []
+        self.tokens[fork.table], self.rest[fork.table] = list(self.tokens[table]), []
+        return fork.table
+
+    @rule(table=tables, data=st.data())
+    def rollback(self, table: PageTable, data: st.DataObject) -> None:
+        self.carry_out()
+        num_tokens = data.draw(st.integers(0, table.num_written))
+        copy = self.blocks.rollback(table, num_tokens)
+        self.copies += [copy] if copy is not None else []
+        assert table.num_written in (num_tokens, num_tokens // PAGE_SIZE * PAGE_SIZE)
+        assert table.num_written == num_tokens or self.blocks.num_idle <= 1, (
+            "trimmed further beside idle pages"
+        )
+        del self.tokens[table][table.num_written :]
+        self.rest[table] = []
+
+    @rule(table=consumes(tables))
+    def close(self, table: PageTable) -> None:
+        del self.tokens[table]
+        self.blocks.close(table)
+
+    @precondition(lambda self: self.copies)
+    @rule()
+    def copy(self) -> None:
+        self.carry_out()
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.blocks.check()
+
+    @invariant()
+    def every_table_leads_to_its_own_contents(self) -> None:
+        if not self.copies:
+            for table, written in self.tokens.items():
+                assert table.num_written == len(written)
+                self.ledger.check(table, written, len(written))
+
+    def teardown(self) -> None:
+        self.carry_out()
+        for table in self.tokens:
+            self.blocks.close(table)
+        self.blocks.check()
+        assert self.blocks.num_held == 0
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=settings.default.max_examples // 3, stateful_step_count=30)
+
+
+@given(st.integers(1, 8), st.lists(st.integers(0, 3), min_size=1, max_size=40), salts)
+def test_a_repeated_prompt_shares_every_full_page(page_size: int, prompt: list[int], salt: bytes) -> None:
+    """Safety alone would be satisfied by a cache that never hits."""
+    blocks = BlockManager(64, page_size)
+    first = blocks.open(prompt, salt=salt)
+    assert blocks.reserve(first, len(prompt))
+    blocks.commit(first, prompt, len(prompt))
+    shared = list(first.pages[: (len(prompt) - 1) // page_size])
+
+    again = blocks.open(prompt, salt=salt)
+    assert list(again.pages) == shared
+    assert again.num_written == len(shared) * page_size
+    blocks.close(first)
+    blocks.close(again)
+    after = blocks.open(prompt, salt=salt)
+    assert list(after.pages) == shared, "idle pages are still found"
+    assert not blocks.open(prompt, salt=salt + b"x").pages, "and not by another salt"
+    blocks.check()
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.integers(0, 1), min_size=1, max_size=24),
+    st.lists(st.integers(0, 1), min_size=1, max_size=24),
+)
+def test_exactly_the_common_full_pages_are_shared(page_size: int, one: list[int], other: list[int]) -> None:
+    blocks = BlockManager(64, page_size)
+    table = blocks.open(one)
+    assert blocks.reserve(table, len(one))
+    blocks.commit(table, one, len(one))
+    common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    common = min(len(one), len(other)) if common is None else common
+    found = blocks.open(other)
+    assert found.num_written == min(common, len(other) - 1) // page_size * page_size
+    assert found.pages == table.pages[: len(found.pages)]
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=24), st.lists(st.integers(1, 5), max_size=12))
+def test_digests_do_not_depend_on_the_pieces_a_sequence_was_written_in(
+    prompt: list[int], pieces: list[int]
+) -> None:
+    """Pages of a sequence that grew token by token are found by a prompt that comes whole."""
+    blocks = BlockManager(64, 2)
+    table = blocks.open(prompt[:1])
+    done = 0
+    for piece in [*pieces, len(prompt)]:
+        done = min(done + piece, len(prompt))
+        assert blocks.reserve(table, done)
+        blocks.commit(table, prompt[:done], done)
+    assert blocks.open([*prompt, 9]).pages == table.pages[: len(prompt) // 2]
