@@ -15,6 +15,7 @@
 #include "attention_finish.h"
 #include "attention_math.h"
 #include "attention_rows.h"
+#include "attention_softmax.h"
 #include "attention_tiles.h"
 #include "threads.h"
 
@@ -107,37 +108,6 @@ void accumulate_rows(const float* probabilities, const float* v_tile, int width,
     for (int r = 0; r < kRows; ++r)
       for (int v = 0; v < kVecBlock; ++v) store(accumulators + r * width + column + v * kLanes, sums[r][v]);
   }
-}
-
-// One row's scores to probabilities relative to the running maximum, zeros where `bits` is 0.
-void soften_row(const AttendArgs& args, uint64_t bits, float* scores, float* accumulator, int width,
-                float& maximum, float& sum) {
-  constexpr int kVectors = kTileTokens / kLanes;
-  float visible[kTileTokens];
-  for (int t = 0; t < kTileTokens; ++t) visible[t] = float(bits >> t & 1);
-  Vec highest = Vec{} + maximum;
-  for (int i = 0; i < kVectors; ++i) {
-    Vec logits = load(scores + i * kLanes);
-    logits = args.softcap > 0 ? soft_cap(logits * args.scale, args.softcap) : logits * (args.scale * kLog2E);
-    logits = load(visible + i * kLanes) != 0.0f ? logits : Vec{} + kLowest;
-    store(scores + i * kLanes, logits);
-    highest = logits > highest ? logits : highest;
-  }
-  float top = highest[0];
-  for (int lane = 1; lane < kLanes; ++lane) top = std::max(top, highest[lane]);
-  if (top != maximum) {
-    const float shrink = scalar_exp2(maximum - top);
-    sum *= shrink;
-    for (int i = 0; i < width; i += kLanes) store(accumulator + i, load(accumulator + i) * shrink);
-    maximum = top;
-  }
-  Vec total = {};
-  for (int i = 0; i < kVectors; ++i) {
-    const Vec weights = exp2(load(scores + i * kLanes) - top) * load(visible + i * kLanes);
-    store(scores + i * kLanes, weights);
-    total += weights;
-  }
-  for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];
 }
 
 // Every row's attention over the item's tiles: accumulators, maxima and sums to `result`.
