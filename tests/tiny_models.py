@@ -1,0 +1,120 @@
+"""Tiny models of real architectures with random weights, as folders that load like any other.
+
+Small enough to be made in a fraction of a second; windows are shorter than the sequences of
+the tests, so that they matter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import tokenizers
+from mlx.utils import tree_flatten
+from mlx_lm.utils import MODEL_REMAPPING
+from tokenizers import decoders, models, pre_tokenizers
+
+VOCAB_SIZE = 320
+WINDOW = 12
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCAB_SIZE,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW}
+_MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"tie_word_embeddings": True},
+    "qwen3_moe": _MOE,
+    "mistral": _ALTERNATING,
+    "ministral3": _ALTERNATING
+    | {
+        "rope_parameters": {
+            "rope_theta": 10000.0,
+            "rope_type": "default",
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 16,
+        }
+    },
+    "gemma3_text": {
+        "query_pre_attn_scalar": 16,
+        "rope_local_base_freq": 1000.0,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 2,
+    },
+    "phi3": {"partial_rotary_factor": 0.5},
+    "olmo2": {},
+    "cohere2": {
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 1.0,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 2,
+    },
+    "gpt_oss": _ALTERNATING | {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""What each architecture is known by in config.json, and how its configuration differs."""
+
+
+def make_model(
+    folder: Path, architecture: str, *, dtype: mx.Dtype = mx.bfloat16, seed: int = 0, **changes: Any
+) -> Path:
+    """Write a model folder: config, random weights, byte tokenizer. Returns ``folder``."""
+    config = _COMMON | CONFIGS.get(architecture, {}) | {"model_type": architecture} | changes
+    module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(architecture, architecture)}")
+    mx.random.seed(seed)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    weights = {name: _spread(name, value).astype(dtype) for name, value in tree_flatten(model.parameters())}
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    config |= {"eos_token_id": VOCAB_SIZE - 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    make_tokenizer(folder)
+    return folder
+
+
+def _spread(name: str, value: mx.array) -> mx.array:
+    """Weights so large that attention is far from uniform and the next token far from arbitrary;
+    values that start as constants (norms, sinks, biases) become random too."""
+    if name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")):
+        return value * 3
+    if name.endswith(("mlp.gate.weight", "router.weight")):  # far from ties between experts
+        return value * 10
+    if value.ndim == 1:
+        return value + 0.3 * mx.random.normal(value.shape)
+    return value * 1.5
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer without merges: ids 0..255 are bytes, the last one ends a text."""
+    alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    alphabet |= {f"<unused{i}>": i for i in range(len(alphabet), VOCAB_SIZE - 1)}
+    alphabet["<end>"] = VOCAB_SIZE - 1
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
