@@ -1,0 +1,274 @@
+"""The block manager by hand: pages of four positions, token ids anyone can follow."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+import pytest
+
+from octavo.block_manager import BlockManager, Digest, PageCopy, PageTable, sha256_chain
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages and a half
+
+
+def written(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> PageTable:
+    table = blocks.open(tokens, salt=salt)
+    assert blocks.reserve(table, len(tokens))
+    blocks.commit(table, tokens, len(tokens))
+    return table
+
+
+def test_a_new_prompt_gets_pages_in_order() -> None:
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT)
+    assert table.pages == array("i", [0, 1, 2])
+    assert [table.slot(position) for position in (0, 3, 4, 9)] == [0, 3, 4, 9]
+    assert table.capacity == 12
+    assert len(table.digests) == 2
+    assert (blocks.num_held, blocks.num_idle_cached, blocks.num_idle_empty) == (3, 0, 5)
+
+
+def test_a_second_prompt_shares_the_full_pages_of_the_first() -> None:
+    blocks = BlockManager(8, 4)
+    written(blocks, PROMPT)
+    other = blocks.open([1, 2, 3, 4, 5, 6, 7, 8, 99])
+    assert other.pages == array("i", [0, 1])
+    assert other.num_written == 8
+    assert blocks.num_held == 3
+
+
+def test_the_last_token_is_never_found() -> None:
+    blocks = BlockManager(8, 4)
+    written(blocks, PROMPT[:8])
+    assert blocks.open(PROMPT[:8]).num_written == 4
+    assert blocks.open(PROMPT[:9]).num_written == 8
+    assert blocks.open([]).num_written == 0
+
+
+def test_salts_do_not_share() -> None:
+    blocks = BlockManager(8, 4)
+    written(blocks, PROMPT, salt=b"tenant a")
+    assert blocks.open(PROMPT, salt=b"tenant b").num_written == 0
+    assert blocks.open(PROMPT, salt=b"tenant a").num_written == 8
+
+
+def test_the_same_page_after_another_beginning_is_another_page() -> None:
+    blocks = BlockManager(8, 4)
+    written(blocks, PROMPT)
+    assert blocks.open([9, 9, 9, 9, 5, 6, 7, 8, 9]).num_written == 0
+
+
+def test_without_the_cache_nothing_is_found_and_nothing_is_hashed() -> None:
+    def no_hashing(_parent: Digest, _packed: bytes, _page_bytes: int) -> list[Digest]:
+        raise AssertionError("hashed")
+
+    blocks = BlockManager(8, 4, prefix_cache=False, hasher=no_hashing)
+    blocks.close(written(blocks, PROMPT))
+    assert blocks.open(PROMPT).num_written == 0
+    assert blocks.num_idle_cached == 0
+
+
+def test_a_shortage_changes_nothing() -> None:
+    blocks = BlockManager(2, 4)
+    table = blocks.open(PROMPT)
+    assert blocks.would_overflow(table, 1)
+    assert not blocks.reserve(table, 9)
+    assert not table.pages
+    assert blocks.reserve(table, 8)
+    assert not blocks.would_overflow(table, 8)
+    assert blocks.would_overflow(table, 9)
+
+
+def test_empty_pages_go_first_then_the_least_recently_used_then_tails_before_heads() -> None:
+    blocks = BlockManager(5, 4)
+    old, new = written(blocks, [1] * 8), written(blocks, [2] * 8)
+    head, tail = old.pages
+    blocks.close(old)
+    blocks.close(new)
+    taker = blocks.open([3] * 12)
+    assert blocks.reserve(taker, 4)
+    assert list(taker.pages) == [4], "the page that was never used"
+    assert blocks.reserve(taker, 12)
+    assert list(taker.pages[1:]) == [tail, head], "the older prompt, its tail first"
+    assert blocks.num_evicted == 2
+    assert blocks.open([1] * 8).num_written == 0
+    assert blocks.open([2] * 8).num_written == 4
+
+
+def test_finding_a_page_makes_it_recent() -> None:
+    blocks = BlockManager(2, 4)
+    for token in (1, 2):
+        blocks.close(written(blocks, [token] * 4))
+    blocks.close(blocks.open([1] * 5))
+    assert blocks.reserve(blocks.open([3]), 4)
+    assert blocks.open([1] * 5).num_written == 4
+    assert blocks.open([2] * 5).num_written == 0
+
+
+def test_two_tables_that_compute_the_same_page_keep_their_own() -> None:
+    blocks = BlockManager(4, 4)
+    one, two = blocks.open([1] * 4), blocks.open([1] * 4)
+    for table in (one, two):
+        assert blocks.reserve(table, 4)
+        blocks.commit(table, [1] * 4, 4)
+    assert one.pages != two.pages
+    assert blocks.open([1] * 5).pages == one.pages, "the first one is found"
+    blocks.check()
+
+
+def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT)
+    fork = blocks.fork(table)
+    assert fork is not None
+    assert fork.table.pages == array("i", [0, 1, 3])
+    assert fork.copy == PageCopy(table.pages[2], fork.table.pages[2])
+    assert fork.table.num_written == 10
+    blocks.copied([fork.copy])
+    longer = [*PROMPT, 11, 12]
+    blocks.commit(fork.table, longer, 12)
+    blocks.check()
+    assert blocks.open([*longer, 13]).pages == fork.table.pages, "the fork publishes its own page"
+
+
+def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
+    blocks = BlockManager(2, 4)
+    fork = blocks.fork(written(blocks, PROMPT[:8]))
+    assert fork is not None
+    assert fork.copy is None
+
+
+def test_a_fork_without_room_changes_nothing() -> None:
+    blocks = BlockManager(3, 4)
+    table = written(blocks, PROMPT)
+    assert blocks.fork(table) is None
+    blocks.check()
+    blocks.close(table)
+    assert blocks.num_held == 0
+
+
+def test_a_copy_holds_both_pages_until_it_is_done() -> None:
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT[:2])
+    fork = blocks.fork(table)
+    assert fork is not None
+    assert fork.copy is not None
+    blocks.close(table)
+    blocks.close(fork.table)
+    assert blocks.num_held == 2
+    blocks.copied([fork.copy])
+    assert blocks.num_held == 0
+
+
+def test_rollback_inside_a_private_page_copies_nothing() -> None:
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT)
+    assert blocks.rollback(table, 9) is None
+    assert (table.num_written, len(table.pages), len(table.digests)) == (9, 3, 2)
+
+
+def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
+    """Somebody may look the page up at any time: it must go on saying what its digest says."""
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT)
+    copy = blocks.rollback(table, 6)
+    assert copy == PageCopy(source=1, target=2), "the freed tail page is used at once"
+    assert list(table.pages) == [0, 2]
+    assert len(table.digests) == 1
+    blocks.copied([copy])
+    blocks.commit(table, [1, 2, 3, 4, 5, 6, 70, 80], 8)
+    blocks.check()
+    assert list(blocks.open(PROMPT).pages) == [0, 1]
+    assert list(blocks.open([1, 2, 3, 4, 5, 6, 70, 80, 90]).pages) == [0, 2]
+
+
+def test_rollback_into_a_shared_page_leaves_the_other_side_alone() -> None:
+    blocks = BlockManager(8, 4, prefix_cache=False)
+    table = written(blocks, PROMPT[:8])
+    fork = blocks.fork(table)
+    assert fork is not None
+    copy = blocks.rollback(fork.table, 5)
+    assert copy == PageCopy(source=table.pages[1], target=fork.table.pages[1])
+    assert list(table.pages) == [0, 1]
+    blocks.check()
+
+
+def test_rollback_without_room_ends_at_the_page_boundary() -> None:
+    blocks = BlockManager(2, 4)
+    table = written(blocks, PROMPT[:8])
+    other = blocks.open(PROMPT[:9])  # holds both pages, so that none becomes idle
+    assert blocks.rollback(table, 6) is None
+    assert (table.num_written, list(table.pages)) == (4, [0])
+    assert other.num_written == 8
+    blocks.check()
+
+
+def test_rollback_to_where_it_stands_gives_unused_pages_back() -> None:
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT)
+    assert blocks.reserve(table, 30)
+    blocks.rollback(table, 10)
+    assert len(table.pages) == 3
+
+
+def test_known_digests_are_not_computed_again() -> None:
+    hashed: list[int] = []
+
+    def counting(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
+        digests = sha256_chain(parent, packed, page_bytes)
+        hashed.append(len(digests))
+        return digests
+
+    blocks = BlockManager(8, 4, hasher=counting)
+    table = written(blocks, PROMPT)
+    assert sum(hashed) == 2
+    for length in range(11, 17):
+        tokens = [*PROMPT, *range(11, length + 1)]
+        assert blocks.reserve(table, length)
+        blocks.commit(table, tokens, length)
+    assert sum(hashed) == 4, "one digest per new page of a growing sequence"
+    blocks.close(table)
+    assert blocks.open(tokens, digests=table.digests).num_written == 12
+    assert sum(hashed) == 4, "and none when it comes back"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_hit", "misses"),
+    [
+        (10, 0, {"new": 8, "partial_page": 2}),
+        (10, 8, {"partial_page": 2}),
+        (8, 4, {"last_token": 4}),
+        (8, 0, {"new": 4, "last_token": 4}),
+        (1, 0, {"partial_page": 1}),
+    ],
+)
+def test_misses_are_explained(num_tokens: int, num_hit: int, misses: dict[str, int]) -> None:
+    assert BlockManager(8, 4).explain_misses(num_tokens, num_hit) == misses
+    assert BlockManager(8, 4, prefix_cache=False).explain_misses(num_tokens, 0) == {"disabled": num_tokens}
+
+
+def test_the_digest_chain_is_what_it_says() -> None:
+    """Pinned: pages that were stored under these names must be found by later versions."""
+    blocks = BlockManager(8, 2)
+    table = written(blocks, [1, 2, 3, 4], salt=b"s")
+    digest = hashlib.sha256(b"octavo pages\0s").digest()
+    for page in (b"\1\0\0\0\2\0\0\0", b"\3\0\0\0\4\0\0\0"):
+        digest = hashlib.sha256(digest + page).digest()
+    assert table.digests[-1] == digest
+
+
+@pytest.mark.parametrize("arguments", [(0, 4), (4, 0)])
+def test_a_pool_needs_pages_and_pages_need_positions(arguments: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        BlockManager(*arguments)
+
+
+def test_check_notices_a_broken_book() -> None:
+    """``check`` is what the other tests rely on: it must be able to fail."""
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT)
+    blocks.check()
+    table.pages.append(0)  # a second holder that nobody counted
+    with pytest.raises(AssertionError, match="page 0"):
+        blocks.check()

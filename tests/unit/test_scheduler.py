@@ -1,0 +1,213 @@
+"""The scheduler by hand: pages of four positions, a token budget small enough to count."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong, Status, Step
+
+
+def scheduler(num_pages: int = 16, budget: int = 8, running: int = 4) -> Scheduler:
+    return Scheduler(BlockManager(num_pages, 4), Limits(budget, running))
+
+
+def plan(scheduler: Scheduler) -> Step:
+    step = scheduler.plan()
+    assert step is not None
+    return step
+
+
+def advance(scheduler: Scheduler, token: int = 7) -> Step:
+    """One whole step in which everybody draws the same token."""
+    step = plan(scheduler)
+    scheduler.commit(step, [Result(token) for _ in step.sampled()])
+    scheduler.blocks.check()
+    return step
+
+
+def shape(step: Step) -> list[tuple[str, int, int, bool]]:
+    return [(work.sequence.sequence_id, work.start, work.stop, work.samples) for work in step.work]
+
+
+def test_a_prompt_is_computed_in_chunks_and_then_token_by_token() -> None:
+    s = scheduler(budget=4)
+    sequence = Sequence("a", [1] * 10, max_tokens=2)
+    s.add(sequence)
+    assert shape(advance(s)) == [("a", 0, 4, False)]
+    assert shape(advance(s)) == [("a", 4, 8, False)]
+    assert shape(advance(s)) == [("a", 8, 10, True)]
+    assert sequence.tokens[10:] == [7]
+    assert shape(advance(s)) == [("a", 10, 11, True)]
+    assert sequence.status is Status.FINISHED
+    assert s.plan() is None
+    assert s.blocks.num_held == 0
+
+
+def test_a_long_prompt_does_not_stop_a_decode() -> None:
+    s = scheduler(budget=4)
+    s.add(Sequence("short", [1], max_tokens=8))
+    advance(s)
+    s.add(Sequence("long", [2] * 20, max_tokens=1))
+    assert shape(advance(s)) == [("short", 1, 2, True), ("long", 0, 3, False)]
+    assert shape(advance(s)) == [("short", 2, 3, True), ("long", 3, 6, False)]
+
+
+def test_decodes_then_chunks_then_arrivals_share_one_budget() -> None:
+    s = scheduler(budget=8)
+    s.add(Sequence("decode", [1], max_tokens=8))
+    advance(s)
+    s.add(Sequence("chunk", [2] * 12, max_tokens=1))
+    advance(s)
+    s.add(Sequence("arrival", [3] * 9, max_tokens=1))
+    step = advance(s)
+    assert shape(step) == [("decode", 2, 3, True), ("chunk", 7, 12, True), ("arrival", 0, 2, False)]
+    assert step.num_tokens == 8
+
+
+def test_no_more_than_max_running() -> None:
+    s = scheduler(running=2)
+    for name in "abc":
+        s.add(Sequence(name, [1], max_tokens=2))
+    assert [name for name, *_ in shape(advance(s))] == ["a", "b"]
+    assert (s.num_running, s.num_waiting) == (2, 1)
+    advance(s)
+    assert [name for name, *_ in shape(advance(s))] == ["c"]
+
+
+def test_a_repeated_prompt_computes_its_last_token_only() -> None:
+    s = scheduler(budget=16, running=1)
+    for name in "ab":
+        s.add(Sequence(name, list(range(1, 10)), max_tokens=1))
+    first, second = advance(s), advance(s)
+    assert shape(first) == [("a", 0, 9, True)]
+    assert shape(second) == [("b", 8, 9, True)]
+    assert first.lookups[0].misses == {"new": 8, "partial_page": 1}
+    assert (second.lookups[0].num_hit, second.lookups[0].misses) == (8, {"partial_page": 1})
+    assert second.work[0].sequence.num_cached == 8
+
+
+def test_the_youngest_makes_room_and_comes_back_first() -> None:
+    s = scheduler(num_pages=4)
+    old, young = Sequence("old", [1] * 4, max_tokens=9), Sequence("young", [2] * 4, max_tokens=9)
+    s.add(old)
+    s.add(young)
+    advance(s)  # a page each
+    advance(s)  # and a second one for the token after it
+    for _ in range(3):
+        advance(s)
+    assert len(old.tokens) == len(young.tokens) == 9
+    s.add(Sequence("later", [3], max_tokens=1))
+    step = advance(s)  # both need a third page
+    assert step.preempted == (young,)
+    assert shape(step) == [("old", 8, 9, True)]
+    assert (young.status, young.table, s.num_preemptions) == (Status.WAITING, None, 1)
+    while old.status is Status.RUNNING:
+        advance(s)
+    assert shape(advance(s))[0] == ("young", 4, 9, True), "the head of it outlived the tail"
+    assert young.num_cached == 0, "of the first admission"
+
+
+def test_a_decode_without_a_page_waits_and_keeps_its_own() -> None:
+    s = scheduler(num_pages=3)
+    s.add(Sequence("old", [1] * 3, max_tokens=5))
+    s.add(Sequence("young", [2] * 4, max_tokens=4))
+    advance(s)
+    advance(s)  # the young one takes the last page, the old one still has room
+    assert shape(advance(s)) == [("old", 4, 5, True)]
+    assert s.num_preemptions == 1
+
+
+def test_a_prompt_is_let_in_only_with_pages_for_all_of_it() -> None:
+    s = scheduler(num_pages=4, budget=4)
+    s.add(Sequence("a", [1] * 8, max_tokens=2))
+    s.add(Sequence("b", [2] * 9, max_tokens=1))
+    advance(s)
+    advance(s)
+    assert (s.num_running, s.num_waiting) == (1, 1), "a first chunk of b would fit, the whole would not"
+    advance(s)
+    assert shape(advance(s)) == [("b", 0, 4, False)]
+
+
+def test_an_arrival_that_did_not_fit_is_not_looked_up_again_before_pages_are_free() -> None:
+    s = scheduler(num_pages=4, budget=8)
+    s.add(Sequence("a", [1] * 8, max_tokens=4))
+    advance(s)
+    s.add(Sequence("b", [2] * 9, max_tokens=1))
+    opened: list[int] = []
+    opens = s.blocks.open
+    s.blocks.open = lambda *args, **named: opened.append(1) or opens(*args, **named)  # type: ignore
+    for _ in range(3):
+        advance(s)
+    assert len(opened) == 1
+    advance(s)
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_abort_frees_pages_at_once(in_flight: bool) -> None:
+    s = scheduler()
+    gone, stays = Sequence("gone", [1] * 3, max_tokens=4), Sequence("stays", [2] * 3, max_tokens=4)
+    s.add(gone)
+    s.add(stays)
+    advance(s)
+    step = plan(s) if in_flight else None
+    s.abort(gone)
+    s.abort(gone)  # it may be late or twice
+    assert s.blocks.num_held == 1
+    if step is not None:
+        s.commit(step, [Result(8), Result(9)])
+        assert stays.tokens[-1] == 9
+    assert gone.tokens == [1, 1, 1, 7]
+    assert [name for name, *_ in shape(plan(s))] == ["stays"]
+
+
+def test_abort_of_a_waiting_sequence() -> None:
+    s = scheduler()
+    sequence = Sequence("a", [1], max_tokens=1)
+    s.add(sequence)
+    s.abort(sequence)
+    assert sequence.status is Status.FINISHED
+    assert s.plan() is None
+
+
+def test_a_failed_sequence_ends_and_publishes_nothing() -> None:
+    s = scheduler(budget=16)
+    failed = Sequence("a", [1] * 9, max_tokens=4)
+    s.add(failed)
+    s.commit(plan(s), [Result(None)])
+    assert (failed.status, failed.tokens) == (Status.FINISHED, [1] * 9)
+    assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
+
+
+def test_the_engine_may_end_a_sequence_early() -> None:
+    s = scheduler()
+    sequence = Sequence("a", [1], max_tokens=100 // 2)
+    s.add(sequence)
+    s.commit(plan(s), [Result(5, finished=True)])
+    assert (sequence.status, sequence.tokens) == (Status.FINISHED, [1, 5])
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    s = scheduler(num_pages=2)
+    s.add(Sequence("fits", [1] * 5, max_tokens=3))
+    with pytest.raises(SequenceTooLong, match=r"big needs 9 .*5 of prompt.* 4 generated.* holds 8; .*memory"):
+        s.add(Sequence("big", [1] * 5, max_tokens=4))
+    sibling = Sequence("sibling", [1] * 5, max_tokens=4)
+    with pytest.raises(SequenceTooLong, match="sibling"):
+        s.add(Sequence("leader", [1] * 5, max_tokens=1, siblings=[sibling]))
+    assert s.num_waiting == 1
+
+
+def test_limits_must_agree() -> None:
+    with pytest.raises(ValueError, match="max_step_tokens must be at least max_running, got 4 and 5"):
+        Limits(max_step_tokens=4, max_running=5)
+    with pytest.raises(ValueError, match="max_running must be at least 1, got 0"):
+        Limits(max_step_tokens=4, max_running=0)
+
+
+def test_a_sequence_must_have_something_to_do() -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        Sequence("a", [], max_tokens=1)
+    with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
+        Sequence("a", [1], max_tokens=0)
