@@ -1,6 +1,6 @@
 """`make demo`: serve the embedded model and watch several prompts stream at once over gRPC.
 
-Starts `octavo serve` on a free port with FP4 pages, asks eight short questions that share a system
+Starts `octavo serve` on a free port with FP4 pages, asks nine short questions that share a system
 prompt and one about a long text, shows the tokens as they come, checks the answers against the truth,
 sums up and stops the server. Exit code 0 when everything went right, 1 otherwise.
 """
@@ -69,8 +69,8 @@ class Usage:
 
 
 def make_prompts() -> list[Ask]:
-    """Six questions and two stories under one system prompt, and a long prompt of its own."""
-    codes = make_ledger(Random("demo"), 600, share=0.7, kind=Codes)
+    """Six questions and three stories under one system prompt, and a long prompt of its own."""
+    codes = make_ledger(Random("demo"), 660, share=0.64, kind=Codes)
     asks: list[Ask] = []
     for turn in dict.fromkeys(codes.turns):
         if len(asks) < 6:
@@ -78,6 +78,7 @@ def make_prompts() -> list[Ask]:
     for label, question in (
         ("story 1", "Tell me a story about Mara and a lamp."),
         ("story 2", "Write a short story about Hugo."),
+        ("story 3", "Tell me a story about Vera and a compass."),
     ):
         asks.append(Ask(label, codes.body, question, None, question))
     people = make_ledger(Random("demo-long"), 1700, share=0.88, absent_rate=0.0, kind=Residents)

@@ -47,9 +47,9 @@ class LineView(View):
             print(f"  {'':7} {label:{self.width}} ? {question}", file=out)
 
     def update(self, label: str, text: str) -> None:
-        self.pending[label] += text
-        if len(self.pending[label]) >= CHUNK:
+        if len(self.pending[label]) >= CHUNK and text.startswith(" "):  # between words
             self._flush(label, "|")
+        self.pending[label] += text
 
     def end(self, label: str, ok: bool) -> None:
         if self.pending[label]:

@@ -1,0 +1,160 @@
+"""The repository as a newcomer finds it: symlinks, links in the docs, named flags, the wheel."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from octavo.engine.cli import COMMANDS
+from octavo.engine.cli.bench import BENCHES
+
+ROOT = Path(__file__).resolve().parents[2]
+LINKS = {
+    "block_manager": "../../block_manager",
+    "engine": "../../engine",
+    "kernels": "../../kernels",
+    "proto": "../../proto",
+    "scheduler": "../../scheduler",
+    "v1": "../../proto/octavo/v1",
+}
+TEXT = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".proto", ".cpp", ".h", ".txt", ".service", ""}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that belong to the project: git's list, or all of them in an unpacked archive."""
+    if not (ROOT / ".git").exists():
+        return [
+            path for pattern in patterns for path in sorted(ROOT.rglob(pattern)) if ".venv" not in path.parts
+        ]
+    done = subprocess.run(
+        ["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("name", sorted(LINKS))
+def test_the_package_is_made_of_symlinks_to_the_rooms(name: str) -> None:
+    link = ROOT / "src" / "octavo" / name
+    assert link.is_symlink()
+    assert str(link.readlink()) == LINKS[name]
+    assert link.is_dir()
+
+
+def test_git_keeps_them_as_symlinks() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: nothing to ask git about")
+    listing = subprocess.run(
+        ["git", "ls-files", "-s", "src/octavo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    modes = {
+        line.split("\t")[1].removeprefix("src/octavo/"): line.split()[0] for line in listing.splitlines()
+    }
+    assert {name for name, mode in modes.items() if mode == "120000"} == set(LINKS)
+
+
+def test_every_relative_link_in_the_docs_exists() -> None:
+    documents = tracked("*.md")
+    assert ROOT / "README.md" in documents
+    checked = 0
+    for document in documents:
+        text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            file = (document.parent / path).resolve() if path else document
+            assert file.exists(), f"{document.relative_to(ROOT)} links to {target}"
+            if anchor:
+                assert anchor in anchors(file), f"{document.relative_to(ROOT)} links to {target}"
+            checked += 1
+    assert checked >= 10
+
+
+def anchors(document: Path) -> set[str]:
+    """The ids that headings get, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_flag_and_command_the_docs_name_exists() -> None:
+    help_text = "\n".join(octavo_help(*command) for command in commands())
+    known = set(re.findall(r"--[a-z][a-z0-9-]+", help_text))
+    for name in ("README.md", "ARCHITECTURE.md", "deploy/README.md", "deploy/octavo.service"):
+        text = (ROOT / name).read_text()
+        used = {
+            flag
+            for line in text.splitlines()
+            if "octavo" in line or "SERVE_ARGS" in line or line.startswith(("|", "    --"))
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", line)
+        }
+        assert used <= known, f"{name} names {sorted(used - known)}, which no command knows"
+        spoken = set(re.findall(r"(?:^|`|\$ |bin/)octavo ((?:bench )?[a-z]+)", text, flags=re.MULTILINE))
+        assert spoken <= {" ".join(command) for command in commands()}, name
+    assert len(known) > 20
+
+
+def commands() -> list[tuple[str, ...]]:
+    return [(name,) for name in COMMANDS] + [("bench", name) for name in BENCHES]
+
+
+def octavo_help(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo.engine.cli", *command, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_path_of_the_machine_it_was_written_on() -> None:
+    # Built from parts, so that this file does not name what it forbids.
+    forbidden = re.compile(
+        r"(?<![\w.])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "ho" + "me/[a-z]+")) + r")/"
+    )
+    for path in tracked("*"):
+        if path.suffix in TEXT and not path.is_symlink():
+            found = forbidden.search(path.read_text())
+            assert not found, f"{path.relative_to(ROOT)} names {found.group()}"
+
+
+def test_nothing_is_left_to_do_later() -> None:
+    marks = re.compile(
+        r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b|NotImplemented" + "Error"
+    )
+    for path in tracked("*"):
+        if path.suffix in TEXT and not path.is_symlink() and "_pb2" not in path.name:
+            found = marks.search(path.read_text())
+            assert not found, f"{path.relative_to(ROOT)} says {found.group()}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_holds_the_rooms_and_the_demo_model(tmp_path: Path) -> None:
+    """Built in an environment of its own by pip, as an installation from source does."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("octavo-*.whl")
+    assert wheel.stat().st_size < 20_000_000
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "octavo/__init__.py",
+        "octavo/py.typed",
+        "octavo/block_manager/__init__.py",
+        "octavo/scheduler/__init__.py",
+        "octavo/kernels/__init__.py",
+        "octavo/engine/cli/__init__.py",
+        "octavo/engine/demo/model.safetensors",
+        "octavo/engine/demo/tokenizer.json",
+        "octavo/v1/generation_pb2.py",
+    } <= names
+    strangers = [name for name in names if not name.startswith(("octavo/", "octavo-"))]
+    assert not strangers
+    assert not [name for name in names if "csrc" in name or name.endswith((".cpp", ".h"))]
