@@ -54,6 +54,6 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     Call it on the thread that will run the steps: MLX streams are thread-local.
     Raises ModelLoadError or InvalidConfig with one clear line.
     """
-    from octavo.engine.model.paged import load_paged_runner
+    from octavo.engine.model.startup import load_paged_runner
 
     return load_paged_runner(config)

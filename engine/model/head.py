@@ -44,21 +44,28 @@ class SelectingHead(Module):
 
 
 def select_rows(model: Module, *, vocab_size: int) -> RowSelection:
-    """Put a selection before the output head of ``model``, whose logits are ``vocab_size`` wide."""
+    """Put a selection before the output head of ``model``, whose logits are ``vocab_size`` wide.
+
+    Do it before layers are made native: their weights do not lie about for everyone to see.
+    """
     selection = RowSelection()
     for path, module in list(model.named_modules()):
         parent_path, _, name = path.rpartition(".")
         if hasattr(module, "as_linear"):
-            object.__setattr__(module, "as_linear", _selecting(module.as_linear, selection))
+            object.__setattr__(module, "as_linear", _selecting(module, selection))
         elif name in HEAD_NAMES and "weight" in module and module.weight.shape[0] == vocab_size:
             setattr(_module_at(model, parent_path), name, SelectingHead(module, selection))
     return selection
 
 
-def _selecting(
-    as_linear: Callable[[mx.array], mx.array], selection: RowSelection
-) -> Callable[[mx.array], mx.array]:
-    return lambda x: as_linear(selection(x))
+def _selecting(embedding: Any, selection: RowSelection) -> Callable[[mx.array], mx.array]:
+    """``embedding.as_linear`` behind the selection, of whatever class the module is by then."""
+
+    def as_linear(x: mx.array) -> mx.array:
+        logits: mx.array = type(embedding).as_linear(embedding, selection(x))
+        return logits
+
+    return as_linear
 
 
 def _module_at(model: Module, path: str) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -39,8 +39,7 @@ with _open_files_limit_kept():
 
     from octavo.engine.model.hook import install_hook
 
-if TYPE_CHECKING:
-    from octavo.kernels.cpu.modules import Report
+log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
 _BITS = {"int8": 8, "int4": 4}
@@ -48,45 +47,56 @@ _BITS = {"int8": 8, "int4": 4}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for its forward. ``weights`` says what its linear layers compute with,
-    ``num_bytes`` what its parameters take, ``replaced`` which modules became native."""
+    """A hooked model whose weights are still on disk until ``materialize``. ``weights`` says
+    what its linear layers compute with."""
 
     model: Module
     architecture: str
     weights: str
-    num_bytes: int
-    replaced: Report | None
 
 
-def load_model(path: Path, *, weights: Weights, native: bool, exact: bool, fuse: bool) -> LoadedModel:
-    """The model of ``path``, hooked and evaluated; ``native`` puts CPU kernels into it.
+def load_model(path: Path, *, weights: Weights) -> LoadedModel:
+    """The model of ``path`` by mlx-lm's own code, with the hook in place.
 
     Raises ModelLoadError when mlx-lm cannot load it, InvalidConfig when its weights cannot
     become what was asked.
     """
-    config = read_config(path)
-    architecture = config["model_type"]
+    architecture = read_config(path)["model_type"]
     install_hook()
     try:
         model, _ = mlx_lm_utils.load_model(path, lazy=True)
     except Exception as error:  # mlx-lm and model code of any architecture
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
     install_hook()
     model.eval()
     if weights != "keep":
         convert_weights(model, weights)
-    name, replaced = describe_weights(model), None
+    return LoadedModel(model, architecture, describe_weights(model))
+
+
+def materialize(model: Module, *, native: bool, exact: bool, fuse: bool) -> None:
+    """Read the weights; ``native`` first puts the CPU kernels in the place of MLX's layers.
+
+    Layer by layer, so that the originals of converted weights are never all in memory.
+    """
     if native:
         from octavo.kernels.cpu.modules import replace_modules
 
-        replaced = replace_modules(model, exact=exact, fuse=fuse)
-    flat = dict(tree_flatten(model.parameters()))
-    parameters = [array for array in flat.values() if isinstance(array, mx.array)]
-    for parameter in parameters:  # one by one: what a conversion reads is dropped on the way
+        report = replace_modules(model, exact=exact, fuse=fuse)
+        log.info("native layers: %s; MLX's own: %s", report.replaced, [kept.name for kept in report.kept])
+    for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
-    num_bytes = sum(parameter.nbytes for parameter in parameters)
-    return LoadedModel(model, architecture, name, num_bytes, replaced)
+
+
+def num_weight_bytes(model: Module, *, native: bool) -> int:
+    """What the weights take now; ask after a first forward, which may pack the head."""
+    own: int = sum(array.nbytes for array in dict(tree_flatten(model.parameters())).values())
+    if not native:
+        return own
+    from octavo.kernels.cpu.modules import packed_bytes
+
+    return own + packed_bytes(model)
 
 
 def convert_weights(model: Module, weights: Weights) -> None:

@@ -1,0 +1,153 @@
+"""From a configuration to a runner: locate, load, probe, allocate."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import mlx.core as mx
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.info import MemoryBudget, ModelInfo
+from octavo.engine.memory import available_memory, format_size, num_pages_for, page_bytes, workspace_bytes
+from octavo.engine.model.forward import PagedModel
+from octavo.engine.model.head import select_rows
+from octavo.engine.model.layers import CacheLayout, discover_layout
+from octavo.engine.model.loader import LoadedModel, load_model, materialize, num_weight_bytes
+from octavo.engine.model.locate import model_length, read_config, resolve_model
+from octavo.engine.model.paged import PagedRunner
+from octavo.engine.model.probe import ProbeResult, describe, probe
+from octavo.kernels.backends import Choice, choose_backend
+from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
+
+log = logging.getLogger(__name__)
+
+
+def load_paged_runner(config: EngineConfig) -> PagedRunner:
+    """See ``load_runner``. What can be refused without reading the weights is refused first."""
+    path = resolve_model(config.model)
+    max_model_len = model_length(read_config(path), config.max_model_len)
+    choice = _choose(config)
+    native = choice.backend.name == "cpu"
+    loaded = load_model(path, weights=config.weights)
+    layout = discover_layout(loaded.model, loaded.architecture)
+    num_pages = _num_pages(config, layout.layers, max_model_len)
+    selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
+    materialize(loaded.model, native=native, exact=config.exact, fuse=config.fuse)
+    result = probe(loaded.model, layout, choice.backend, selection, architecture=loaded.architecture)
+    log.info("%s: %s", config.model, describe(result))
+    pool = _create_pool(config, choice, layout.layers, num_pages)
+    gather = result.tier == "gather"
+    model = PagedModel(
+        loaded.model, layout, pool, gather=gather, selection=selection if result.selects_rows else None
+    )
+    budget = MemoryBudget(
+        weights=num_weight_bytes(loaded.model, native=native),
+        pages=pool.nbytes,
+        workspace=workspace_bytes(
+            read_config(path),
+            max_step_tokens=config.max_step_tokens,
+            max_running=config.max_running,
+            vocab_size=layout.vocab_size,
+            activation_bytes=layout.dtype.size,
+        ),
+    )
+    mx.set_cache_limit(budget.workspace)  # what MLX may keep of freed buffers between steps
+    info = _info(config, choice, loaded, result, layout, budget, max_model_len, num_pages)
+    return PagedRunner(model, info, dense_row_bytes=_dense_row_bytes(layout) if gather else None)
+
+
+def _choose(config: EngineConfig) -> Choice:
+    try:
+        choice = choose_backend(config.backend, config.threads)
+    except ValueError as error:
+        raise InvalidConfig(str(error)) from error
+    if not mx.metal.is_available():
+        mx.set_default_device(mx.cpu)
+    return choice
+
+
+def _num_pages(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> int:
+    bytes_per_page = _page_bytes(config, layers)
+    available = available_memory()
+    num_pages = num_pages_for(
+        bytes_per_page=bytes_per_page,
+        page_size=config.page_size,
+        kv_memory=config.kv_memory,
+        num_pages=config.num_pages,
+        max_running=config.max_running,
+        max_model_len=max_model_len,
+        available=available,
+    )
+    if num_pages * bytes_per_page > available:
+        raise InvalidConfig(
+            f"{num_pages} pages take {format_size(num_pages * bytes_per_page)}, but only "
+            f"{format_size(available)} are available; lower kv_memory or num_pages"
+        )
+    return num_pages
+
+
+def _page_bytes(config: EngineConfig, layers: tuple[LayerSpec, ...]) -> int:
+    return page_bytes(
+        layers, page_size=config.page_size, k_format=config.kv_format, v_format=config.kv_format
+    )
+
+
+def _create_pool(
+    config: EngineConfig, choice: Choice, layers: tuple[LayerSpec, ...], num_pages: int
+) -> KVPool:
+    spec = PoolSpec(
+        layers=layers,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        k_format=config.kv_format,
+        v_format=config.kv_format,
+    )
+    try:
+        pool = choice.backend.create_pool(spec)
+    except ValueError as error:
+        raise InvalidConfig(f"{choice.backend.name} backend: {error}") from error
+    predicted = num_pages * _page_bytes(config, layers)
+    assert pool.nbytes == predicted, f"the pool takes {pool.nbytes} bytes, predicted were {predicted}"
+    return pool
+
+
+def _dense_row_bytes(layout: CacheLayout) -> int:
+    """Of the largest layer's K and V, per row and visible position, in the gather tier."""
+    values = max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
+    return values * layout.dtype.size
+
+
+def _info(
+    config: EngineConfig,
+    choice: Choice,
+    loaded: LoadedModel,
+    result: ProbeResult,
+    layout: CacheLayout,
+    budget: MemoryBudget,
+    max_model_len: int,
+    num_pages: int,
+) -> ModelInfo:
+    return ModelInfo(
+        name=config.model,
+        path=resolve_model(config.model),
+        architecture=loaded.architecture,
+        num_layers=len(layout.layers),
+        vocab_size=layout.vocab_size,
+        max_model_len=max_model_len,
+        tier=result.tier,
+        backend=choice.backend.name,
+        backend_reason=choice.reason,
+        threads=config.threads or available_threads(),
+        weights=loaded.weights,
+        kv_format=config.kv_format,
+        page_size=config.page_size,
+        num_pages=num_pages,
+        memory=budget,
+    )
+
+
+def available_threads() -> int:
+    """CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
