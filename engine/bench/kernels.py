@@ -1,0 +1,109 @@
+"""``octavo bench kernels``: attention and linear layers against the machine's measured limits."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, get_args
+
+import mlx.core as mx
+from tqdm import tqdm
+
+from octavo.engine.bench.arguments import counts
+from octavo.engine.bench.kernel_timings import AttentionTiming, LinearTiming, time_attention, time_linear
+from octavo.engine.bench.roofline import Roofline, measure_roofline
+from octavo.engine.cli.usage import positive
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.memory import available_memory
+from octavo.kernels import FORMAT_NAMES
+from octavo.kernels.backends import BackendName, choose_backend
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--backend", choices=get_args(BackendName), default="auto", help="where kernels run")
+    add("--threads", type=positive, metavar="N", help="CPU threads (all this process may use)")
+    add("--contexts", type=counts, default="512,4096,32768", metavar="N,N", help="positions of a sequence")
+    add("--chunk", type=positive, default=512, metavar="N", help="rows of a prompt chunk")
+    add("--page-size", type=positive, default=32, metavar="N", help="positions per page")
+    add("--rows", type=counts, metavar="N,N", help="rows of a linear layer (1,8,32,512; without kernels 1,8)")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the tables, return what --json prints."""
+    try:
+        choice = choose_backend(args.backend, args.threads)
+    except ValueError as error:
+        raise InvalidConfig(str(error)) from error
+    if not mx.metal.is_available():
+        mx.set_default_device(mx.cpu)
+    native = choice.backend.name == "cpu"
+    threads = _native_threads() if native else 1
+    roofline = measure_roofline(threads=threads, native=native, available=available_memory())
+    print(f"{choice.backend.name}: {choice.reason}\nmachine, {threads} threads: {roofline}")
+    rows = args.rows or ((1, 8, 32, 512) if native else (1, 8))
+    grid = [(name, context) for context in args.contexts for name in FORMAT_NAMES]
+    attention: list[AttentionTiming] = []
+    with tqdm(total=len(grid) + 1, unit="case", disable=None) as bar:
+        for name, context in grid:
+            attention += time_attention(
+                choice.backend, name, context=context, chunk=args.chunk, page_size=args.page_size
+            )
+            bar.update()
+        linear = list(time_linear(rows, native=native))
+        bar.update()
+    result = {
+        "bench": "kernels",
+        "backend": choice.backend.name,
+        "threads": threads,
+        "page_size": args.page_size,
+        "roofline": roofline.as_dict(),
+        "attention": [_attention_row(timing, roofline) for timing in attention],
+        "linear": [_linear_row(timing, roofline) for timing in linear],
+    }
+    _print_tables(result)
+    return result
+
+
+def _native_threads() -> int:
+    from octavo.kernels import _ext
+
+    return _ext.threads()
+
+
+def _rates(timing: AttentionTiming | LinearTiming, roofline: Roofline) -> dict[str, float]:
+    """``fraction``: of the nearer limit, reading bytes or multiplying."""
+    gb_s, gflop_s = timing.num_bytes / timing.seconds / 1e9, timing.flops / timing.seconds / 1e9
+    fraction = max(gb_s / roofline.dram_read_gb_s, gflop_s / roofline.matmul_gflop_s)
+    return {"us": timing.seconds * 1e6, "gb_s": gb_s, "gflop_s": gflop_s, "fraction": fraction}
+
+
+def _attention_row(timing: AttentionTiming, roofline: Roofline) -> dict[str, Any]:
+    return {
+        "kernel": timing.kernel,
+        "k_format": timing.format,
+        "v_format": timing.format,
+        "context": timing.context,
+        "sequences": timing.sequences,
+        **_rates(timing, roofline),
+    }
+
+
+def _linear_row(timing: LinearTiming, roofline: Roofline) -> dict[str, Any]:
+    return {"weights": timing.weights, "rows": timing.rows, **_rates(timing, roofline)}
+
+
+def _print_tables(result: dict[str, Any]) -> None:
+    print("one layer: 16 query heads, 8 KV heads, head_dim 128")
+    print("kernel  pages  context  seqs        us    GB/s  GFLOP/s  of limit")
+    for row in result["attention"]:
+        print(
+            f"{row['kernel']:7} {row['k_format']:5} {row['context']:8d} {row['sequences']:5d} {_figures(row)}"
+        )
+    print("linear layers of one block: hidden 1024, intermediate 3072")
+    print("weights            rows              us    GB/s  GFLOP/s  of limit")
+    for row in result["linear"]:
+        print(f"{row['weights']:7} {row['rows']:14d} {'':5} {_figures(row)}")
+
+
+def _figures(row: dict[str, Any]) -> str:
+    return f"{row['us']:9.1f} {row['gb_s']:7.1f} {row['gflop_s']:8.1f} {100 * row['fraction']:6.0f} %"
