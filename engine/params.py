@@ -11,6 +11,7 @@ from octavo.engine.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024
 MAX_SAMPLES = 64
 
 
@@ -73,11 +74,21 @@ class SamplingParams:
         if self.seed is not None:
             _within("seed", self.seed, 0, 2**64 - 1)
         _within("n", self.n, 1, MAX_SAMPLES)
+        self._check_stop()
+        if self.logprobs is not None:
+            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    def _check_stop(self) -> None:
+        if isinstance(self.stop, str):  # would be read as one stop string per letter
+            raise InvalidRequest(
+                f"stop must be a tuple of strings, got {self.stop!r}; write ({self.stop!r},)"
+            )
         _within("number of stop strings", len(self.stop), 0, MAX_STOPS)
         if "" in self.stop:
             raise InvalidRequest("stop must not contain the empty string: it would end every output at once")
-        if self.logprobs is not None:
-            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_LENGTH:
+            raise InvalidRequest(f"a stop string must be at most {MAX_STOP_LENGTH} characters, got {longest}")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class EngineThread:
                 core.close()
         except BaseException as caught:  # nothing may end this thread unseen
             error = caught
+        _leave_mlx()
         self._listener.ended(error)
 
     def _loop(self, core: EngineCore) -> None:
@@ -120,6 +122,18 @@ class EngineThread:
         except ValueError as error:  # admission checks the same rules, so this is not expected
             logger.exception("request %s was admitted and then refused", request.request_id)
             self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
+
+
+def _leave_mlx() -> None:
+    """MLX's streams are thread-local, and the process is aborted at its exit ("terminate called
+    without an active exception") if a thread that had some ended without giving them back."""
+    mlx = sys.modules.get("mlx.core")
+    if mlx is not None:
+        try:
+            mlx.synchronize()
+            mlx.clear_streams()
+        except Exception:
+            logger.exception("MLX's streams could not be closed")
 
 
 def _refusals(request: Request, message: str) -> list[Delta]:

@@ -1,0 +1,44 @@
+"""Settings that cannot work are refused when they are written down."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from octavo.engine import EngineConfig, InvalidConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backend": "cuda"}, "backend must be one of auto, metal, cpu, reference, got 'cuda'"),
+        ({"weights": "int3"}, "weights must be one of"),
+        ({"kv_format": "fp3"}, "kv_format must be one of .*, got 'fp3'"),
+        ({"threads": 0}, "threads must be at least 1, got 0; leave it out"),
+        ({"kv_memory": -1}, "kv_memory must be at least 1, got -1"),
+        ({"num_pages": 0}, "num_pages must be at least 1"),
+        ({"max_model_len": 0}, "max_model_len must be at least 1"),
+        ({"page_size": 0}, "page_size must be at least 1, got 0"),
+        ({"page_size": 24}, "page_size must be a power of two up to 1024, got 24"),
+        ({"page_size": 2048}, "page_size must be a power of two"),
+        ({"max_running": 0}, "max_running must be at least 1"),
+        ({"max_waiting": 0}, "max_waiting must be at least 1"),
+        ({"kv_memory": 1, "num_pages": 1}, "kv_memory and num_pages both set the size of the pool"),
+        (
+            {"max_running": 64, "max_step_tokens": 63},
+            r"max_step_tokens \(63\) must be at least max_running \(64\)",
+        ),
+    ],
+)
+def test_the_message_names_value_rule_and_remedy(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message) as caught:
+        EngineConfig(**settings)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_is_never_edited() -> None:
+    config = EngineConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.page_size = 16  # type: ignore[misc]
+    assert dataclasses.replace(config, page_size=16).page_size == 16
