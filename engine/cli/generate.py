@@ -202,8 +202,8 @@ class Answer:
         reasons = ", ".join(str(sample.finish_reason) for sample in self.samples)
         return (
             f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), "
-            f"{self.num_generated} generated, first after {self.ttft_s:.3f} s, then {self.tokens_per_s:.1f}/s; "
-            f"finished by {reasons}"
+            f"{self.num_generated} generated, "
+            f"first after {self.ttft_s:.3f} s, then {self.tokens_per_s:.1f}/s; finished by {reasons}"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--page-size", type=int, metavar="N", help=f"positions per page ({DEFAULTS.page_size})")
     pool = group.add_mutually_exclusive_group()
     pool.add_argument(
-        "--kv-memory", type=checked(_size), metavar="SIZE", help="memory of the page pool, such as 2GiB"
+        "--kv-memory", type=checked(memory_size), metavar="SIZE", help="memory of the page pool, such as 2GiB"
     )
     pool.add_argument("--num-pages", type=int, metavar="N", help="size of the page pool in pages")
     add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
@@ -71,7 +71,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(**given_settings(args))
 
 
-def _size(text: str) -> int:
+def memory_size(text: str) -> int:
+    """Bytes of a size such as 2GiB; InvalidConfig for what is none."""
     from octavo.engine.memory import parse_size
 
     return parse_size(text)

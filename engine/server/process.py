@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -73,11 +74,15 @@ class ServerProcess:
             raise
         self.ready = dict(word.split("=", 1) for word in line.removeprefix(READY).split())
 
-    async def stop(self) -> int:
-        """Drain and end it; its exit code."""
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
         assert self._process is not None, "not started"
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self._process.send_signal(number)
+
+    async def stop(self) -> int:
+        """Drain and end it; its exit code."""
+        self.signal(signal.SIGTERM)
         return await self.wait()
 
     async def wait(self) -> int:

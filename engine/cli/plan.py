@@ -1,0 +1,34 @@
+"""``octavo plan``: pages and sequences that fit into a memory budget, without loading a model."""
+
+from __future__ import annotations
+
+import argparse
+
+from octavo.engine.cli.options import DEFAULTS, add_json_argument, memory_size, print_json
+from octavo.engine.cli.usage import checked, positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default=DEFAULTS.model, metavar="PATH|HUB_ID|demo", help="the model to plan for")
+    add(
+        "--memory",
+        type=checked(memory_size),
+        required=True,
+        metavar="SIZE",
+        help="all there is, such as 16GiB",
+    )
+    add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
+    add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when something fits, 1 when not even one page does."""
+    from octavo.engine.plan import plan, render
+
+    result = plan(model=args.model, memory=args.memory, context=args.context, page_size=args.page_size)
+    print(render(result))
+    if args.json:
+        print_json(result)
+    return 0 if result["fits"] else 1

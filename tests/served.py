@@ -1,0 +1,92 @@
+"""A real gRPC server on a free local port, over an engine whose model is a ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+
+from fakes import FakeCore, small_config
+from octavo.engine.client import Client
+from octavo.engine.config import EngineConfig
+from octavo.engine.outputs import Delta
+from octavo.engine.server.address import Address
+from octavo.engine.server.server import GrpcServer
+from octavo.engine.service import AsyncEngine
+from octavo.engine.stats import Observer
+
+LOCAL = Address("127.0.0.1", 0)
+METRIC_NAMES = {
+    "octavo_requests_running", "octavo_requests_waiting", "octavo_kv_pages", "octavo_kv_usage_ratio",
+    "octavo_prefix_cache_query_tokens_total", "octavo_prefix_cache_hit_tokens_total",
+    "octavo_prefix_cache_miss_tokens_total", "octavo_evicted_pages_total", "octavo_preemptions_total",
+    "octavo_prompt_tokens_total", "octavo_generated_tokens_total", "octavo_requests_total",
+    "octavo_rejected_requests_total", "octavo_step_seconds_bucket", "octavo_step_tokens_bucket",
+    "octavo_time_to_first_token_seconds_bucket", "octavo_inter_token_seconds_bucket",
+    "octavo_queue_seconds_bucket", "octavo_request_seconds_bucket", "octavo_build_info",
+    "octavo_cache_config_info",
+}  # fmt: skip
+
+
+@dataclass
+class Served:
+    engine: AsyncEngine
+    server: GrpcServer
+    core: FakeCore
+    address: str
+    client: Client
+
+    def channel(self, **options: int) -> grpc.aio.Channel:
+        """A channel of its own, with gRPC options by name (dots as double underscores)."""
+        named = [(name.replace("__", "."), value) for name, value in options.items()]
+        return grpc.aio.insecure_channel(
+            self.address, options=[*named, ("grpc.use_local_subchannel_pool", 1)]
+        )
+
+    @property
+    def num_steps(self) -> int:
+        assert self.core.runner is not None
+        return self.core.runner.num_steps
+
+
+@asynccontextmanager
+async def served(
+    core: FakeCore | None = None, *, observer: Observer | None = None, config: EngineConfig | None = None
+) -> AsyncIterator[Served]:
+    """Started, and stopped whatever happens."""
+    core = core or FakeCore()
+    engine = AsyncEngine(config or small_config(), core_factory=core, observer=observer)
+    await engine.start()
+    server = GrpcServer(engine)
+    address = str(await server.start(LOCAL))
+    try:
+        async with Client(address) as client:
+            yield Served(engine, server, core, address, client)
+    finally:
+        await server.stop()
+
+
+async def collect(deltas: AsyncGenerator[Delta, None]) -> dict[int, Delta]:
+    """The whole of each sample."""
+    whole: dict[int, Delta] = {}
+    async for delta in deltas:
+        earlier = whole.get(delta.index)
+        whole[delta.index] = delta if earlier is None else earlier.merge(delta)
+    return whole
+
+
+async def eventually(condition: Callable[[], bool], what: str, *, within: float = 20.0) -> None:
+    """Wait for something that another thread or process brings about."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {within} s"
+        await asyncio.sleep(0.005)
+
+
+def all_idle(engine: AsyncEngine) -> bool:
+    gauges = engine.gauges()
+    return gauges.num_running == gauges.num_waiting == gauges.pages_held == 0

@@ -1,0 +1,247 @@
+"""The command line: exit codes, one-line errors, and the JSON that programs read."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.engine.cli import COMMANDS, main
+from octavo.engine.cli.options import add_engine_arguments, engine_config, engine_flags, given_settings
+from octavo.engine.cli.usage import Parser
+from octavo.engine.config import EngineConfig
+
+GENERATE = ["generate", "Once upon a time", "--num-pages", "16", "--max-tokens", "6"]
+
+
+def _run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["bench", "serve"]], ids=" ".join)
+def test_help_exits_0(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    code, out, err = _run(capsys, *command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: octavo")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import octavo
+
+    assert _run(capsys, "--version") == (0, f"octavo {octavo.__version__}\n", "")
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no command": ([], "COMMAND"),
+    "unknown command": (["nope"], "nope"),
+    "unknown flag": (["serve", "--bogus"], "--bogus"),
+    "abbreviated flag": (["generate", "x", "--max-tok", "3"], "--max-tok"),
+    "flag of nothing yet": (["serve", "--tls-cert", "x"], "--tls-cert"),
+    "address": (["serve", "--listen", "here"], "HOST:PORT"),
+    "metrics address": (["serve", "--metrics", "127.0.0.1:x"], "port"),
+    "drain timeout": (["serve", "--drain-timeout", "-1"], "-1"),
+    "log level": (["serve", "--log-level", "loud"], "loud"),
+    "format": (["generate", "x", "--kv-format", "fp5"], "fp5"),
+    "backend": (["generate", "x", "--backend", "tpu"], "tpu"),
+    "size": (["generate", "x", "--kv-memory", "lots"], "lots"),
+    "two sizes": (["generate", "x", "--kv-memory", "1GiB", "--num-pages", "4"], "not allowed"),
+    "pages": (["generate", "x", "--num-pages", "0"], "num_pages"),
+    "page size": (["generate", "x", "--page-size", "33"], "33"),
+    "step tokens": (["generate", "x", "--max-step-tokens", "1"], "max_step_tokens"),
+    "no prompt": (["generate"], "PROMPT"),
+    "two prompts": (["generate", "x", "--prompt-ids", "1"], "--prompt-ids"),
+    "ids that are none": (["generate", "--prompt-ids", "1,x"], "1,x"),
+    "no ids": (["generate", "--prompt-ids", ""], "empty"),
+    "chat of ids": (["generate", "--prompt-ids", "1", "--chat"], "--chat"),
+    "id outside": (["generate", "--prompt-ids", "999999", "--num-pages", "8"], "999999"),
+    "negative id": (["generate", "--prompt-ids=-3,1", "--num-pages", "8"], "-3"),
+    "empty prompt": (["generate", "", "--num-pages", "8"], "empty"),
+    "too long": (["generate", "x", "--num-pages", "2", "--max-tokens", "100"], "64"),
+    "no tokens": (["generate", "x", "--max-tokens", "0"], "max_tokens"),
+    "negative tokens": (["generate", "x", "--max-tokens", "-7"], "-7"),
+    "temperature": (["generate", "x", "--temperature", "-1"], "temperature"),
+    "top p": (["generate", "x", "--top-p", "1.1"], "top_p"),
+    "n": (["generate", "x", "--n", "0"], "n must"),
+    "not a number": (["generate", "x", "--seed", "x"], "--seed"),
+    "no such model": (["generate", "x", "--model", "./no/such/folder"], "no/such/folder"),
+    "server option": (["generate", "x", "--connect", "localhost:1", "--kv-format", "fp4"], "--kv-format"),
+    "connect address": (["generate", "x", "--connect", "localhost"], "HOST:PORT"),
+    "bench": (["bench", "nope"], "nope"),
+    "bench rate": (["bench", "serve", "--rate", "0"], "--rate"),
+    "bench requests": (["bench", "serve", "--requests", "0"], "--requests"),
+    "bench prefix": (["bench", "serve", "--shared-prefix-tokens", "999"], "999"),
+    "bench option": (["bench", "serve", "--connect", "localhost:1", "--threads", "1"], "--threads"),
+    "plan without memory": (["plan"], "--memory"),
+    "plan memory": (["plan", "--memory", "much"], "much"),
+    "plan context": (["plan", "--memory", "1GiB", "--context", "0"], "--context"),
+    "plan context too long": (["plan", "--memory", "1GiB", "--context", "999999"], "999999"),
+    "plan page size": (["plan", "--memory", "1GiB", "--page-size", "33"], "33"),
+    "plan model": (["plan", "--memory", "1GiB", "--model", "./no/such/folder"], "no/such/folder"),
+    "doctor backend": (["doctor", "--backend", "metal"], "metal"),
+    "doctor threads": (["doctor", "--threads", "0"], "threads"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_usage_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    argv, hint = WRONG[name]
+    code, out, err = _run(capsys, *argv)
+    assert (code, out) == (2, ""), err
+    assert err.startswith("octavo")
+    assert err.count("\n") == 1, err
+    assert hint in err
+    assert "Traceback" not in err
+
+
+def test_a_broken_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"')
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    code, _, err = _run(capsys, "generate", "x", "--model", str(tmp_path))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "config.json" in err
+
+
+def test_nobody_to_connect_to_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = _run(capsys, "generate", "x", "--connect", "127.0.0.1:1")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "127.0.0.1:1" in err
+
+
+def _generate_json(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, dict[str, Any]]:
+    code, out, err = _run(capsys, *GENERATE, *more, "--json")
+    assert code == 0, err
+    human, last = out.rstrip("\n").rsplit("\n", 1)
+    return human, json.loads(last)
+
+
+def test_generate_in_process(capsys: pytest.CaptureFixture[str]) -> None:
+    human, result = _generate_json(capsys)
+    assert result.keys() == {"outputs", "prompt_tokens", "cached_tokens", "ttft_s", "tokens_per_s"}
+    [output] = result["outputs"]
+    assert output.keys() == {"index", "text", "token_ids", "finish_reason"}
+    assert len(output["token_ids"]) == 6
+    assert output["finish_reason"] == "length"
+    assert human == output["text"]
+    assert result["prompt_tokens"] > 3
+    assert result["ttft_s"] > 0
+    assert result["tokens_per_s"] > 0
+
+
+def test_generate_several_samples_with_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--n", "2", "--temperature", "1.5", "--seed", "3", "--logprobs", "2")
+    human, result = _generate_json(capsys, *options)
+    assert [output["index"] for output in result["outputs"]] == [0, 1]
+    for output in result["outputs"]:
+        assert f"[{output['index']}] {output['text']}" in human
+        assert [entry["token_id"] for entry in output["logprobs"]] == output["token_ids"]
+        assert all(len(entry["top"]) == 2 and entry["logprob"] <= 0 for entry in output["logprobs"])
+    assert _generate_json(capsys, *options)[1]["outputs"] == result["outputs"], "the seed decides"
+
+
+def test_generate_reads_stdin_and_speaks_chat(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo.engine.model.locate import resolve_model
+    from octavo.engine.tokenizer import load_tokenizer
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who are you?"))
+    code, out, err = _run(
+        capsys, "generate", "-", "--system", "Be brief.", "--num-pages", "16", "--max-tokens", "2", "--json"
+    )
+    assert code == 0, err
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
+    expected = load_tokenizer(resolve_model("demo")).apply_chat_template(messages)
+    assert json.loads(out.splitlines()[-1])["prompt_tokens"] == len(expected)
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = _run(capsys, "doctor", "--json")
+    assert code == 0, err
+    report = json.loads(out.splitlines()[-1])
+    assert report.keys() >= {"backend", "reason", "isa", "threads", "versions", "self_test", "ok"}
+    assert report["ok"] is True
+    assert len(report["self_test"]) > 10
+    assert report["versions"]["mlx"] != "not installed"
+
+
+def test_doctor_fails_when_a_kernel_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo.kernels import selftest
+
+    bad = selftest.SelfTestResult("attend", float("inf"), False)
+    monkeypatch.setattr(selftest, "run_selftest", lambda _: [bad])
+    code, out, _ = _run(capsys, "doctor", "--json")
+    assert code == 1
+    assert "FAIL attend" in out
+    assert json.loads(out.splitlines()[-1])["self_test"] == [
+        {"name": "attend", "max_error": None, "ok": False}
+    ]
+
+
+def test_plan_agrees_with_what_is_allocated(capsys: pytest.CaptureFixture[str]) -> None:
+    from octavo.engine.memory import page_bytes
+    from octavo.kernels.interface import LayerSpec
+
+    code, out, err = _run(capsys, "plan", "--memory", "1GiB", "--context", "1000", "--json")
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
+    layer = LayerSpec(
+        num_kv_heads=result["kv_heads"], head_dim=result["head_dim"], value_dim=result["head_dim"]
+    )
+    for name, row in result["formats"].items():
+        bytes_per_page = page_bytes([layer] * result["layers"], page_size=32, k_format=name, v_format=name)
+        assert row["bytes_per_page"] == bytes_per_page
+        assert row["pages"] == result["kv_bytes"] // bytes_per_page
+        assert row["sequences"] == row["pages"] // 32
+        assert f"{row['pages']}" in out
+
+
+def test_plan_says_when_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = _run(capsys, "plan", "--memory", "1MiB", "--json")
+    assert code == 1
+    assert json.loads(out.splitlines()[-1])["fits"] is False
+
+
+def _parse(*argv: str) -> Any:
+    parser = Parser()
+    add_engine_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_engine_flags_give_their_settings_back() -> None:
+    assert engine_config(_parse()) == EngineConfig()
+    argv = ["--model", "m", "--exact", "--no-fuse", "--kv-format", "fp4", "--kv-memory", "3MiB",
+            "--threads", "2", "--no-prefix-cache", "--max-running", "9", "--weights", "int4"]  # fmt: skip
+    settings = given_settings(_parse(*argv))
+    assert settings == {
+        "model": "m", "exact": True, "fuse": False, "kv_format": "fp4", "kv_memory": 3 * 2**20, "threads": 2,
+        "prefix_cache": False, "max_running": 9, "weights": "int4",
+    }  # fmt: skip
+    assert given_settings(_parse(*engine_flags(settings))) == settings
+
+
+def test_every_setting_has_its_flag() -> None:
+    """Except cache_dir, which nothing serves yet."""
+    import dataclasses
+
+    settings = {field.name for field in dataclasses.fields(EngineConfig)} - {"cache_dir"}
+    assert settings == vars(_parse()).keys()
+
+
+def test_usage_errors_answer_without_loading_mlx() -> None:
+    program = (
+        "import sys; from octavo.engine.cli import main; code = main(['serve', '--help']);"
+        "heavy = {'mlx', 'grpc', 'tokenizers'} & {name.split('.')[0] for name in sys.modules};"
+        "assert code == 0 and not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

@@ -1,0 +1,165 @@
+"""Metric names and values, and the HTTP port that serves them."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fakes import fake_info
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.metrics import Metrics, MetricsServer
+from octavo.engine.outputs import FinishReason
+from octavo.engine.server.address import Address
+from octavo.engine.stats import Gauges, RequestRecord, StepRecord
+from served import METRIC_NAMES
+
+RECORD = StepRecord(
+    seconds=0.004,
+    prefill_tokens=30,
+    decode_tokens=2,
+    generated_tokens=3,
+    preemptions=1,
+    evicted_pages=4,
+    query_tokens=40,
+    hit_tokens=32,
+    gauges=Gauges(num_running=3, num_waiting=5, pages_held=6, pages_idle_cached=3, pages_idle_empty=1),
+    miss_tokens={"new": 7, "last_token": 1},
+    ttft_s=(0.02,),
+    inter_token_s=(0.003, 0.004),
+    queue_s=(0.5,),
+    ended=(
+        RequestRecord(
+            request_id="r",
+            finish_reason=FinishReason.LENGTH,
+            prompt_tokens=40,
+            cached_tokens=32,
+            generated_tokens=9,
+            queue_s=0.5,
+            ttft_s=0.02,
+            total_s=1.5,
+        ),
+    ),
+)
+
+
+def _samples(text: str) -> dict[str, float]:
+    """Values by name and labels, as a scraper reads them."""
+    return {
+        sample.name + "".join(f",{key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_name_is_there_from_the_start() -> None:
+    metrics = Metrics()
+    metrics.describe(fake_info(EngineConfig()))
+    metrics.set_gauges(Gauges())
+    text = metrics.render().decode()
+    assert {name.split(",")[0] for name in _samples(text)} >= METRIC_NAMES
+    assert not any("_created" in name for name in _samples(text))
+    for line in text.splitlines():
+        assert ":" not in line.split("{")[0].split(" ")[0]
+        if line.startswith("# HELP"):
+            assert len(line.split(" ", 3)[3]) > 5, f"no help: {line}"
+
+
+def test_one_step_moves_every_figure() -> None:
+    metrics = Metrics()
+    metrics.step(RECORD)
+    metrics.step(RECORD)
+    metrics.rejected("too_long")
+    values = _samples(metrics.render().decode())
+    expected = {
+        "octavo_requests_running": 3, "octavo_requests_waiting": 5, "octavo_kv_pages,state=held": 6,
+        "octavo_kv_pages,state=idle_cached": 3, "octavo_kv_pages,state=idle_empty": 1,
+        "octavo_kv_usage_ratio": 0.6, "octavo_prefix_cache_query_tokens_total": 80,
+        "octavo_prefix_cache_hit_tokens_total": 64, "octavo_prefix_cache_miss_tokens_total,reason=new": 14,
+        "octavo_prefix_cache_miss_tokens_total,reason=last_token": 2, "octavo_evicted_pages_total": 8,
+        "octavo_preemptions_total": 2, "octavo_prompt_tokens_total": 80, "octavo_generated_tokens_total": 6,
+        "octavo_requests_total,finish_reason=length": 2, "octavo_requests_total,finish_reason=stop": 0,
+        "octavo_rejected_requests_total,reason=too_long": 1, "octavo_step_seconds_count": 2,
+        "octavo_step_tokens_sum,kind=prefill": 60, "octavo_step_tokens_sum,kind=decode": 4,
+        "octavo_time_to_first_token_seconds_count": 2, "octavo_inter_token_seconds_count": 4,
+        "octavo_queue_seconds_sum": 1.0, "octavo_request_seconds_sum": 3.0,
+        "octavo_inter_token_seconds_bucket,le=0.001": 0, "octavo_inter_token_seconds_bucket,le=0.005": 4,
+    }  # fmt: skip
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_step_without_decodes_is_no_zero_in_their_histogram() -> None:
+    metrics = Metrics()
+    quiet = StepRecord(
+        seconds=0.1, prefill_tokens=5, decode_tokens=0, generated_tokens=0, preemptions=0, evicted_pages=0,
+        query_tokens=0, hit_tokens=0, gauges=Gauges(),
+    )  # fmt: skip
+    metrics.step(quiet)
+    values = _samples(metrics.render().decode())
+    assert values["octavo_step_tokens_count,kind=decode"] == 0
+    assert values["octavo_step_tokens_count,kind=prefill"] == 1
+    assert values["octavo_kv_usage_ratio"] == 0
+
+
+class FakeProbes:
+    def __init__(self) -> None:
+        self.dead: str | None = None
+        self.busy: str | None = None
+
+    def gauges(self) -> Gauges:
+        return Gauges(num_waiting=11)
+
+    def alive(self) -> str | None:
+        return self.dead
+
+    def ready(self) -> str | None:
+        return self.dead or self.busy
+
+
+@pytest.fixture
+def probes() -> FakeProbes:
+    return FakeProbes()
+
+
+@pytest.fixture
+def server(probes: FakeProbes) -> Iterator[MetricsServer]:
+    server = MetricsServer(Address("127.0.0.1", 0), Metrics(), probes)
+    yield server
+    server.close()
+
+
+def _get(server: MetricsServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{server.address}{path}", timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_scrape_shows_how_the_engine_stands_now(server: MetricsServer) -> None:
+    status, text = _get(server, "/metrics")
+    assert status == 200
+    assert _samples(text)["octavo_requests_waiting"] == 11
+
+
+def test_probes(server: MetricsServer, probes: FakeProbes) -> None:
+    assert _get(server, "/healthz")[0] == _get(server, "/readyz")[0] == 200
+    probes.busy = "loading"
+    assert _get(server, "/healthz")[0] == 200
+    status, text = _get(server, "/readyz")
+    assert (status, json.loads(text)["reason"]) == (503, "loading")
+    probes.dead = "broken"
+    status, text = _get(server, "/healthz")
+    assert (status, json.loads(text)["reason"]) == (503, "broken")
+    assert _get(server, "/nothing")[0] == 404
+
+
+def test_a_port_in_use(server: MetricsServer, probes: FakeProbes) -> None:
+    with pytest.raises(InvalidConfig, match=r"port is in use.*--metrics"):
+        MetricsServer(server.address, Metrics(), probes)

@@ -1,0 +1,132 @@
+"""The wire contract: generated modules match their source, and messages lose nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.engine.client import make_request
+from octavo.engine.errors import InvalidRequest
+from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
+from octavo.engine.params import SamplingParams
+from octavo.engine.server import messages
+from octavo.proto import generation_pb2 as pb
+
+PROTO = Path(__file__).parents[2] / "proto"
+SOURCE = "octavo/v1/generation.proto"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed (extra: dev)"
+)
+def test_generated_modules_match_their_source(tmp_path: Path) -> None:
+    arguments = [f"-I{PROTO}", *(f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python"))]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments, SOURCE], check=True)
+    made = sorted((tmp_path / "octavo/v1").iterdir())
+    assert len(made) == 3
+    for file in made:
+        kept = PROTO / "octavo/v1" / file.name
+        assert kept.read_text() == file.read_text(), f"{file.name} is stale; see octavo.proto's docstring"
+
+
+def test_every_number_of_the_contract_is_kept() -> None:
+    """Renumbering a field breaks every client silently."""
+    numbers = {field.name: field.number for field in pb.SamplingParams.DESCRIPTOR.fields}
+    assert numbers == {
+        "max_tokens": 1, "temperature": 2, "top_k": 3, "top_p": 4, "min_p": 5, "repetition_penalty": 6,
+        "presence_penalty": 7, "frequency_penalty": 8, "logit_bias": 9, "seed": 10, "n": 11, "stop": 12,
+        "stop_ids": 13, "ignore_eos": 14, "logprobs": 15,
+    }  # fmt: skip
+    numbers = {field.name: field.number for field in pb.GenerateRequest.DESCRIPTOR.fields}
+    assert numbers == {
+        "request_id": 1, "text": 2, "token_ids": 3, "chat": 4, "sampling": 5, "output_mode": 6,
+        "cache_salt": 7,
+    }  # fmt: skip
+    numbers = {field.name: field.number for field in pb.GenerateResponse.DESCRIPTOR.fields}
+    assert numbers == {
+        "request_id": 1, "index": 2, "token_ids": 3, "text": 4, "logprobs": 5, "finish_reason": 6,
+        "stop_string": 7, "stop_id": 8, "usage": 9, "error": 10,
+    }  # fmt: skip
+
+
+def test_unset_parameters_take_the_engines_defaults() -> None:
+    assert messages.params_of(pb.SamplingParams()) == SamplingParams()
+
+
+def test_zero_is_not_unset() -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        messages.params_of(pb.SamplingParams(max_tokens=0))
+    assert messages.params_of(pb.SamplingParams(logprobs=0)).logprobs == 0
+    assert messages.params_of(pb.SamplingParams(seed=0)).seed == 0
+
+
+unit = st.floats(0, 1, exclude_min=True)
+parameters = st.builds(
+    SamplingParams,
+    max_tokens=st.none() | st.integers(1, 2**31 - 1),
+    temperature=st.floats(0, 100),
+    top_k=st.integers(0, 2**31 - 1),
+    top_p=unit,
+    min_p=unit,
+    repetition_penalty=unit,
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=3),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    n=st.integers(1, 64),
+    stop=st.lists(st.text(min_size=1, max_size=4), max_size=3).map(tuple),
+    stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+)
+
+
+@given(parameters)
+def test_parameters_survive_the_wire(params: SamplingParams) -> None:
+    sent = messages.params_message(params).SerializeToString()
+    assert messages.params_of(pb.SamplingParams.FromString(sent)) == params
+
+
+ids = st.integers(0, 2**32 - 1)
+logprob = st.builds(
+    TokenLogprob,
+    token_id=ids,
+    logprob=st.floats(-1e6, 0),
+    top=st.lists(st.tuples(ids, st.floats(-1e6, 0)), max_size=2).map(tuple),
+)
+deltas = st.builds(
+    Delta,
+    request_id=st.text(min_size=1, max_size=8),
+    index=st.integers(0, 63),
+    token_ids=st.lists(ids, max_size=4).map(tuple),
+    text=st.text(max_size=8),
+    logprobs=st.lists(logprob, max_size=2).map(tuple),
+    finish_reason=st.sampled_from([None, *FinishReason]),
+    stop_match=st.none() | ids | st.text(min_size=1, max_size=4),
+    prompt_tokens=ids,
+    cached_tokens=ids,
+)
+
+
+@given(deltas)
+def test_deltas_survive_the_wire(delta: Delta) -> None:
+    sent = messages.response_of(delta, num_generated=3).SerializeToString()
+    assert messages.delta_of(pb.GenerateResponse.FromString(sent)) == delta
+
+
+def test_prompts_survive_the_wire() -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
+    for prompt in ("text", "", [1, 2, 3], [], chat):
+        request = make_request(prompt, SamplingParams())
+        assert messages.prompt_of(pb.GenerateRequest.FromString(request.SerializeToString())) == prompt
+
+
+def test_negative_token_ids_do_not_even_leave_the_client() -> None:
+    with pytest.raises(InvalidRequest, match="token ids"):
+        make_request([1, -1], SamplingParams())
