@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TypeAlias
 
 from octavo.engine.admission import Admission, Prompt
@@ -23,7 +23,7 @@ from octavo.engine.tokenizer import Tokenizer
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
-LONG_TEXT = 20_000  # characters; encoding more would hold up the event loop for milliseconds
+LONG_PROMPT = 20_000  # characters or ids; more would hold up the event loop for milliseconds
 ABORT_TIMEOUT_S = 10.0
 
 
@@ -170,7 +170,8 @@ class AsyncEngine:
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes
     ) -> Request:
         assert self._admission is not None
-        if isinstance(prompt, str) and len(prompt) <= LONG_TEXT:
+        is_chat = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping)
+        if len(prompt) <= LONG_PROMPT and not is_chat:
             prompt_ids = self._admission.encode(prompt)
         else:
             prompt_ids = await asyncio.to_thread(self._admission.encode, prompt)

@@ -27,7 +27,7 @@ from octavo.engine import (
     SamplingParams,
 )
 from octavo.engine.core import EngineCore
-from octavo.engine.service import LONG_TEXT
+from octavo.engine.service import LONG_PROMPT
 from octavo.engine.stats import Observer
 from oracle import Expected, alone
 
@@ -126,7 +126,7 @@ async def test_text_ids_and_chat_are_prompts() -> None:
             ("hé", list("hé".encode())),
             ([1, 2, 3], [1, 2, 3]),
             (messages, list("<user>hé\n<assistant>".encode())),
-            ("x" * (LONG_TEXT + 1), list(b"x" * (LONG_TEXT + 1))),
+            ("x" * (LONG_PROMPT + 1), list(b"x" * (LONG_PROMPT + 1))),
         ):
             assert await collect(engine.generate(prompt, params)) == {0: alone(ids, params)}  # type: ignore[arg-type]
 
