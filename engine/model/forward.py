@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
@@ -22,7 +24,8 @@ class UnusedShim:
 
 
 class PagedModel:
-    """A model and a pool. ``selection`` None: the head computes every row."""
+    """A model and a pool. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
+    every row."""
 
     def __init__(
         self,
@@ -30,13 +33,13 @@ class PagedModel:
         layout: CacheLayout,
         pool: KVPool,
         *,
-        gather: bool,
+        mask_dims: int | None = None,
         selection: RowSelection | None = None,
     ) -> None:
         self.pool = pool
         self.selection = selection
         self._model = model
-        self._context = StepContext(pool, gather=gather)
+        self._context = StepContext(pool, mask_dims=mask_dims)
         self._shims = [
             UnusedShim() if index is None else LayerShim(self._context, index, layout.layers[index])
             for index in layout.pool_index
@@ -63,9 +66,9 @@ class PagedModel:
         return logits.squeeze(1)
 
 
-def plain_logits(model: Module, token_ids: list[int]) -> mx.array:
+def plain_logits(model: Module, token_ids: list[int], caches: list[Any] | None = None) -> mx.array:
     """Logits [L, V] of one sequence by mlx-lm's own caches and attention."""
-    logits: mx.array = model(mx.array([token_ids]), cache=make_prompt_cache(model))
+    logits: mx.array = model(mx.array([token_ids]), cache=caches or make_prompt_cache(model))
     return logits[0]
 
 

@@ -14,8 +14,7 @@ attention does arithmetic on K/V themselves. Slow, and the memory grows with T t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -25,10 +24,7 @@ from mlx_lm.models import base
 from octavo.kernels.interface import KVPool, LayerSpec
 from octavo.kernels.metadata import AttentionMetadata
 
-Attention = Callable[..., mx.array]
-
-plain_attention: Attention = base.scaled_dot_product_attention
-_for_arrays: Attention = plain_attention
+_plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
 
 
 class HookError(RuntimeError):
@@ -36,18 +32,22 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """What the shims of one model share: the pool and the step being computed."""
+    """What the shims of one model share: the pool and the step being computed.
 
-    def __init__(self, pool: KVPool, *, gather: bool = False) -> None:
+    ``mask_dims`` None is the paged tier; otherwise dense K/V are gathered, and masks have that
+    many dimensions: 4 for most models, 5 where queries are grouped by KV head on an axis.
+    """
+
+    def __init__(self, pool: KVPool, *, mask_dims: int | None = None) -> None:
         self.pool = pool
-        self.gather = gather
+        self.mask_dims = mask_dims
         self._metadata: AttentionMetadata | None = None
         self._row_sequences = mx.array([0])
 
     def begin(self, metadata: AttentionMetadata) -> None:
         self.pool.begin_step(metadata)
         self._metadata = metadata
-        if self.gather:
+        if self.mask_dims is not None:
             lengths = np.diff(metadata.q_start)
             self._row_sequences = mx.array(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
 
@@ -66,14 +66,17 @@ class StepContext:
         keys, values = self.pool.gather(layer)
         return keys[self._row_sequences], values[self._row_sequences]
 
-    def mask(self, spec: LayerSpec) -> mx.array:
-        """Which of the L dense positions each row may see: bool [T, 1, 1, L]."""
+    def mask(self, spec: LayerSpec) -> mx.array | None:
+        """Which of the L dense positions each row may see: bool [T, 1, .., 1, L]. None where
+        attention through pages knows that by itself."""
+        if self.mask_dims is None:
+            return None
         queries = mx.array(self.metadata.positions)[:, None]
         keys = mx.arange(self.num_visible)[None]
         visible = keys <= queries
         if spec.window is not None:
             visible = visible & ((keys > queries - spec.window) | (keys < spec.keep))
-        return visible[:, None, None, :]
+        return mx.expand_dims(visible, list(range(1, self.mask_dims - 1)))
 
 
 class Handle:
@@ -120,7 +123,7 @@ class LayerShim:
     def make_mask(
         self, num_tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """None, since attention through pages knows causality and window by itself."""
+        """See ``StepContext.mask``; HookError if the model means another one."""
         del return_array
         if num_tokens != 1:
             raise HookError(f"the model wants a mask for {num_tokens} tokens per row instead of 1")
@@ -128,7 +131,7 @@ class LayerShim:
             raise HookError(
                 f"the model masks a window of {window_size} where its cache says {self.spec.window}"
             )
-        return self.context.mask(self.spec) if self.context.gather else None
+        return self.context.mask(self.spec)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write K [T, Hkv, 1, D] and V of the step's rows; what attention is to read."""
@@ -140,7 +143,7 @@ class LayerShim:
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What was written: also asked for by layers that reuse another layer's K/V."""
-        if self.context.gather:
+        if self.context.mask_dims is not None:
             keys, values = self.context.dense(self.layer)
             return keys.astype(self._dtypes[0]), values.astype(self._dtypes[1])
         return (
@@ -153,7 +156,7 @@ def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -
     """mlx-lm's ``scaled_dot_product_attention`` for arrays, the pool's for handles."""
     if isinstance(keys, Handle):
         return _paged_attention(queries, keys, values, *args, **kwargs)
-    return _for_arrays(queries, keys, values, *args, **kwargs)
+    return _plain_attention(queries, keys, values, *args, **kwargs)
 
 
 def _paged_attention(
@@ -175,23 +178,12 @@ def _paged_attention(
     return out[:, :, None, :]
 
 
-@contextmanager
-def attention_replaced(by: Attention) -> Iterator[None]:
-    """Use ``by`` instead of mlx-lm's attention for real arrays, while inside."""
-    global _for_arrays
-    _for_arrays = by
-    try:
-        yield
-    finally:
-        _for_arrays = plain_attention
-
-
 def install_hook() -> None:
     """Patch mlx-lm. Modules imported later bind the patched name; it is replaced in those
     that are imported already, so call this again after loading a model."""
     base.scaled_dot_product_attention = attention
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and (
-            getattr(module, "scaled_dot_product_attention", None) is plain_attention
+            getattr(module, "scaled_dot_product_attention", None) is _plain_attention
         ):
             module.scaled_dot_product_attention = attention  # type: ignore[attr-defined]

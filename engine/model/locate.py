@@ -73,7 +73,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def model_length(config: dict[str, Any], wanted: int | None) -> int:
+def model_length(config: dict[str, Any], wanted: int | None, *, setting: str = "max_model_len") -> int:
     """Positions a sequence may have: ``wanted``, or what the model says, or 4,096 if it does not.
 
     Raises InvalidConfig for more than the model was made for.
@@ -82,6 +82,6 @@ def model_length(config: dict[str, Any], wanted: int | None) -> int:
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)
     if wanted is not None and limit is not None and wanted > limit:
         raise InvalidConfig(
-            f"max_model_len is {wanted}, but the model was made for {limit} positions; give at most that"
+            f"{setting} is {wanted}, but the model was made for {limit} positions; give at most that"
         )
     return wanted or limit or DEFAULT_MODEL_LEN

@@ -38,9 +38,12 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     result = probe(loaded.model, layout, choice.backend, selection, architecture=loaded.architecture)
     log.info("%s: %s", config.model, describe(result))
     pool = _create_pool(config, choice, layout.layers, num_pages)
-    gather = result.tier == "gather"
     model = PagedModel(
-        loaded.model, layout, pool, gather=gather, selection=selection if result.selects_rows else None
+        loaded.model,
+        layout,
+        pool,
+        mask_dims=result.mask_dims,
+        selection=selection if result.selects_rows else None,
     )
     budget = MemoryBudget(
         weights=num_weight_bytes(loaded.model, native=native),
@@ -55,7 +58,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     )
     mx.set_cache_limit(budget.workspace)  # what MLX may keep of freed buffers between steps
     info = _info(config, choice, loaded, result, layout, budget, max_model_len, num_pages)
-    return PagedRunner(model, info, dense_row_bytes=_dense_row_bytes(layout) if gather else None)
+    return PagedRunner(
+        model, info, dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout)
+    )
 
 
 def _choose(config: EngineConfig) -> Choice:

@@ -1,0 +1,162 @@
+"""What fits into a memory budget, from a model's config.json and safetensors headers alone.
+
+No weights are read and no MLX is imported; bytes of pages agree exactly with what the engine
+allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.memory import (
+    format_size,
+    page_bytes,
+    tensors_of,
+    text_config,
+    weight_files,
+    weights_bytes,
+    workspace_bytes,
+)
+from octavo.engine.model.locate import model_length, read_config, resolve_model
+from octavo.kernels.formats import FORMAT_NAMES
+from octavo.kernels.interface import LayerSpec
+
+# Where mlx-lm fills in what a config.json may leave out.
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+    "gemma3_text": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
+    "gpt_oss": {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
+    "cohere2": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+}
+_ALIASES = {
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_kv_heads"),
+    "hidden_size": ("n_embd", "d_model"),
+}
+# Settings of layers whose cache is not one K and one V per layer of one shape.
+_OTHER_CACHES = ("kv_lora_rank", "num_kv_shared_layers", "ssm_state_size", "mamba_d_state", "conv_L_cache")
+_ATTENTION = {"full_attention", "sliding_attention"}
+
+
+def plan(
+    *,
+    model: str,
+    memory: int,
+    context: int | None = None,
+    page_size: int = 32,
+    formats: Sequence[str] = FORMAT_NAMES,
+) -> dict[str, Any]:
+    """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
+    ``memory`` bytes beside weights and workspace, per page format.
+
+    Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
+    """
+    path = resolve_model(model)
+    config = read_config(path)
+    settings = EngineConfig(model=model, page_size=page_size)
+    positions = model_length(config, context, setting="context")
+    layers = layer_specs(path, config)
+    weights = weights_bytes(path)
+    workspace = workspace_bytes(
+        config,
+        max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+        vocab_size=int(text_config(config).get("vocab_size", 0)),
+    )
+    budget = max(0, memory - weights - workspace)
+    rows = {name: _format_plan(layers, name, page_size, budget, positions) for name in formats}
+    return {
+        "model": model,
+        "architecture": config["model_type"],
+        "layers": len(layers),
+        "kv_heads": layers[0].num_kv_heads,
+        "head_dim": layers[0].head_dim,
+        "memory_bytes": memory,
+        "weights_bytes": weights,
+        "workspace_bytes": workspace,
+        "kv_bytes": budget,
+        "context": positions,
+        "page_size": page_size,
+        "fits": any(row["pages"] for row in rows.values()),
+        "formats": rows,
+    }
+
+
+def layer_specs(path: Path, config: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
+    """The attention layers that a config.json describes, checked against the weights' shapes.
+
+    Raises InvalidConfig for architectures whose cache cannot be told from there.
+    """
+    name = str(config["model_type"])
+    flat = _DEFAULTS.get(name, {}) | {k: v for k, v in text_config(config).items() if v is not None}
+    other = [key for key in _OTHER_CACHES if flat.get(key)]
+    other += [kind for kind in flat.get("layer_types") or () if kind not in _ATTENTION]
+    if other:
+        raise InvalidConfig(
+            f"the cache of model type {name!r} cannot be told from its config.json ({other[0]}); "
+            "start the engine, which prints what it allocates"
+        )
+    heads = _setting(flat, "num_attention_heads", name)
+    head_dim = int(flat.get("head_dim") or _setting(flat, "hidden_size", name) // heads)
+    kv_heads = _setting(flat, "num_key_value_heads", name, default=heads)
+    _check_weights(path, name, kv_heads * head_dim)
+    layer = LayerSpec(num_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim)
+    return (layer,) * _setting(flat, "num_hidden_layers", name)
+
+
+def _setting(flat: Mapping[str, Any], key: str, name: str, *, default: int | None = None) -> int:
+    value = next((flat[alias] for alias in (key, *_ALIASES[key]) if alias in flat), default)
+    if not isinstance(value, int) or value < 1:
+        raise InvalidConfig(f"config.json of model type {name!r} has no usable {key} (found {value!r})")
+    return value
+
+
+def _check_weights(path: Path, name: str, width: int) -> None:
+    """InvalidConfig unless every ``k_proj`` has ``width`` rows (packed or not, rows stay rows)."""
+    for file in weight_files(path):
+        for tensor, header in tensors_of(file).items():
+            if tensor.endswith("k_proj.weight") and header["shape"][0] != width:
+                raise InvalidConfig(
+                    f"config.json of model type {name!r} gives K {width} values per position, "
+                    f"but {tensor} gives {header['shape'][0]}; start the engine, which reads the model itself"
+                )
+
+
+def _format_plan(
+    layers: tuple[LayerSpec, ...], name: str, page_size: int, budget: int, positions: int
+) -> dict[str, int]:
+    bytes_per_page = page_bytes(layers, page_size=page_size, k_format=name, v_format=name)
+    pages = budget // bytes_per_page
+    return {
+        "bytes_per_token": bytes_per_page // page_size,
+        "bytes_per_page": bytes_per_page,
+        "pages": pages,
+        "tokens": pages * page_size,
+        "sequences": pages // -(-positions // page_size),
+    }
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """A plan as a table for people."""
+    lines = [
+        f"{result['model']} ({result['architecture']}): {result['layers']} layers, "
+        f"{result['kv_heads']} KV heads of {result['head_dim']}",
+        f"memory {format_size(result['memory_bytes'])}: weights {format_size(result['weights_bytes'])}, "
+        f"workspace {format_size(result['workspace_bytes'])}, pages {format_size(result['kv_bytes'])}",
+        "",
+        f"{'format':<9}{'per token':>11}{'per page':>12}{'pages':>10}{'tokens':>12}"
+        f"{'sequences of ' + str(result['context']):>22}",
+    ]
+    for name, row in result["formats"].items():
+        lines.append(
+            f"{name:<9}{format_size(row['bytes_per_token']):>11}{format_size(row['bytes_per_page']):>12}"
+            f"{row['pages']:>10}{row['tokens']:>12}{row['sequences']:>22}"
+        )
+    if not result["fits"]:
+        lines.append("nothing is left for pages: give more memory, or a model with smaller weights")
+    return "\n".join(lines)
