@@ -6,6 +6,7 @@
 
 #include "linear.h"
 #include "ops_graph.h"
+#include "roofline.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -35,6 +36,22 @@ void bind_linear(nb::module_& m) {
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(), "stream"_a = nb::none(),
         "x / sqrt(mean(x^2) + eps) * weight over the last axis; weight may be None.");
   m.def("swiglu", &swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(), "silu(gate) * up.");
+
+  m.def(
+      "measure_roofline",
+      [] {
+        Roofline measured;
+        {
+          nb::gil_scoped_release release;
+          measured = measure_roofline();
+        }
+        nb::dict result;
+        result["read_bytes_per_s"] = measured.read_bytes_per_s;
+        result["f32_flops_per_s"] = measured.f32_flops_per_s;
+        result["bf16_flops_per_s"] = measured.bf16_flops_per_s;
+        return result;
+      },
+      "The machine's limits with the threads and instruction set in use; takes about a second.");
 }
 
 }  // namespace octavo
