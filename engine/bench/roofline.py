@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -24,6 +24,11 @@ class Roofline:
 
     def as_dict(self) -> dict[str, float | str]:
         return asdict(self)
+
+    def best_of(self, other: Roofline) -> Roofline:
+        """The higher of each limit: a machine that others use shows less than it can do."""
+        faster = max(self, other, key=lambda roofline: roofline.matmul_gflop_s)
+        return replace(faster, dram_read_gb_s=max(self.dram_read_gb_s, other.dram_read_gb_s))
 
     def __str__(self) -> str:
         return (
