@@ -66,6 +66,7 @@ class StopChecker:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
         self._first_characters = frozenset(stop[0] for stop in stops)
         self._held = ""
         self.match: str | None = None
@@ -93,8 +94,7 @@ class StopChecker:
 
     def _undecided_from(self, text: str) -> int:
         """Where the longest ending of ``text`` starts that begins one of the stop strings."""
-        longest = max(len(stop) for stop in self._stops)
-        for start in range(max(0, len(text) - longest + 1), len(text)):
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first_characters:
                 tail = text[start:]
                 if any(stop.startswith(tail) for stop in self._stops):
