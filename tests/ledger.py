@@ -52,17 +52,28 @@ class Ledger:
         }
         self._slots.update(moved)
 
-    def write(self, table: PageTable, tokens: list[int], positions: range, *, broken: bool = False) -> None:
-        """Compute the K/V of some positions; a broken computation leaves poison."""
+    def write(
+        self,
+        table: PageTable,
+        tokens: list[int],
+        positions: range,
+        *,
+        salt: bytes = b"",
+        broken: bool = False,
+    ) -> None:
+        """Compute the K/V of some positions; a broken computation leaves poison.
+
+        salt   the caller's, which the table's ought to be
+        """
         for position in positions:
-            entry: Entry = (table.salt, tuple(tokens[: position + 1]))
+            entry: Entry = (salt, tuple(tokens[: position + 1]))
             self._slots[table.slot(position)] = "poison" if broken else entry
 
-    def check(self, table: PageTable, tokens: list[int], num_tokens: int) -> None:
+    def check(self, table: PageTable, tokens: list[int], num_tokens: int, *, salt: bytes = b"") -> None:
         """Raise AssertionError unless the table leads to the K/V of ``tokens[:num_tokens]``."""
         for position in range(num_tokens):
             entry = self._slots.get(table.slot(position), "empty")
-            expected = (table.salt, tuple(tokens[: position + 1]))
+            expected = (salt, tuple(tokens[: position + 1]))
             assert entry == expected, f"position {position}: expected {expected}, found {entry}"
 
     def run(self, step: Step, live: Iterable[Sequence], broken: frozenset[Sequence] = frozenset()) -> None:
@@ -78,9 +89,15 @@ class Ledger:
             for position in range(item.start, item.stop):
                 page = table.pages[position // self.page_size]
                 assert holders[page] == 1, f"page {page} is written and has {holders[page]} holders"
-            positions = range(item.start, item.stop)
-            self.write(table, item.sequence.tokens, positions, broken=item.sequence in broken)
+            self.write(
+                table,
+                item.sequence.tokens,
+                range(item.start, item.stop),
+                salt=item.sequence.salt,
+                broken=item.sequence in broken,
+            )
         for item in step.work:
-            assert item.sequence.table is not None
-            if item.sequence not in broken:
-                self.check(item.sequence.table, item.sequence.tokens, item.stop)
+            sequence = item.sequence
+            assert sequence.table is not None
+            if sequence not in broken:
+                self.check(sequence.table, sequence.tokens, item.stop, salt=sequence.salt)

@@ -107,7 +107,7 @@ class Served:
         if copy is not None:
             self.ledger.copy([copy])
             self.blocks.copied([copy])
-        self.ledger.check(table, sequence.tokens, table.num_written)
+        self.ledger.check(table, sequence.tokens, table.num_written, salt=sequence.salt)
 
     def _compute(self, step: Step) -> list[Result]:
         failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())

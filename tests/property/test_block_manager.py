@@ -34,6 +34,7 @@ class Machine(RuleBasedStateMachine):
         self.blocks = BlockManager(NUM_PAGES, PAGE_SIZE)
         self.ledger = Ledger(PAGE_SIZE)
         self.tokens: dict[PageTable, list[int]] = {}  # of every open table, as far as written
+        self.salts: dict[PageTable, bytes] = {}
         self.rest: dict[PageTable, list[int]] = {}  # of a prompt that was opened: to be written first
         self.copies: list[PageCopy] = []
 
@@ -47,6 +48,7 @@ class Machine(RuleBasedStateMachine):
         table = self.blocks.open(prompt, salt=salt)
         assert table.num_written < len(prompt), "the last token is always left to compute"
         assert table.num_written % PAGE_SIZE == 0
+        self.salts[table] = salt
         self.tokens[table], self.rest[table] = prompt[: table.num_written], prompt[table.num_written :]
         return table
 
@@ -63,7 +65,7 @@ class Machine(RuleBasedStateMachine):
         if not fits:
             assert list(table.pages) == pages
             return
-        self.ledger.write(table, wanted, range(table.num_written, len(wanted)))
+        self.ledger.write(table, wanted, range(table.num_written, len(wanted)), salt=self.salts[table])
         self.blocks.commit(table, wanted, len(wanted))
         self.tokens[table], self.rest[table] = wanted, rest[len(more) :]
 
@@ -79,6 +81,7 @@ class Machine(RuleBasedStateMachine):
             return multiple()
         assert (fork.copy is not None) == partial
         self.copies += [fork.copy] if fork.copy is not None else []
+        self.salts[fork.table] = self.salts[table]
         self.tokens[fork.table], self.rest[fork.table] = list(self.tokens[table]), []
         return fork.table
 
@@ -114,7 +117,7 @@ class Machine(RuleBasedStateMachine):
         if not self.copies:
             for table, written in self.tokens.items():
                 assert table.num_written == len(written)
-                self.ledger.check(table, written, len(written))
+                self.ledger.check(table, written, len(written), salt=self.salts[table])
 
     def teardown(self) -> None:
         self.carry_out()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 
 from ledger import served_alone
@@ -42,3 +44,15 @@ def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
         assert all(count > 0 for count in lookup.misses.values())
         assert lookup.num_hit == lookup.sequence.num_cached < lookup.num_tokens
         assert workload.prefix_cache or lookup.misses == {"disabled": lookup.num_tokens}
+
+
+@given(workloads())
+def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> None:
+    """Safety alone would be satisfied by a cache that never hits."""
+    served = Served(replace(workload, num_pages=500, prefix_cache=True)).run()
+    size = workload.page_size
+    for sequence in set(served.everyone) - served.harmed:
+        found = served.blocks.open(sequence.tokens, salt=sequence.salt)
+        assert found.num_written == (len(sequence.tokens) - 1) // size * size
+    assert served.blocks.num_evicted == 0
+    assert served.scheduler.num_preemptions == 0

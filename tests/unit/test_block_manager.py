@@ -117,6 +117,20 @@ def test_two_tables_that_compute_the_same_page_keep_their_own() -> None:
     blocks.check()
 
 
+def test_a_page_is_not_found_without_the_one_before_it() -> None:
+    """Possible when two tables compute one beginning: the one found may go first."""
+    tokens = [1, 1, 1, 1, 2, 2, 2, 2]
+    blocks = BlockManager(4, 4)
+    short, long = blocks.open(tokens), blocks.open(tokens)
+    for table, num_tokens in ((short, 4), (long, 8)):
+        assert blocks.reserve(table, num_tokens)
+        blocks.commit(table, tokens, num_tokens)
+    blocks.close(short)
+    assert blocks.reserve(blocks.open([3]), 8)  # an empty page and the beginning that could be found
+    assert blocks.num_evicted == 1
+    assert blocks.open([*tokens, 9]).num_written == 0
+
+
 def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)

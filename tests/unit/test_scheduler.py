@@ -118,6 +118,22 @@ def test_a_decode_without_a_page_waits_and_keeps_its_own() -> None:
     assert s.num_preemptions == 1
 
 
+def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
+    s = scheduler(num_pages=5, budget=16)
+    old, young = Sequence("old", [1] * 8, max_tokens=9), Sequence("young", [2] * 7, max_tokens=9)
+    s.add(old)
+    s.add(young)
+    advance(s)
+    advance(s)  # all pages are held
+    assert old.table is not None
+    copy = s.blocks.rollback(old.table, 7)  # gives one page back, and has a chunk to compute again
+    assert copy is not None
+    s.blocks.copied([copy])
+    step = advance(s)
+    assert shape(step) == [("young", 8, 9, True)], "the decode took the page; the chunk waits for another"
+    assert (old.status, step.preempted) == (Status.RUNNING, ())
+
+
 def test_a_prompt_is_let_in_only_with_pages_for_all_of_it() -> None:
     s = scheduler(num_pages=4, budget=4)
     s.add(Sequence("a", [1] * 8, max_tokens=2))

@@ -1,0 +1,132 @@
+"""Bugs in who computes what, and who has which pages then."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+SCHEDULER = "scheduler/scheduler.py"
+ROSTER = "scheduler/roster.py"
+TYPES = "scheduler/types.py"
+
+MUTANTS = (
+    Mutant(
+        "arrivals do not spend the budget",
+        SCHEDULER,
+        "budget -= _append(work, sequence, table.num_written +",
+        "_append(work, sequence, table.num_written +",
+    ),
+    Mutant(
+        "chunks do not spend the budget",
+        SCHEDULER,
+        "budget -= _append(work, sequence, stop)",
+        "_append(work, sequence, stop)",
+    ),
+    Mutant(
+        "prompt chunks stop decodes",
+        SCHEDULER,
+        "elif stop <= len(table.pages) * page_size or self._make_room(sequence, stop, work, preempted):",
+        "elif not chunks and self._make_room(sequence, stop, work, preempted):",
+    ),
+    Mutant(
+        "one sequence too many runs",
+        SCHEDULER,
+        "len(roster.running) < self.limits.max_running",
+        "len(roster.running) <= self.limits.max_running",
+    ),
+    Mutant("arrivals come in while others are preempted", SCHEDULER, "if not preempted:", "if True:"),
+    Mutant(
+        "arrivals get pages for a chunk only",
+        SCHEDULER,
+        "blocks.reserve(table, len(sequence.tokens))",
+        "blocks.reserve(table, table.num_written + min(len(sequence.tokens) - table.num_written, budget))",
+    ),
+    Mutant("a planned sequence may be preempted", SCHEDULER, "if s not in planned)", "if True)"),
+    Mutant(
+        "the oldest is preempted", SCHEDULER, "reversed(self._roster.running)", "iter(self._roster.running)"
+    ),
+    Mutant("a refused arrival never comes in", SCHEDULER, "blocks.num_idle <= self._refused[1]", "True"),
+    Mutant("a refused arrival keeps its pages", SCHEDULER, "                blocks.close(table)\n", ""),
+    Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt, ", ""),
+    Mutant(
+        "max_tokens is not enforced", SCHEDULER, "return result.finished or", "return result.finished and"
+    ),
+    Mutant(
+        "failed work is published",
+        SCHEDULER,
+        "            elif (token := results[first].token) is None:\n",
+        "            elif (token := results[first].token) is None:\n"
+        "                commit_pages(table, sequence.tokens, stop)\n",
+    ),
+    Mutant(
+        "aborted work is committed",
+        SCHEDULER,
+        "elif sequence.status is not running or table is None:",
+        "elif table is None and commit_pages(table, sequence.tokens, stop):",
+    ),
+    Mutant(
+        "copies are carried out twice",
+        SCHEDULER,
+        "copies, roster.copies = tuple(roster.copies), []",
+        "copies = tuple(roster.copies)",
+    ),
+    Mutant("copies are dropped", SCHEDULER, "Step(tuple(work), copies,", "Step(tuple(work), (),"),
+    Mutant(
+        "a failed group keeps its pages",
+        SCHEDULER,
+        "trusted = all(result.token is not None for _, result in drawn)",
+        "trusted = True",
+    ),
+    Mutant("siblings are served twice", SCHEDULER, "        leader.siblings = []\n", ""),
+    Mutant(
+        "the check at submission counts the prompt only",
+        SCHEDULER,
+        "need = member.num_prompt + member.max_tokens",
+        "need = member.num_prompt",
+    ),
+    Mutant(
+        "sampled() forgets siblings",
+        TYPES,
+        "for sequence in (item.sequence, *item.siblings)",
+        "for sequence in (item.sequence,)",
+    ),
+    Mutant(
+        "preempted sequences keep their pages",
+        ROSTER,
+        "self.running.remove(victim)\n        self._release(victim)",
+        "self.running.remove(victim)",
+    ),
+    Mutant(
+        "preempted sequences queue at the end",
+        ROSTER,
+        "        victim.status = Status.WAITING\n        self.waiting.appendleft(victim)",
+        "        victim.status = Status.WAITING\n        self.waiting.append(victim)",
+    ),
+    Mutant(
+        "ended sequences keep their pages",
+        ROSTER,
+        "        for sequence in sequences:\n            self._release(sequence)\n",
+        "        for sequence in sequences:\n",
+    ),
+    Mutant(
+        "abort keeps the pages",
+        ROSTER,
+        "            queue.remove(sequence)\n            self._release(sequence)",
+        "            queue.remove(sequence)",
+    ),
+    Mutant("abort of a leader takes its siblings along", ROSTER, "elif sequence.siblings:", "elif False:"),
+    Mutant(
+        "an heir forgets the other siblings",
+        ROSTER,
+        "heir, *heir.siblings = sequence.siblings",
+        "heir = sequence.siblings[0]",
+    ),
+    Mutant("an heir does not get the pages", ROSTER, "heir.table, leader.table = leader.table, None", "pass"),
+    Mutant("forks exceed max_running", ROSTER, "len(self.running) == self.max_running or not", "not"),
+    Mutant("copies are not asked for", ROSTER, "self.copies.append(fork.copy)", "pass"),
+    Mutant(
+        "unwanted copies stay",
+        ROSTER,
+        "if unwanted := [copy for copy in self.copies if copy.target in table.pages]:",
+        "if unwanted := []:",
+    ),
+)
