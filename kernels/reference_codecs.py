@@ -75,6 +75,7 @@ class FP4Codec:
     def __init__(self) -> None:
         self.format = page_format("fp4")
         self._magnitudes = mx.array(MAGNITUDES)
+        self._factors = mx.array(SCALE_FACTORS)
 
     def layout(self, head_dim: int) -> tuple[tuple[int, mx.Dtype], ...]:
         return ((self.format.codes_per_row(head_dim), mx.uint32), (1, mx.float16))
@@ -96,25 +97,24 @@ class FP4Codec:
         return mx.where(nibbles >= 8, -values, values)
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """fp16 scales [..., 1] and magnitude indices [..., D] of the best candidates."""
+        """fp16 scales [..., 1] and magnitude indices [..., D] of the best candidates, all of
+        which are tried at once: [..., candidates, D]."""
         absmax = magnitudes.max(axis=-1, keepdims=True)
-        best_scale = mx.zeros(absmax.shape, mx.float16)
-        best_error = mx.full(absmax.shape, mx.inf, mx.float32)
-        best_index = mx.zeros(magnitudes.shape, mx.uint32)
-        for factor in SCALE_FACTORS.tolist():
-            half = mx.minimum(absmax * factor, float(MAX_SCALE)).astype(mx.float16)
-            scale = half.astype(mx.float32)
-            index = mx.zeros(magnitudes.shape, mx.uint32)
-            for edge, tie_moves in EDGES:
-                limit = scale * edge
-                index += (magnitudes >= limit if tie_moves else magnitudes > limit).astype(mx.uint32)
-            difference = magnitudes - scale * self._magnitudes[index]
-            error = _halving_sum(difference * difference)
-            better = (half > 0) & ((best_scale == 0) | (error < best_error))
-            best_scale = mx.where(better, half, best_scale)
-            best_error = mx.where(better, error, best_error)
-            best_index = mx.where(better, index, best_index)
-        return best_scale, best_index
+        halves = mx.minimum(absmax * self._factors, float(MAX_SCALE)).astype(mx.float16)[..., None]
+        scales, magnitudes = halves.astype(mx.float32), magnitudes[..., None, :]
+        indices = mx.zeros((*scales.shape[:-1], magnitudes.shape[-1]), mx.uint32)
+        for edge, tie_moves in EDGES:
+            limits = scales * edge
+            indices += magnitudes >= limits if tie_moves else magnitudes > limits
+        differences = magnitudes - scales * self._magnitudes[indices]
+        errors = _halving_sum(differences * differences)
+        # A usable candidate comes before an unusable one even if its error overflowed.
+        errors = mx.where(halves > 0, mx.minimum(errors, mx.finfo(mx.float32).max), mx.inf)
+        best = errors.argmin(axis=-2, keepdims=True)
+        return (
+            mx.take_along_axis(halves, best, axis=-2).squeeze(-2),
+            mx.take_along_axis(indices, best, axis=-2).squeeze(-2),
+        )
 
 
 def _halving_sum(values: mx.array) -> mx.array:

@@ -73,3 +73,37 @@ def test_a_pool_stores_the_formats_bytes(name: str, dtype: mx.Dtype) -> None:
         np.testing.assert_array_equal(stored[1][slots // 4, :, slots % 4], scales.view(np.uint16))
     unwritten = np.setdiff1d(np.arange(36), slots)
     assert not stored[0][unwritten // 4, :, unwritten % 4].any()
+
+
+def _addresses(pool: ReferencePool) -> list[int]:
+    """Where the pool's arrays lie; the views that tell are dropped again."""
+    arrays = [array for layer in pool._parts for part in layer for array in part]
+    return [np.array(array.view(mx.uint16), copy=False).__array_interface__["data"][0] for array in arrays]
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_steps_and_copies_write_in_place(name: str) -> None:
+    """A pool that MLX copies at each step would need twice its memory and all its bandwidth."""
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+    spec = PoolSpec(layers=(layer, layer), num_pages=64, page_size=16, k_format=name, v_format=name)
+    pool, rng = ReferencePool(spec), np.random.default_rng(1)
+    before = _addresses(pool)
+    for position in range(3):
+        pool.begin_step(
+            AttentionMetadata(
+                positions=np.array([position], np.int32),
+                slots=np.array([5 * 16 + position], np.int32),
+                q_start=np.array([0, 1], np.int32),
+                kv_len=np.array([position + 1], np.int32),
+                page_table=np.array([[5]], np.int32),
+                page_size=16,
+            )
+        )
+        rows = mx.array(rng.standard_normal((1, 2, 64)).astype(np.float32))
+        outs = []
+        for index in range(2):
+            pool.write(index, rows, rows)
+            outs.append(pool.attend(index, rows, scale=0.1))
+        mx.eval(outs, *pool.pending())
+        pool.copy_pages([(5, 7 + position)])
+        assert _addresses(pool) == before
