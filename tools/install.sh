@@ -23,7 +23,7 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 
 log=$venv/install.log
-echo "octavo: building and installing $requirement (log: $log)"
+echo "octavo: building and installing $requirement; the first time takes a minute or two (log: $log)"
 if ! "$venv/bin/python" -m pip install --disable-pip-version-check -e "$requirement" >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     echo "octavo: the installation failed; the whole log is in $log" >&2
