@@ -156,6 +156,7 @@ class Scheduler:
                 self._refused = (sequence, blocks.num_idle)
                 break
             roster.admit(table)
+            self._refused = None
             if sequence.num_cached is None:
                 sequence.num_cached = hit = table.num_written
                 misses = blocks.explain_misses(len(sequence.tokens), hit)
