@@ -108,8 +108,7 @@ class FP4Codec:
             indices += magnitudes >= limits if tie_moves else magnitudes > limits
         differences = magnitudes - scales * self._magnitudes[indices]
         errors = _halving_sum(differences * differences)
-        # A usable candidate comes before an unusable one even if its error overflowed.
-        errors = mx.where(halves > 0, mx.minimum(errors, mx.finfo(mx.float32).max), mx.inf)
+        # A candidate that is 0 stores a zero row: its error is never below a usable one's.
         best = errors.argmin(axis=-2, keepdims=True)
         return (
             mx.take_along_axis(halves, best, axis=-2).squeeze(-2),
