@@ -76,16 +76,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What each architecture is known by in config.json, and how its configuration differs."""
 
+GATHERED: dict[str, dict[str, Any]] = {
+    "gemma2": {},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_layer_freq": 1,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "moe_intermediate_size": 32,
+        "num_key_value_heads": 4,
+    },
+}
+"""Architectures whose attention does its own arithmetic on K and V."""
+
 
 def make_model(
     folder: Path, architecture: str, *, dtype: mx.Dtype = mx.bfloat16, seed: int = 0, **changes: Any
 ) -> Path:
     """Write a model folder: config, random weights, byte tokenizer. Returns ``folder``."""
-    config = _COMMON | CONFIGS.get(architecture, {}) | {"model_type": architecture} | changes
+    config = _COMMON | (CONFIGS | GATHERED).get(architecture, {}) | {"model_type": architecture} | changes
     module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(architecture, architecture)}")
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
-    weights = {name: _spread(name, value).astype(dtype) for name, value in tree_flatten(model.parameters())}
+    parameters = dict(tree_flatten(model.parameters()))
+    weights = {name: _spread(name, value).astype(dtype) for name, value in parameters.items()}
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     config |= {"eos_token_id": VOCAB_SIZE - 1}

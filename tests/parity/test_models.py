@@ -88,8 +88,8 @@ def serve(runner: ModelRunner, prompts: Sequence[list[int]], blocks: BlockManage
             results.append(Result(drawn.token, finished=len(own.tokens) == MAX_TOKENS))
         scheduler.commit(step, results)
         blocks.check()
-    for sequence, output in zip(sequences, outputs, strict=True):
-        output.num_cached = sequence.num_cached or 0
+    for sequence, own in zip(sequences, outputs, strict=True):
+        own.num_cached = sequence.num_cached or 0
     return outputs
 
 
@@ -132,11 +132,11 @@ def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runner(folder: Path, case: Case, backend: TestedBackend) -> Iterator[ModelRunner]:
     config = EngineConfig(
         model=str(folder),
-        backend=backend.name,
+        backend=backend.name,  # type: ignore[arg-type]
         kv_format=case.kv_format,
         page_size=PAGE_SIZE,
         num_pages=64,
-        max_step_tokens=16,  # type: ignore[arg-type]
+        max_step_tokens=16,
         max_running=8,
     )
     loaded = load_runner(config)

@@ -1,0 +1,238 @@
+"""The load-time probe: what it accepts, in which tier, and that it refuses what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.base import Module
+
+import tiny_models
+from attention_backends import BACKENDS, TestedBackend
+from octavo.engine.errors import ModelLoadError
+from octavo.engine.model import hook, probe
+from octavo.engine.model.forward import plain_logits
+from octavo.engine.model.head import select_rows
+from octavo.engine.model.layers import CacheLayout, discover_layout
+from octavo.engine.model.loader import load_model, materialize
+from octavo.kernels.interface import AttentionBackend, KVPool, PoolSpec
+from octavo.kernels.reference import ReferenceBackend
+
+Change = Callable[[pytest.MonkeyPatch], AttentionBackend]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    chosen: TestedBackend = request.param
+    return chosen.create()
+
+
+def load(folder: Path, name: str, **config: Any) -> tuple[Module, CacheLayout]:
+    dtype = config.pop("dtype", mx.bfloat16)
+    loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype, **config), weights="keep")
+    return loaded.model, discover_layout(loaded.model, name)
+
+
+def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any) -> probe.ProbeResult:
+    model, layout = load(folder, name, **config)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    materialize(model, native=backend.name == "cpu", exact=False, fuse=True)
+    return probe.probe(model, layout, backend, selection, architecture=name)
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny_models.CONFIGS) - {"qwen3_moe", "gpt_oss"}))
+def test_common_architectures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
+    result = run_probe(tmp_path, name, backend)
+    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
+    result = run_probe(tmp_path, name, backend, dtype=mx.float32)
+    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("gemma2", {}), ("gemma2", {"num_key_value_heads": 4}), ("deepseek_v3", {})],
+    ids=["gemma2-grouped", "gemma2", "deepseek_v3"],
+)
+def test_models_with_attention_of_their_own_gather(
+    tmp_path: Path, backend: AttentionBackend, name: str, config: dict[str, Any]
+) -> None:
+    result = run_probe(tmp_path, name, backend, dtype=mx.float32, **config)
+    assert result.tier == "gather"
+    assert "paged: " in result.reason
+
+
+def test_models_without_plain_attention_caches_are_refused(tmp_path: Path) -> None:
+    state = {"state_size": 8, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "time_step_rank": 4}
+    with pytest.raises(ModelLoadError, match="'mamba' keeps its state in ArraysCache"):
+        load(tmp_path, "mamba", **state)
+
+
+def test_a_model_that_no_tier_computes_rightly_is_refused(tmp_path: Path) -> None:
+    """afm7 derives positions from the shape of K that another layer wrote: wrong numbers, no error."""
+    shape = {"hidden_dim": 64, "num_layers": 4, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+    with pytest.raises(ModelLoadError, match=r"'afm7' does not compute the same.*decode rows are off"):
+        run_probe(tmp_path, "afm7", ReferenceBackend(), dtype=mx.float32, **shape)
+
+
+def test_what_mlx_cannot_compute_here_is_said(tmp_path: Path) -> None:
+    if mx.metal.is_available():
+        pytest.skip("MLX computes experts in bf16 on Metal")
+    with pytest.raises(ModelLoadError, match=r"'qwen3_moe' fails in mlx-lm itself.*weights='int8'"):
+        run_probe(tmp_path, "qwen3_moe", ReferenceBackend())
+
+
+# Ways to be wrong. Each must be refused in the paged tier, whatever the model's precision.
+
+
+def wrong_positions(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    def offset(shim: hook.LayerShim) -> mx.array:
+        return mx.array(shim.context.metadata.positions // 2 * 2)
+
+    patch.setattr(hook.LayerShim, "offset", property(offset))
+    return ReferenceBackend()
+
+
+def wrong_scale(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    plain = hook._paged_attention
+    patch.setattr(hook, "_paged_attention", lambda q, k, v, **kw: plain(q, k, v, scale=kw["scale"] * 1.5))
+    return ReferenceBackend()
+
+
+class _ChangedBackend(ReferenceBackend):
+    """A pool whose spec was changed on the way."""
+
+    def __init__(self, change: Callable[[PoolSpec], PoolSpec]) -> None:
+        self._change = change
+
+    def create_pool(self, spec: PoolSpec) -> Any:
+        return super().create_pool(self._change(spec))
+
+
+def windows_longer_by(count: int) -> Change:
+    def change(spec: PoolSpec) -> PoolSpec:
+        layers = (
+            dataclasses.replace(layer, window=layer.window and layer.window + count) for layer in spec.layers
+        )
+        return dataclasses.replace(spec, layers=tuple(layers))
+
+    return lambda _: _ChangedBackend(change)
+
+
+def values_swapped_between_heads(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    write = hook.LayerShim.update_and_fetch
+
+    def swapped(shim: hook.LayerShim, keys: mx.array, values: mx.array) -> Any:
+        return write(shim, keys, values[:, ::-1])
+
+    patch.setattr(hook.LayerShim, "update_and_fetch", swapped)
+    return ReferenceBackend()
+
+
+def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    begin = hook.StepContext.begin
+
+    def shifted(context: hook.StepContext, metadata: Any) -> None:
+        begin(context, dataclasses.replace(metadata, page_table=np.roll(metadata.page_table, 1, axis=0)))
+
+    patch.setattr(hook.StepContext, "begin", shifted)
+    return ReferenceBackend()
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        wrong_positions,
+        wrong_scale,
+        windows_longer_by(1),
+        windows_longer_by(-1),
+        values_swapped_between_heads,
+        neighbours_pages,
+    ],
+    ids=["positions", "scale", "window+1", "window-1", "heads", "page tables"],
+)
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "cohere2"])
+def test_a_mistake_is_told_from_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mistake: Change
+) -> None:
+    model, layout = load(tmp_path, name)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    assert probe.probe(model, layout, ReferenceBackend(), selection, architecture=name).tier == "paged"
+    backend = mistake(monkeypatch)
+    try:  # gathering may still be right: it masks by the model's own window and scales by itself
+        reason = probe.probe(model, layout, backend, selection, architecture=name).reason
+    except ModelLoadError as error:
+        reason = str(error)
+    assert "paged: logits of" in reason, f"not noticed: {reason!r}"
+
+
+def test_a_window_the_cache_does_not_have_is_refused(tmp_path: Path) -> None:
+    model, layout = load(tmp_path, "mistral")
+    model.model.sliding_window = 7
+    with pytest.raises(ModelLoadError, match="masks a window of 7 where its cache says 12"):
+        probe.probe(
+            model, layout, ReferenceBackend(), select_rows(model, vocab_size=320), architecture="mistral"
+        )
+
+
+def test_plain_mlx_lm_goes_on_working(tmp_path: Path) -> None:
+    """Before and after the hook, and between steps through pages: bit by bit the same."""
+    model, layout = load(tmp_path, "gpt_oss", dtype=mx.float32)
+    tokens = np.random.default_rng(0).integers(0, 300, 30).tolist()
+    hooked = plain_logits(model, tokens)
+    module: Any = importlib.import_module("mlx_lm.models.gpt_oss")
+    assert module.scaled_dot_product_attention is hook.attention
+    module.scaled_dot_product_attention = hook._plain_attention
+    try:
+        original = plain_logits(model, tokens)
+        mx.eval(original)
+    finally:
+        hook.install_hook()
+    assert module.scaled_dot_product_attention is hook.attention, "names bound already must be swept"
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    probe.probe(model, layout, ReferenceBackend(), selection, architecture="gpt_oss")
+    after = plain_logits(model, tokens)
+    assert mx.array_equal(hooked, original)
+    assert mx.array_equal(after, original)
+
+
+def test_a_head_that_selection_does_not_reach_computes_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, layout = load(tmp_path, "llama")
+    model.output_of_my_own = model.pop("lm_head")
+
+    def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        logits: mx.array = self.output_of_my_own(self.model(inputs, cache))
+        return logits
+
+    monkeypatch.setattr(type(model), "__call__", call)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    result = probe.probe(model, layout, ReferenceBackend(), selection, architecture="llama")
+    assert result.tier == "paged"
+    assert not result.selects_rows
+    assert "every row" in probe.describe(result)
+
+
+def test_pools_of_the_probe_are_small(tmp_path: Path) -> None:
+    """A window too long to probe must not make the probe long."""
+    pools: list[KVPool] = []
+
+    class Counting(ReferenceBackend):
+        def create_pool(self, spec: PoolSpec) -> Any:
+            pools.append(super().create_pool(spec))
+            return pools[-1]
+
+    model, layout = load(tmp_path, "mistral", sliding_window=4096)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    assert probe.probe(model, layout, Counting(), selection, architecture="mistral").tier == "paged"
+    assert pools[0].spec.num_pages * pools[0].spec.page_size < 100

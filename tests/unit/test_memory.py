@@ -1,0 +1,164 @@
+"""Sizes as people write them, bytes of pages, and safetensors headers that lie."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.engine import memory
+from octavo.engine.errors import InvalidConfig, ModelLoadError
+from octavo.kernels.interface import LayerSpec
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2GiB", 2 * GIB),
+        ("2gib", 2 * GIB),
+        ("1.5G", 3 * GIB // 2),
+        ("512 MiB", GIB // 2),
+        ("300MB", 300_000_000),
+        ("64K", 65536),
+        ("4096", 4096),
+        ("10B", 10),
+        (" 1 TiB ", 1024 * GIB),
+    ],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert memory.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "2XB", "1e9", "0", "0.1B", "2 Gi B", "nan"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="size"):
+        memory.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (544, "544 B"),
+        (1024, "1.00 KiB"),
+        (2 * GIB, "2.00 GiB"),
+        (15 * GIB, "15.0 GiB"),
+        (500 * 1024**2, "500 MiB"),
+    ],
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert memory.format_size(size) == text
+
+
+def test_page_bytes_are_the_arithmetic_of_the_design() -> None:
+    # 32 layers, 8 KV heads, D = 128, 4,096 positions, 16 bits: 512 MiB.
+    layers = (LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128),) * 32
+    pages = 4096 // 32
+    assert memory.page_bytes(layers, page_size=32, k_format="bf16", v_format="bf16") * pages == GIB // 2
+    # fp4: 64 bytes of codes and 2 of scale for 256 bytes.
+    assert (
+        memory.page_bytes(layers, page_size=32, k_format="fp4", v_format="fp4") * pages
+        == GIB // 2 * 66 // 256
+    )
+
+
+def test_page_bytes_follow_each_layer_and_each_format() -> None:
+    layers = (
+        LayerSpec(num_kv_heads=1, head_dim=32, value_dim=64),
+        LayerSpec(num_kv_heads=3, head_dim=16, value_dim=16),
+    )
+    k_bytes = 8 * (1 * 64 + 3 * 32)
+    v_bytes = 8 * (1 * (32 + 2) + 3 * (8 + 2))
+    assert memory.page_bytes(layers, page_size=8, k_format="bf16", v_format="fp4") == k_bytes + v_bytes
+
+
+def test_a_format_that_cannot_hold_the_rows_is_a_clear_refusal() -> None:
+    with pytest.raises(InvalidConfig, match="head_dim 12"):
+        memory.page_bytes(
+            [LayerSpec(num_kv_heads=1, head_dim=12, value_dim=12)],
+            page_size=8,
+            k_format="fp4",
+            v_format="fp4",
+        )
+
+
+def num_pages(**changes: int | None) -> int:
+    settings: dict[str, int | None] = {
+        "bytes_per_page": 1000,
+        "page_size": 32,
+        "kv_memory": None,
+        "num_pages": None,
+        "max_running": 4,
+        "max_model_len": 4096,
+        "available": 10**12,
+    }
+    return memory.num_pages_for(**(settings | changes))  # type: ignore[arg-type]
+
+
+def test_the_pool_is_as_large_as_asked_for() -> None:
+    assert num_pages(num_pages=7) == 7
+    assert num_pages(kv_memory=10_999) == 10
+
+
+def test_the_default_pool_holds_the_running_sequences_within_limits() -> None:
+    assert num_pages() == 4 * 2048 // 32
+    assert num_pages(max_running=1) == 4096 // 32, "at least one sequence of full length"
+    assert num_pages(max_model_len=64) == 4 * 64 // 32
+    assert num_pages(bytes_per_page=2**26) == 2 * GIB // 2**26
+    assert num_pages(available=40_000) == 10
+
+
+def test_a_pool_without_a_page_is_refused_with_the_numbers() -> None:
+    with pytest.raises(
+        InvalidConfig, match=r"kv_memory is 999 B, but one page of 32 positions takes 0.98 KiB"
+    ):
+        num_pages(kv_memory=999)
+
+
+def write(file: Path, header: object, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return file
+
+
+def test_weights_are_counted_from_headers(tmp_path: Path) -> None:
+    tensor = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [0, 12]}
+    write(tmp_path / "model-00001-of-00002.safetensors", {"__metadata__": {"a": "b"}, "x": tensor}, bytes(12))
+    write(tmp_path / "model-00002-of-00002.safetensors", {"y": tensor | {"data_offsets": [0, 12]}}, bytes(12))
+    write(tmp_path / "other.safetensors", {"z": tensor}, bytes(12))
+    assert memory.weights_bytes(tmp_path) == 24
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        ({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, bytes(9), "should be .* bytes long"),
+        (b"not json", b"", "damaged"),
+        ({"x": {"shape": [4]}}, b"", "damaged"),
+        ([1, 2], b"", "damaged"),
+    ],
+)
+def test_damaged_weights_are_refused_by_name(
+    tmp_path: Path, header: object, data: bytes, message: str
+) -> None:
+    file = write(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        memory.tensors_of(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((10**9).to_bytes(8, "little") + b"{}")
+    with pytest.raises(ModelLoadError, match="claims 1000000000 bytes of 10"):
+        memory.tensors_of(file)
+    file.write_bytes(b"\1")
+    with pytest.raises(ModelLoadError, match="damaged"):
+        memory.tensors_of(file)
+
+
+def test_this_machine_has_memory() -> None:
+    assert memory.available_memory() > 2**20

@@ -1,0 +1,137 @@
+"""`octavo plan`: what a config.json says about its cache, and what it must not guess."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.engine import plan
+from octavo.engine.errors import InvalidConfig, ModelLoadError
+from octavo.engine.model.locate import model_length, read_config, resolve_model
+
+
+def folder(path: Path, tensors: dict[str, list[int]] | None = None, **config: Any) -> Path:
+    header, end = {}, 0
+    for name, shape in (tensors or {"x": [1]}).items():
+        size = 2 * shape[0]
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "vocab_size": 151936,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+}
+
+
+def test_a_plan_of_qwen3_06b(tmp_path: Path) -> None:
+    result = plan.plan(model=str(folder(tmp_path, **QWEN)), memory=4 * 1024**3, context=4096)
+    assert result["weights_bytes"] == 2
+    rows = result["formats"]
+    assert rows["bf16"]["bytes_per_token"] == 28 * 2 * 8 * 128 * 2
+    assert rows["bf16"]["bytes_per_page"] == 32 * rows["bf16"]["bytes_per_token"]
+    assert rows["fp4"]["bytes_per_token"] == 28 * 2 * 8 * 66
+    for row in rows.values():
+        assert row["pages"] == result["kv_bytes"] // row["bytes_per_page"]
+        assert row["tokens"] == row["pages"] * 32
+        assert row["sequences"] == row["pages"] // 128
+    assert result["memory_bytes"] == result["weights_bytes"] + result["workspace_bytes"] + result["kv_bytes"]
+    json.dumps(result)
+    table = plan.render(result)
+    assert "112 KiB" in table
+    assert "sequences of 4096" in table
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    result = plan.plan(model=str(folder(tmp_path, **QWEN)), memory=1000)
+    assert not result["fits"]
+    assert "nothing is left for pages" in plan.render(result)
+
+
+def test_nested_and_older_names_are_understood(tmp_path: Path) -> None:
+    nested = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 2, "hidden_size": 64}}
+    (layer, _) = plan.layer_specs(folder(tmp_path), nested)
+    assert (layer.num_kv_heads, layer.head_dim) == (4, 256)
+    old = {"model_type": "gpt2", "n_layer": 3, "n_head": 4, "n_embd": 64}
+    assert [spec.num_kv_heads for spec in plan.layer_specs(tmp_path, old)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_lora_rank": 512}, "kv_lora_rank"),
+        ({"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+    ],
+)
+def test_other_caches_are_not_guessed(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        plan.layer_specs(folder(tmp_path), QWEN | changes)
+
+
+def test_the_weights_have_the_last_word(tmp_path: Path) -> None:
+    path = folder(tmp_path, {"model.layers.0.self_attn.k_proj.weight": [512, 128]}, **QWEN)
+    with pytest.raises(InvalidConfig, match=r"gives K 1024 values.*gives 512"):
+        plan.plan(model=str(path), memory=1)
+
+
+def test_a_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="context is 50000, but the model was made for 40960"):
+        plan.plan(model=str(folder(tmp_path, **QWEN)), memory=1, context=50000)
+    assert model_length(QWEN, 100) == 100
+    assert model_length({"model_type": "x"}, None) == 4096
+
+
+def test_folders_that_are_no_models(tmp_path: Path) -> None:
+    def refused(name: object) -> str:
+        with pytest.raises(ModelLoadError) as caught:
+            resolve_model(str(name))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "does not exist" in refused(tmp_path / "nowhere" / "deeper")
+    assert "does not exist" in refused("no-such-model")
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "not a folder" in refused(file)
+    assert "config.json" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "not valid JSON" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert "model_type" in refused(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "no model*.safetensors" in refused(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    assert "damaged" in refused(tmp_path)
+
+
+def test_demo_is_the_embedded_model_wherever_one_is() -> None:
+    assert read_config(resolve_model("demo"))["model_type"] == "qwen3"
+
+
+def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ModelLoadError, match="Hugging Face cannot be reached"):
+        resolve_model("org/name")
