@@ -188,7 +188,7 @@ class Scheduler:
         leader = drawn[0][0]  # or, if that was aborted, the one that took its place
         assert leader.table is not None
         leader.siblings = []
-        trusted = all(result.token is not None for _, result in drawn)
+        trusted = all(result.token is not None for result in results)  # of aborted members, too
         if trusted:
             self.blocks.commit(leader.table, leader.tokens, item.stop)
         survivors: list[Sequence] = []

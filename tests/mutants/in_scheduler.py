@@ -71,9 +71,15 @@ MUTANTS = (
     ),
     Mutant("copies are dropped", SCHEDULER, "Step(tuple(work), copies,", "Step(tuple(work), (),"),
     Mutant(
+        "an aborted member's failure is not noticed",
+        SCHEDULER,
+        "all(result.token is not None for result in results)",
+        "all(result.token is not None for _, result in drawn)",
+    ),
+    Mutant(
         "a failed group keeps its pages",
         SCHEDULER,
-        "trusted = all(result.token is not None for _, result in drawn)",
+        "trusted = all(result.token is not None for result in results)",
         "trusted = True",
     ),
     Mutant("siblings are served twice", SCHEDULER, "        leader.siblings = []\n", ""),

@@ -160,3 +160,14 @@ def test_after_a_failed_row_nobody_trusts_its_pages() -> None:
     assert [m.status for m in (a, b, c)] == [Status.WAITING, Status.FINISHED, Status.WAITING]
     assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
     assert [(w.sequence, w.start, w.stop) for w in plan(s).work] == [(a, 0, 7), (c, 0, 7)]
+
+
+def test_a_failed_row_is_not_trusted_though_the_one_it_failed_for_is_gone() -> None:
+    s = scheduler()
+    a, b, c = group(3)
+    s.add(a)
+    step = plan(s)
+    s.abort(c)
+    commit(s, step, 10, 11, None)
+    assert [m.status for m in (a, b, c)] == [Status.WAITING, Status.WAITING, Status.FINISHED]
+    assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
