@@ -4,6 +4,10 @@
 #include "linear_kernels.h"
 #include "threads.h"
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace octavo {
 namespace {
 
@@ -33,6 +37,22 @@ struct Items {
   }
 };
 
+// A row of results of a whole or partial panel. AVX-512's own conversion rounds as ours does, but takes
+// subnormal numbers for zero.
+inline void store_row(void* y, Float type, std::size_t offset, int width, const float* sums) {
+#if defined(__AVX512BF16__)
+  if (type == Float::bf16 && width == kPanel) {
+    bf16_t* to = static_cast<bf16_t*>(y) + offset;
+    for (int n = 0; n < kPanel; n += 32) {
+      const __m512bh pair = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(sums + n + 16), _mm512_loadu_ps(sums + n));
+      _mm512_storeu_si512(to + n, reinterpret_cast<__m512i>(pair));
+    }
+    return;
+  }
+#endif
+  store_floats(y, type, offset, width, sums);
+}
+
 // Write sums [count][64] (float32) of rows [first, first + count) as results: add bias and residual,
 // round once, and leave out the outputs past the last.
 inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums) {
@@ -49,7 +69,7 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
       load_floats(call.residual, call.y_type, offset, width, added);
       for (int n = 0; n < width; ++n) sums[n] += added[n];
     }
-    store_floats(call.y, call.y_type, offset, width, sums);
+    store_row(call.y, call.y_type, offset, width, sums);
   }
 }
 

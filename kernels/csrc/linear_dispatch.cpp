@@ -21,8 +21,8 @@ void run_avx512(const LinearCall& call) {
 
 void run_amx(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
-  const bool has_tiles = shape.quantized() || shape.kind == WeightKind::bf16;
-  if (has_tiles && bf16_suffices(call)) amx::linear_tiles(call);
+  if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) amx::linear_bf16(call);
+  else if (shape.quantized() && bf16_suffices(call)) amx::linear_quantized(call);
   else avx512::linear_float32(call);
 }
 

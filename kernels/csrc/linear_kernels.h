@@ -40,8 +40,9 @@ void linear_bf16(const LinearCall& call);
 void linear_int8(const LinearCall& call);
 }  // namespace avx512
 namespace amx {
-// bf16 activations; bf16, q8 and q4 weights, their codes exact: by TDPBF16PS.
-void linear_tiles(const LinearCall& call);
+// bf16 activations by TDPBF16PS, for bf16 weights and for q8 and q4 ones, whose codes stay exact.
+void linear_bf16(const LinearCall& call);
+void linear_quantized(const LinearCall& call);
 }  // namespace amx
 
 }  // namespace octavo

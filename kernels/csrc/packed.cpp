@@ -20,29 +20,38 @@ int panel_outputs(const PackedShape& shape, int panel) {
   return left < kPanel ? left : kPanel;
 }
 
-// Place element (n, k) of a row-major matrix at [k / run][n][k % run] of its panel.
+// Place element (n, k) of a row-major matrix at [k][n] of its panel; `inputs` counts T, which may be a
+// pair of values. A line of each row at a time, so that its reads and the writes stay in cache.
 template <class T>
-void pack_panel(const T* rows, int num_rows, int inputs, int run, T* panel) {
-  for (int n = 0; n < num_rows; ++n) {
-    const T* row = rows + static_cast<std::size_t>(n) * inputs;
-    for (int k = 0; k < inputs; ++k)
-      panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run] = row[k];
+void pack_panel(const T* rows, int num_rows, int inputs, T* panel) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int start = 0; start < inputs; start += kLine) {
+    const int end = start + kLine < inputs ? start + kLine : inputs;
+    for (int n = 0; n < num_rows; ++n)
+      for (int k = start; k < end; ++k)
+        panel[static_cast<std::size_t>(k) * kPanel + n] = rows[static_cast<std::size_t>(n) * inputs + k];
   }
 }
 
-// MLX stores eight (four) codes per word, the first in the low bits.
-uint32_t code_at(const uint32_t* row, int k, int bits) {
-  const int per_word = 32 / bits;
-  return (row[k / per_word] >> (k % per_word * bits)) & ((1u << bits) - 1);
+// The same for bf16 pairs when the number of inputs is odd, so that rows do not start at a pair.
+void pack_odd_pairs(const bf16_t* rows, int num_rows, int inputs, bf16_t* panel) {
+  for (int n = 0; n < num_rows; ++n)
+    for (int k = 0; k < inputs; ++k)
+      panel[(static_cast<std::size_t>(k / 2) * kPanel + n) * 2 + k % 2] =
+          rows[static_cast<std::size_t>(n) * inputs + k];
 }
 
-// Four code bytes of output n that hold inputs [8 * i, 8 * i + 8) (q4) or [4 * i, 4 * i + 4) (q8).
-uint32_t code_word(const uint32_t* row, int i, int bits) {
-  if (bits == 8) return row[i];
-  uint32_t word = 0;
-  for (int j = 0; j < 4; ++j)
-    word |= (code_at(row, 8 * i + j, 4) | code_at(row, 8 * i + 4 + j, 4) << 4) << (8 * j);
-  return word;
+// Four bits each, spread to the low halves of four bytes.
+uint32_t spread_nibbles(uint32_t codes) {
+  codes = (codes | codes << 8) & 0x00ff00ff;
+  return (codes | codes << 4) & 0x0f0f0f0f;
+}
+
+// MLX's word holds eight 4-bit codes, the first in the lowest bits; ours has input j in the low and
+// input 4 + j in the high half of byte j. Words of bytes stay as they are.
+uint32_t panel_word(uint32_t codes, int bits) {
+  if (bits == 8) return codes;
+  return spread_nibbles(codes & 0xffff) | spread_nibbles(codes >> 16) << 4;
 }
 
 template <class T>
@@ -53,7 +62,7 @@ void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
           panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run];
 }
 
-// The inverse of code_word for q4: the four bytes of inputs [8 * i, 8 * i + 8) as MLX's word.
+// The inverse of panel_word.
 uint32_t mlx_word(uint32_t word, int bits) {
   if (bits == 8) return word;
   uint32_t codes = 0;
@@ -74,7 +83,7 @@ void pack_group(const PackedShape& shape, int panel, int group, const uint32_t* 
     const std::size_t output = static_cast<std::size_t>(panel) * kPanel + n;
     const uint32_t* row = codes + output * row_words + static_cast<std::size_t>(group) * words;
     for (int i = 0; i < words; ++i) {
-      const uint32_t word = code_word(row, i, shape.bits());
+      const uint32_t word = panel_word(row[i], shape.bits());
       std::memcpy(block + (static_cast<std::size_t>(i) * kPanel + n) * 4, &word, 4);
     }
     const std::size_t at = (output * shape.num_groups() + group) * size;
@@ -103,31 +112,48 @@ void quantized_row(const PackedWeight& weight, int output, float* out) {
 
 }  // namespace
 
-Buffer::Buffer(std::size_t bytes) : size_(bytes) {
-  const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-  const std::size_t rounded = (bytes + alignment) / alignment * alignment;  // never empty
-  data_ = static_cast<uint8_t*>(std::aligned_alloc(alignment, rounded));
-  if (data_ == nullptr) throw std::bad_alloc();
 #if defined(__linux__)
-  if (alignment == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);  // advice: may be ignored
-#endif
-  std::memset(data_, 0, rounded);
+
+// Fresh pages from the system are zero, and may be huge ones from the start.
+Buffer::Buffer(std::size_t bytes) : size_(bytes), mapped_(bytes + kHugePage) {
+  void* start = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) throw std::bad_alloc();
+  mapping_ = start;
+  const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+  data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(start) + alignment - 1) & ~(alignment - 1));
+  madvise(data_, bytes, MADV_HUGEPAGE);  // advice: may be ignored
 }
 
-Buffer::~Buffer() { std::free(data_); }
+Buffer::~Buffer() { munmap(mapping_, mapped_); }
+
+#else
+
+Buffer::Buffer(std::size_t bytes) : size_(bytes), mapped_((bytes + 64) / 64 * 64) {
+  mapping_ = std::aligned_alloc(64, mapped_);
+  if (mapping_ == nullptr) throw std::bad_alloc();
+  data_ = static_cast<uint8_t*>(mapping_);
+  std::memset(data_, 0, mapped_);
+}
+
+Buffer::~Buffer() { std::free(mapping_); }
+
+#endif
 
 PackedWeight::PackedWeight(const PackedShape& shape, const void* weight)
     : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
   parallel_for(shape.num_panels(), [&](int p) {
     uint8_t* out = panels.data() + shape.panel_bytes() * p;
     const std::size_t start = static_cast<std::size_t>(p) * kPanel * shape.inputs;
-    const int rows = panel_outputs(shape, p);
+    const int rows = panel_outputs(shape, p), inputs = shape.inputs;
+    const uint16_t* halves = static_cast<const uint16_t*>(weight) + start;
     if (shape.kind == WeightKind::f32) {
-      pack_panel(static_cast<const float*>(weight) + start, rows, shape.inputs, 1,
-                 reinterpret_cast<float*>(out));
+      pack_panel(static_cast<const uint32_t*>(weight) + start, rows, inputs, reinterpret_cast<uint32_t*>(out));
+    } else if (shape.kind == WeightKind::f16) {
+      pack_panel(halves, rows, inputs, reinterpret_cast<uint16_t*>(out));
+    } else if (inputs % 2 == 0) {
+      pack_panel(reinterpret_cast<const uint32_t*>(halves), rows, inputs / 2, reinterpret_cast<uint32_t*>(out));
     } else {
-      pack_panel(static_cast<const uint16_t*>(weight) + start, rows, shape.inputs,
-                 shape.kind == WeightKind::bf16 ? 2 : 1, reinterpret_cast<uint16_t*>(out));
+      pack_odd_pairs(halves, rows, inputs, reinterpret_cast<bf16_t*>(out));
     }
   });
 }

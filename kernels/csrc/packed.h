@@ -41,6 +41,8 @@ class Buffer {
 
  private:
   std::size_t size_;
+  std::size_t mapped_;  // bytes got from the system, starting at mapping_
+  void* mapping_;
   uint8_t* data_;
 };
 
