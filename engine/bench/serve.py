@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import importlib.util
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -97,8 +96,13 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.connect is not None and (settings := given_settings(args)):
         raise InvalidConfig(f"{engine_flags(settings)[0]} is the server's to choose; drop it or --connect")
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise InvalidConfig("--plot needs matplotlib, which is not installed; run `pip install matplotlib`")
+    if args.plot is not None:
+        try:
+            importlib.import_module("matplotlib")
+        except ImportError:
+            raise InvalidConfig(
+                "--plot needs matplotlib, which is not installed; run `pip install matplotlib`"
+            ) from None
 
 
 async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:

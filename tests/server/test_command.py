@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 import urllib.request
 from typing import Any
 
@@ -101,8 +102,10 @@ async def _check_metrics(address: str) -> None:
 async def _check_ports(server: ServerProcess) -> None:
     for flag, address in (("--listen", server.ready["grpc"]), ("--metrics", server.ready["metrics"])):
         other = {"--listen": "--metrics", "--metrics": "--listen"}[flag]
+        flags = [*SMALL, flag, address, other, "127.0.0.1:0"]
+        # Even with a model that does not load: the port is looked at first, since loading takes long.
         with pytest.raises(InvalidConfig, match=f"{address}.*port is in use.*{flag}"):
-            await ServerProcess([*SMALL, flag, address, other, "127.0.0.1:0"]).start()
+            await ServerProcess([*flags, "--model", "./no/such/folder"]).start()
     async with Client(server.ready["grpc"]) as client:
         assert (await client.server_info()).num_running == 0, "the first server is not disturbed"
 
@@ -137,6 +140,19 @@ async def test_a_drain_is_over_after_its_timeout() -> None:
         rest = await collect(deltas)
         assert rest[0].finish_reason is FinishReason.ABORT
         assert await server.wait() == 0
+
+
+async def test_ctrl_c_ends_generate_quietly() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "octavo.engine.cli", "generate", PROMPT, "--ignore-eos", "--max-tokens", "7000",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert await process.stdout.read(1), "it never began"
+    process.send_signal(signal.SIGINT)
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 130
+    assert errors == b""
 
 
 async def test_a_model_that_does_not_load_is_said_in_one_line() -> None:

@@ -55,7 +55,7 @@ async def test_final_mode_gives_one_response_per_sample() -> None:
     request = pb.GenerateRequest(
         text="hello", sampling=pb.SamplingParams(max_tokens=12, n=2), output_mode=pb.OUTPUT_MODE_FINAL
     )
-    async with served() as its:
+    async with served(FakeCore(before_step=_pause)) as its:
         responses = [response async for response in its.client.stub.Generate(request)]
         alone = await collect(its.client.generate("hello", SamplingParams(max_tokens=12)))
     assert sorted(response.index for response in responses) == [0, 1]

@@ -13,11 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fakes import FakeCore
+from octavo.engine.cli import serve
 from octavo.engine.errors import EngineDead, InvalidConfig
 from octavo.engine.outputs import FinishReason
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.address import parse_address
 from octavo.engine.server.server import GrpcServer
+from octavo.engine.stats import Gauges
 from served import LOCAL, Served, collect, eventually, served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -124,6 +126,36 @@ async def test_a_dead_engine_fails_every_stream_and_the_health_check() -> None:
             await its.client.model_info()
         many = its.client.stub.GenerateMany(iter([]))
         assert [response async for response in many] == []
+
+
+async def test_the_command_ends_with_1_when_its_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> None:
+        raise MemoryError("out of luck")
+
+    monkeypatch.setattr(serve, "DEATH_LINGER_S", 0.2)
+    async with served(FakeCore(before_step=step)) as its:
+        probes = serve.ServerProbes(its.engine)
+        assert "loaded" in str(probes.ready())
+        probes.server = its.server
+        assert (probes.ready(), probes.alive()) == (None, None)
+        ending = asyncio.create_task(serve._serve_until_end(its.server, asyncio.Event(), 30.0))
+        with pytest.raises(EngineDead, match="out of luck"):
+            await collect(its.client.generate("hello", SamplingParams(max_tokens=2)))
+        await asyncio.wait_for(its.server.died.wait(), 10)
+        assert await _health(its) == NOT_SERVING, "it stays for a while, to say so"
+        assert "out of luck" in str(probes.ready())
+        assert "out of luck" in str(probes.alive())
+        assert probes.gauges() == Gauges()
+        assert await ending == 1
+
+
+async def test_a_draining_server_is_alive_and_not_ready() -> None:
+    async with served() as its:
+        probes = serve.ServerProbes(its.engine)
+        probes.server = its.server
+        await its.server.stop()
+        assert probes.alive() is None
+        assert "draining" in str(probes.ready())
 
 
 async def test_a_port_in_use_is_refused_with_the_remedy() -> None:

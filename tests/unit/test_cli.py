@@ -70,6 +70,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "top p": (["generate", "x", "--top-p", "1.1"], "top_p"),
     "n": (["generate", "x", "--n", "0"], "n must"),
     "not a number": (["generate", "x", "--seed", "x"], "--seed"),
+    "value of two lines": (["serve", "--bogus\nline"], "--bogus line"),
     "no such model": (["generate", "x", "--model", "./no/such/folder"], "no/such/folder"),
     "server option": (["generate", "x", "--connect", "localhost:1", "--kv-format", "fp4"], "--kv-format"),
     "connect address": (["generate", "x", "--connect", "localhost"], "HOST:PORT"),
@@ -98,6 +99,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[s
     assert err.count("\n") == 1, err
     assert hint in err
     assert "Traceback" not in err
+
+
+def test_a_plot_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    code, _, err = _run(capsys, "bench", "serve", "--connect", "127.0.0.1:1", "--plot", "x.png")
+    assert code == 2
+    assert "pip install matplotlib" in err
 
 
 def test_a_broken_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
