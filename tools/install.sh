@@ -29,18 +29,13 @@ if ! "$venv/bin/python" -m pip install --disable-pip-version-check -e "$requirem
     echo "octavo: the installation failed; the whole log is in $log" >&2
     exit 1
 fi
-"$venv/bin/python" - <<'PYTHON'
-import platform
-
-try:
-    from octavo.kernels import _ext  # noqa: F401
-except ImportError:
-    if platform.system() != "Darwin":
-        print(
-            "octavo: installed WITHOUT native CPU kernels: the slow reference path is in use.\n"
-            "octavo: install a C++20 compiler (Debian: g++) and run"
-            " 'make clean' and this target again."
-        )
-else:
-    print("octavo: installed with native CPU kernels")
-PYTHON
+if "$venv/bin/python" -c 'from octavo.kernels import _ext' 2>/dev/null; then
+    echo "octavo: installed with native CPU kernels"
+elif [ "$(uname)" != Darwin ]; then
+    echo "octavo: installed WITHOUT native CPU kernels: the slow reference path is in use."
+    if command -v "${CXX:-c++}" >/dev/null; then
+        echo "octavo: ${CXX:-c++} could not build them; the reason is in $log"
+    else
+        echo "octavo: install a C++20 compiler (Debian: g++), then run 'make clean' and this target again"
+    fi
+fi
