@@ -21,7 +21,8 @@ from octavo.engine.model.forward import plain_logits
 from octavo.engine.model.head import select_rows
 from octavo.engine.model.layers import CacheLayout, discover_layout
 from octavo.engine.model.loader import load_model, materialize
-from octavo.kernels.interface import AttentionBackend, KVPool, PoolSpec
+from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.reference import ReferenceBackend
 
 Change = Callable[[pytest.MonkeyPatch], AttentionBackend]
@@ -236,3 +237,24 @@ def test_pools_of_the_probe_are_small(tmp_path: Path) -> None:
     selection = select_rows(model, vocab_size=layout.vocab_size)
     assert probe.probe(model, layout, Counting(), selection, architecture="mistral").tier == "paged"
     assert pools[0].spec.num_pages * pools[0].spec.page_size < 100
+
+
+@pytest.mark.parametrize("dims", [4, 5])
+def test_masks_of_the_gather_tier_know_window_and_sinks(dims: int) -> None:
+    layer = LayerSpec(num_kv_heads=1, head_dim=8, value_dim=8, window=3, keep=2)
+    spec = PoolSpec(layers=(layer,), num_pages=4, page_size=8, k_format="fp16", v_format="fp16")
+    context = hook.StepContext(ReferenceBackend().create_pool(spec), mask_dims=dims)
+    context.begin(
+        AttentionMetadata(
+            positions=np.array([6, 1], np.int32),
+            slots=np.array([6, 9], np.int32),
+            q_start=np.array([0, 1, 2], np.int32),
+            kv_len=np.array([7, 2], np.int32),
+            page_table=np.array([[0], [1]], np.int32),
+            page_size=8,
+        )
+    )
+    mask = context.mask(layer)
+    assert mask is not None
+    assert mask.shape == (2, *[1] * (dims - 2), 7)
+    assert np.array(mask).reshape(2, 7).astype(int).tolist() == [[1, 1, 0, 0, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]]

@@ -169,9 +169,16 @@ def test_logits_that_are_not_finite_fail_their_row_only(
     assert output.failed_rows == ()
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3"], ids=["paged", "gather"])
-def test_keys_that_are_not_finite_fail_their_sequence_only(tmp_path: Path, backend: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "gather_bytes"),
+    [("llama", 2**28), ("deepseek_v3", 2**28), ("deepseek_v3", 1)],
+    ids=["paged", "gather", "gather in slices"],
+)
+def test_keys_that_are_not_finite_fail_their_sequence_only(
+    tmp_path: Path, backend: str, name: str, gather_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Token 13 has an embedding of infinity: whoever reads it gets K that cannot be stored."""
+    monkeypatch.setattr(paged, "GATHER_BYTES", gather_bytes)
     folder = tiny_models.make_model(tmp_path, name, dtype=mx.float32)
     runner = load(folder, backend)
     model = runner._model._model.model
