@@ -1,0 +1,117 @@
+"""The native extension as built: its settings, its threads, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from native import available_levels, require_extension, run_python
+
+_ext = require_extension()
+ROOT = Path(__file__).resolve().parents[2]
+SHOW = "from octavo.kernels import _ext; print(_ext.isa(), _ext.threads())"
+
+
+def test_it_was_built_for_the_installed_mlx() -> None:
+    assert _ext.mlx_version == importlib.metadata.version("mlx")
+
+
+def test_the_best_level_is_chosen_and_a_lower_one_may_be_asked_for() -> None:
+    levels = available_levels()
+    assert levels[0] == "generic"
+    chosen = run_python(SHOW, OCTAVO_CPU_ISA="").stdout.split()[0]
+    assert chosen == levels[-1]
+    assert run_python(SHOW, OCTAVO_CPU_ISA="generic").stdout.split()[0] == "generic"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("OCTAVO_CPU_ISA", "sse9", "must be one of generic, avx2, avx512, amx"),
+        ("OCTAVO_CPU_THREADS", "0", "must be a whole number from 1 to 1024"),
+        ("OCTAVO_CPU_THREADS", "2x", "must be a whole number from 1 to 1024"),
+    ],
+)
+def test_wrong_variables_are_refused_at_import(variable: str, value: str, message: str) -> None:
+    done = run_python(SHOW, **{variable: value})
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError:")
+    assert message in last
+    assert value in last
+
+
+def test_threads_follow_the_variable_and_the_affinity_mask() -> None:
+    assert run_python(SHOW, OCTAVO_CPU_THREADS="7").stdout.split()[1] == "7"
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system has no affinity masks")
+    one = f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); {SHOW}"
+    assert run_python(one, OCTAVO_CPU_THREADS="").stdout.split()[1] == "1"
+
+
+def test_set_threads() -> None:
+    before = _ext.threads()
+    try:
+        for n in (1, 3, before):
+            _ext.set_threads(n)
+            assert _ext.threads() == n
+        for n in (0, -1, 1025):
+            with pytest.raises(ValueError, match=rf"threads must lie in \[1, 1024\], got {n}"):
+                _ext.set_threads(n)
+    finally:
+        _ext.set_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads thread states from /proc")
+def test_helpers_sleep_when_there_is_nothing_to_do() -> None:
+    known = set(os.listdir("/proc/self/task"))
+    before = _ext.threads()
+    _ext.set_threads(1)
+    _ext.set_threads(4)
+    try:
+        helpers = set(os.listdir("/proc/self/task")) - known
+        weight = _ext.pack_dense(mx.zeros((512, 64)))
+        mx.eval(_ext.linear(mx.zeros((64, 64)), weight))
+        deadline = time.monotonic() + 60
+        while any(_state(helper) != "S" for helper in helpers):
+            assert time.monotonic() < deadline, "helpers still run long after the last job"
+            time.sleep(0.01)
+        mx.eval(_ext.linear(mx.zeros((64, 64)), weight))  # and wake up again
+    finally:
+        _ext.set_threads(before)
+
+
+def _state(task: str) -> str:
+    try:
+        return Path(f"/proc/self/task/{task}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:  # ended meanwhile
+        return "S"
+
+
+@pytest.mark.slow
+def test_a_wheel_without_a_compiler_is_pure_python(tmp_path: Path) -> None:
+    if importlib.util.find_spec("scikit_build_core") is None:
+        pytest.skip("scikit-build-core is not installed here")
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "-w", str(tmp_path), str(ROOT), "-C", f"build-dir={tmp_path / 'build'}"],
+        env=os.environ | {"CXX": str(tmp_path / "no-such-compiler")},
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "octavo/py.typed" in names
+    assert "octavo/kernels/cpu/modules.py" in names
+    assert any(name.endswith("generation.proto") for name in names)
+    assert any(name.startswith("octavo/engine/demo/") and name.endswith(".safetensors") for name in names)
+    assert not [name for name in names if "csrc" in name or name.endswith(".so")]
