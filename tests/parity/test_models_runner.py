@@ -185,10 +185,11 @@ def test_keys_that_are_not_finite_fail_their_sequence_only(
     weight = np.array(model.embed_tokens.weight)
     weight[13] = np.inf
     model.embed_tokens.weight = mx.array(weight)
-    work = [(PROMPT[:3], 0, [1]), ([13, 6], 0, [2]), ([5, 13, 4], 0, [3])]
-    output = runner.run(make_batch(work, [2, 4]), [state(), state()])
-    good, bad = output.samples
+    work = [(PROMPT[:3], 0, [1]), ([13, 6], 0, [2]), ([5, 13, 4], 0, [3]), ([8], 0, [4])]
+    output = runner.run(make_batch(work, [2, 4, 8]), [state(), state(), state()])
+    good, bad, last = output.samples
     assert good.token is not None
+    assert last.token is not None
     assert bad.token is None
     assert bad.error is not None
     assert "keys or values" in bad.error
