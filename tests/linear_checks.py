@@ -12,7 +12,7 @@ from octavo.kernels import _ext
 
 Truth = NDArray[np.float64]
 
-SHAPES = ((64, 64), (7, 32), (100, 96), (192, 33), (65, 128), (64, 1), (257, 130), (130, 256))
+SHAPES = ((64, 64), (7, 32), (100, 96), (192, 33), (65, 128), (64, 1), (257, 130), (70, 610))
 ROWS = (1, 2, 3, 5, 16, 17, 33, 100)
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 # One rounding of the result, and of the activations where a kernel may round them too, relative to
@@ -92,13 +92,13 @@ def check_batch_invariance() -> None:
     rng = np.random.default_rng(2)
     weights = []
     for dtype in FLOATS:
-        dense = random(rng, (200, 256), dtype)
+        dense = random(rng, (200, 640), dtype)
         weights.append((dtype, _ext.pack_dense(dense)))
         for bits in (4, 8):
             arrays = mx.quantize(dense, 64, bits)
             weights.append((dtype, _ext.pack_affine(*arrays, group_size=64, bits=bits)))
     for (dtype, packed), exact in itertools.product(weights, (False, True)):
-        x = random(rng, (600, 256), dtype)
+        x = random(rng, (600, 640), dtype)
         _ext.set_threads(1)
         whole = _ext.linear(x, packed, exact=exact)
         mx.eval(whole)
