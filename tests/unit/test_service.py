@@ -90,7 +90,7 @@ async def collect(stream: AsyncGenerator[Delta, None]) -> dict[int, Expected]:
     async for delta in stream:
         merged[delta.index] = merged[delta.index].merge(delta) if delta.index in merged else delta
     return {
-        index: Expected(list(delta.token_ids), delta.text, delta.finish_reason, delta.stop_match)  # type: ignore[arg-type]
+        index: Expected(list(delta.token_ids), delta.text, delta.finish_reason, delta.stop_match)
         for index, delta in merged.items()
     }
 
@@ -128,7 +128,7 @@ async def test_text_ids_and_chat_are_prompts() -> None:
             (messages, list("<user>hé\n<assistant>".encode())),
             ("x" * (LONG_PROMPT + 1), list(b"x" * (LONG_PROMPT + 1))),
         ):
-            assert await collect(engine.generate(prompt, params)) == {0: alone(ids, params)}  # type: ignore[arg-type]
+            assert await collect(engine.generate(prompt, params)) == {0: alone(ids, params)}
 
 
 # How far a request of 40 prompt tokens in chunks of 8, and 30 to generate, gets in so many steps.
@@ -438,3 +438,31 @@ async def test_info_and_tokenizer_are_the_models() -> None:
         assert engine.is_ready
         with pytest.raises(RuntimeError, match="was started before"):
             await engine.start()
+
+
+async def test_an_id_is_free_as_soon_as_its_reader_gave_up() -> None:
+    """Also before the engine knows: news of the first request never reach the second."""
+    gate = Gate()
+    async with running(gate=gate) as (engine, _, _):
+        first = asyncio.create_task(
+            collect(engine.generate([1], SamplingParams(max_tokens=9), request_id="r"))
+        )
+        gate.allow(2)
+        await until(lambda: engine.gauges().num_running == 1)
+        first.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+        params = SamplingParams(max_tokens=9, temperature=1, seed=3)
+        second = asyncio.create_task(collect(engine.generate([2], params, request_id="r")))
+        await until(lambda: "r" in engine._streams)
+        gate.open()
+        assert await second == {0: alone([2], params)}
+
+
+async def test_only_requests_of_the_same_salt_share_pages() -> None:
+    async with running() as (engine, _, _):
+        found = []
+        for salt in (b"", b"a", b"b", b"a", b""):
+            async for delta in engine.generate([7] * 9, SamplingParams(max_tokens=1), salt=salt):
+                found.append(delta.cached_tokens)
+        assert found == [0, 0, 0, 8, 8]
