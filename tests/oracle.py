@@ -15,13 +15,13 @@ TOKENIZER = byte_tokenizer()
 class Expected:
     token_ids: list[int]
     text: str
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     stop_match: str | int | None
 
     def matches(self, completion: Completion) -> bool:
         return self == Expected(
             completion.token_ids, completion.text, completion.finish_reason, completion.stop_match
-        )  # type: ignore[arg-type]
+        )
 
 
 def alone(

@@ -36,10 +36,11 @@ def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, 
     }
     mx.set_default_device(mx.cpu)
     mx.random.seed(seed)
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    arguments = qwen3.ModelArgs.from_dict(config)  # type: ignore[no-untyped-call]
+    model = qwen3.Model(arguments)
     model.set_dtype(mx.bfloat16)
     if bits != 16:
-        nn.quantize(model, group_size, bits)
+        nn.quantize(model, group_size, bits)  # type: ignore[attr-defined]
         config["quantization"] = {"group_size": group_size, "bits": bits}
     weights = dict(tree_flatten(model.parameters()))
     for weight in weights.values():  # one by one: the random numbers behind each are large

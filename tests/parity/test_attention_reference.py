@@ -18,7 +18,8 @@ EVERYTHING = next(case for case in CASES if case.name == "everything")
 
 @pytest.fixture(params=BACKENDS, ids=lambda tested: tested.name)
 def tested(request: pytest.FixtureRequest) -> TestedBackend:
-    return request.param
+    backend: TestedBackend = request.param
+    return backend
 
 
 @pytest.fixture

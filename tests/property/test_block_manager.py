@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=settings.default.max_examples // 3, stateful_step_count=30)
+TestMachine.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=30)
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 3), min_size=1, max_size=40), salts)

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from octavo.block_manager import BlockManager, Digest, PageCopy, PageTable, sha256_chain
+from octavo.block_manager import BlockManager, Digest, PageCopy, PageId, PageTable, sha256_chain
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages and a half
 
@@ -137,7 +137,7 @@ def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
     fork = blocks.fork(table)
     assert fork is not None
     assert fork.table.pages == array("i", [0, 1, 3])
-    assert fork.copy == PageCopy(table.pages[2], fork.table.pages[2])
+    assert fork.copy == PageCopy(PageId(table.pages[2]), PageId(fork.table.pages[2]))
     assert fork.table.num_written == 10
     blocks.copied([fork.copy])
     longer = [*PROMPT, 11, 12]
@@ -187,7 +187,7 @@ def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     copy = blocks.rollback(table, 6)
-    assert copy == PageCopy(source=1, target=2), "the freed tail page is used at once"
+    assert copy == PageCopy(source=PageId(1), target=PageId(2)), "the freed tail page is used at once"
     assert list(table.pages) == [0, 2]
     assert len(table.digests) == 1
     blocks.copied([copy])
@@ -203,7 +203,7 @@ def test_rollback_into_a_shared_page_leaves_the_other_side_alone() -> None:
     fork = blocks.fork(table)
     assert fork is not None
     copy = blocks.rollback(fork.table, 5)
-    assert copy == PageCopy(source=table.pages[1], target=fork.table.pages[1])
+    assert copy == PageCopy(source=PageId(table.pages[1]), target=PageId(fork.table.pages[1]))
     assert list(table.pages) == [0, 1]
     blocks.check()
 

@@ -238,7 +238,7 @@ def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) 
     def explode(_record: object) -> None:
         raise RuntimeError("no disk")
 
-    harness.observer.step = explode  # type: ignore[method-assign]
+    harness.observer.step = explode  # type: ignore[method-assign,assignment]
     request = harness.add(b"x", SamplingParams(max_tokens=3))
     harness.run()
     assert harness.result(request).finish_reason is FinishReason.LENGTH

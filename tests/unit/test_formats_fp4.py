@@ -54,7 +54,7 @@ def test_ties_go_to_the_even_code() -> None:
         row = np.concatenate([values, -values, anchor])[None]
         codes, scales = FP4.quantize(row)
         assert scales.tolist() == [[1.0]]
-        return unpack(codes)[0, :14].tolist()
+        return [int(code) for code in unpack(codes)[0, :14]]
 
     assert codes_of(TIES) == [0, 2, 2, 4, 4, 6, 6, 8, 10, 10, 12, 12, 14, 14]
     below, above = np.nextafter(TIES, np.float32(0)), np.nextafter(TIES, np.float32(9))

@@ -78,7 +78,7 @@ def test_a_list_with_one_bad_prompt_is_refused_before_anything_is_computed() -> 
             ([[1], [2]], [SamplingParams()], InvalidRequest),
         ):
             with pytest.raises(error):
-                llm.generate(prompts, params)  # type: ignore[arg-type]
+                llm.generate(prompts, params)
         with pytest.raises(InvalidRequest, match="messages is empty"):
             llm.chat([])
         assert fake.runner is not None

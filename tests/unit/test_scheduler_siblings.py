@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.block_manager import BlockManager, PageCopy
+from octavo.block_manager import BlockManager, PageCopy, PageId
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
 
 
@@ -39,7 +39,7 @@ def test_siblings_share_full_pages_and_copy_the_partial_one() -> None:
     assert s.num_running == 3
     assert {m.table.pages[0] for m in (a, b, c) if m.table} == {0}
     following = plan(s)
-    assert set(following.copies) == {PageCopy(1, m.table.pages[1]) for m in (b, c) if m.table}
+    assert set(following.copies) == {PageCopy(PageId(1), PageId(m.table.pages[1])) for m in (b, c) if m.table}
     assert [work.start for work in following.work] == [6, 6, 6]
     assert all(m.num_cached == 0 for m in (a, b, c))
 
