@@ -19,6 +19,25 @@ OCTAVO_INLINE __m512bh broadcast2(const void* from) {
 
 int padded_dim(int dim) { return (dim + 31) / 32 * 32; }
 
+// Where each block of the next tile starts, for K or for V. Its lines are fetched one by one between the
+// products of the first rows: a tile is too long for the few misses a core can have under way at once.
+struct Ahead {
+  const uint8_t* blocks[kBlocks];
+
+  // Without a next tile, fetch from `idle`, which is at hand.
+  Ahead(const Tile& tile, int64_t codes, int64_t row_bytes, const void* idle) {
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block& block = tile.next[b];
+      blocks[b] = block.base != nullptr ? block.base + codes + block.offset * row_bytes
+                                        : static_cast<const uint8_t*>(idle);
+    }
+  }
+};
+
+OCTAVO_INLINE void prefetch_line(const uint8_t* from) {
+  _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T0);
+}
+
 // ---- queries: rows of padded_dim bf16 values, zeros past dim ----
 
 size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim(dim) * 2; }
@@ -40,20 +59,16 @@ size_t key_panel_bytes(int dim) { return size_t(padded_dim(dim)) * kTileTokens *
 void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   const int64_t row_bytes = layout.k.row_bytes;
   for (int b = 0; b < kBlocks; ++b) {
-    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    const Tile::Block& block = tile.blocks[b];
     if (block.base == nullptr) continue;
     const uint8_t* from = k_codes(layout, block.base, block.offset);
-    const uint8_t* ahead = next.base == nullptr ? nullptr : k_codes(layout, next.base, next.offset);
     __m512i* to = panel + b;
     for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 16 * kBlocks) {
       const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2);
       const __mmask32 valid = ~uint32_t(0) >> (32 - count);
       __m512i rows[16];
 #pragma GCC unroll 16
-      for (int t = 0; t < 16; ++t) {
-        rows[t] = _mm512_maskz_loadu_epi16(valid, from + t * row_bytes + byte);
-        if (ahead != nullptr) prefetch(ahead + t * row_bytes + byte, 1);
-      }
+      for (int t = 0; t < 16; ++t) rows[t] = _mm512_maskz_loadu_epi16(valid, from + t * row_bytes + byte);
       transpose16(rows);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) to[i * kBlocks] = rows[i];
@@ -61,14 +76,17 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-template <int kRows>
-OCTAVO_INLINE void score_rows(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
+template <int kRows, bool kFetch>
+OCTAVO_INLINE void score_rows(const uint16_t* queries, int dim, const __m512i* panel, const Ahead& ahead,
+                              float* scores) {
   __m512 sums[kRows][kBlocks];
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 2, panel += kBlocks) {
+    if (kFetch)  // a block of 16 rows has dim / 2 lines
+      for (const uint8_t* block : ahead.blocks) prefetch_line(block + 32 * d);
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
       const __m512bh pair = broadcast2(queries + r * dim + d);
@@ -88,8 +106,12 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   const int dim = padded_dim(layout.k.dim);
   load_keys(layout, tile, panel);
   const uint16_t* queries = static_cast<const uint16_t*>(memory);
+  const Ahead ahead(tile, 0, layout.k.row_bytes, panel);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
-    score_rows<kRows>(queries + size_t(row) * dim, dim, panel, scores + size_t(row) * kTileTokens);
+    const uint16_t* from = queries + size_t(row) * dim;
+    float* to = scores + size_t(row) * kTileTokens;
+    if (row == 0) score_rows<kRows, true>(from, dim, panel, ahead, to);
+    else score_rows<kRows, false>(from, dim, panel, ahead, to);
   });
 }
 
@@ -105,10 +127,9 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   const int64_t row_bytes = layout.v.row_bytes;
   const int num_vectors = padded_dim(layout.v.dim) / 16;
   for (int b = 0; b < kBlocks; ++b) {
-    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    const Tile::Block& block = tile.blocks[b];
     if (block.base == nullptr) continue;
     const uint8_t* from = v_codes(layout, block.base, block.offset);
-    const uint8_t* ahead = next.base == nullptr ? nullptr : v_codes(layout, next.base, next.offset);
     const uint32_t visible = tile.mask(b);
     for (int pair = 0; pair < 8; ++pair) {
       __m512i* to = panel + size_t(8 * b + pair) * num_vectors;
@@ -122,15 +143,14 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
         const __m512i second = _mm512_maskz_loadu_epi16(second_valid, from + at + row_bytes);
         to[0] = _mm512_unpacklo_epi16(first, second);
         to[1] = _mm512_unpackhi_epi16(first, second);
-        if (ahead != nullptr) prefetch(ahead + at, 1), prefetch(ahead + at + row_bytes, 1);
       }
     }
   }
 }
 
-template <int kRows>
+template <int kRows, bool kFetch>
 OCTAVO_INLINE void accumulate_rows(const uint16_t* weights, const __m512i* panel, int num_vectors,
-                                   uint32_t blocks, float* accumulators) {
+                                   uint32_t blocks, const Ahead& ahead, float* accumulators) {
   for (int vector = 0; vector < num_vectors; vector += 2) {
     __m512 sums[kRows][2];
 #pragma GCC unroll 3
@@ -142,6 +162,10 @@ OCTAVO_INLINE void accumulate_rows(const uint16_t* weights, const __m512i* panel
       if (!(blocks >> b & 1)) continue;
       for (int pair = 8 * b; pair < 8 * b + 8; ++pair) {
         const __m512i* values = panel + size_t(pair) * num_vectors + vector;
+        if (kFetch) {  // the 16 lines of a block that belong to this pair of vectors
+          const uint8_t* lines = ahead.blocks[b] + (8 * vector + pair % 8 * 2) * 64;
+          prefetch_line(lines), prefetch_line(lines + 64);
+        }
 #pragma GCC unroll 3
         for (int r = 0; r < kRows; ++r) {
           const __m512bh two = broadcast2(weights + r * kTileTokens + 2 * pair);
@@ -169,9 +193,12 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for (int i = 0; i < num_rows * kTileTokens; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
+  const Ahead ahead(tile, layout.v_codes, layout.v.row_bytes, panel);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
-    accumulate_rows<kRows>(rounded + size_t(row) * kTileTokens, panel, width / 16, blocks,
-                           accumulators + size_t(row) * width);
+    const uint16_t* from = rounded + size_t(row) * kTileTokens;
+    float* to = accumulators + size_t(row) * width;
+    if (row == 0) accumulate_rows<kRows, true>(from, panel, width / 16, blocks, ahead, to);
+    else accumulate_rows<kRows, false>(from, panel, width / 16, blocks, ahead, to);
   });
 }
 

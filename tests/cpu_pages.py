@@ -1,0 +1,91 @@
+"""Rows that are hard to quantize, and the bytes that a pool must hold for them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.kernels import page_format
+from octavo.kernels.cpu.backend import CpuPool
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+def write_step(slots: NDArray[np.int32], page_size: int) -> AttentionMetadata:
+    """One sequence per token: writing needs the slots alone."""
+    count = len(slots)
+    return AttentionMetadata(
+        positions=np.zeros(count, np.int32),
+        slots=slots,
+        q_start=np.arange(count + 1, dtype=np.int32),
+        kv_len=np.ones(count, np.int32),
+        page_table=(slots // page_size)[:, None].astype(np.int32),
+        page_size=page_size,
+    )
+
+
+def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
+    """[count, heads, dim]: Gaussian, outliers, ties of the fp4 grid, denormal, huge, tiny and zero rows."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((count, heads, dim)).astype(np.float32)
+    kind = np.arange(count) % 9
+    rows[kind == 1, :, dim // 3] *= 40
+    grid = np.array([0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.0, -0.25, -5], np.float32)
+    rows[kind == 2] = rng.choice(grid, (int((kind == 2).sum()), heads, dim))
+    rows[kind == 3] *= np.float32(1e-41)
+    rows[kind == 4] *= np.float32(2e37)
+    rows[kind == 5] *= np.float32(3e-8)
+    rows[kind == 6] = 0
+    rows[kind == 7] *= np.float32(2e5)
+    rows[kind == 8, :, 1:] = -0.0
+    return rows
+
+
+def expected_pages(spec: PoolSpec, slots: NDArray[np.int32], keys: Floats, values: Floats) -> Bytes:
+    """The layer's pages [num_pages, Hkv, bytes] after writing into zeros, by the NumPy formats."""
+    heads = spec.layers[0].num_kv_heads
+    parts = []
+    for name, rows in ((spec.k_format, keys), (spec.v_format, values)):
+        for stored in page_format(name).store(rows)[:2]:
+            width = stored.shape[-1] * stored.dtype.itemsize
+            raw = np.ascontiguousarray(stored).view(np.uint8).reshape(*stored.shape[:-1], width)
+            pages = np.zeros((spec.num_pages, spec.page_size, heads, width), np.uint8)
+            pages[slots // spec.page_size, slots % spec.page_size] = raw
+            parts.append(pages.swapaxes(1, 2).reshape(spec.num_pages, heads, -1))
+    return np.concatenate(parts, axis=-1)
+
+
+def written_pages(
+    spec: PoolSpec, slots: NDArray[np.int32], keys: mx.array, values: mx.array
+) -> tuple[Bytes, list[int]]:
+    """The pages a native pool holds after the same, and the tokens it reports."""
+    pool = CpuPool(spec)
+    pool.begin_step(write_step(slots, spec.page_size))
+    pool.write(0, keys, values)
+    mx.eval(pool.pending())
+    return np.array(pool._layers[0]), pool.nonfinite_tokens()
+
+
+def make_spec(k_format: str, v_format: str, *, dim: int, value_dim: int, page_size: int) -> PoolSpec:
+    layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=value_dim)
+    return PoolSpec(layers=(layer,), num_pages=9, page_size=page_size, k_format=k_format, v_format=v_format)
+
+
+def digest() -> str:
+    """SHA-256 over the pages of many shapes: equal at every instruction set."""
+    total = hashlib.sha256()
+    for dim, page_size in ((8, 1), (40, 4), (64, 16), (96, 8), (128, 32), (256, 16)):
+        for name in ("bf16", "fp16", "fp4"):
+            spec = make_spec(name, name, dim=dim, value_dim=dim, page_size=page_size)
+            count = min(spec.num_pages * page_size, 100)
+            slots = np.arange(count, dtype=np.int32)
+            keys, values = (mx.array(hard_rows(count, 2, dim, seed)) for seed in (1, 2))
+            pages, reported = written_pages(spec, slots, keys, values)
+            total.update(pages.tobytes() + str(reported).encode())
+    return total.hexdigest()

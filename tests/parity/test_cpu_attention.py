@@ -1,0 +1,174 @@
+"""Native attention beyond the shared grid: long contexts, every instruction set, and what must not matter."""
+
+from __future__ import annotations
+
+from cpu_levels import LEVELS, require_extension, run_at_level
+
+require_extension()
+
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
+
+from attention_backends import poison  # noqa: E402
+from attention_cases import FORMAT_PAIRS, Case, as_numpy, build_metadata, run_case  # noqa: E402
+from octavo.kernels import _ext  # noqa: E402
+from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
+from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
+from octavo.kernels.truth import TruthPool  # noqa: E402
+
+PAIR_IDS = ["-".join(pair) for pair in FORMAT_PAIRS]
+
+# Of the largest output. Float32 rows are computed in float32, over fp4 pages in 16-bit fixed point;
+# 16-bit rows are rounded on output, and under bf16 rows softmax weights are rounded to bf16 too.
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
+
+LONG = (
+    Case(name="splits", sequences=((3000, 1), (1023, 1), (1024, 1), (1100, 2)), page_size=32),
+    Case(name="splits-chunk", sequences=((1500, 70), (2100, 3)), page_size=64, group=1),
+    Case(name="splits-dim128", sequences=((2100, 1), (40, 1)), page_size=16, head_dim=128, group=4),
+    Case(name="splits-page8", sequences=((1300, 1),), page_size=8, head_dim=40),
+    Case(name="window", sequences=((2500, 1), (1300, 30)), page_size=32, window=1200, keep=70),
+    Case(
+        name="window-sinks",
+        sequences=((2500, 1), (3, 1)),
+        page_size=16,
+        window=300,
+        keep=4,
+        sinks=True,
+        softcap=6.0,
+    ),
+    Case(name="many", sequences=tuple((17 * i % 90, 1 + i % 3) for i in range(40)), page_size=16),
+)
+
+
+def run_poisoned(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> float:
+    pool = CpuBackend().create_pool(case.spec(*formats))
+    poison(pool)
+    return run_case(case, pool, dtype=dtype).error
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("formats", FORMAT_PAIRS, ids=PAIR_IDS)
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+def test_long_contexts_equal_truth(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    assert run_poisoned(case, formats, dtype) < TOLERANCE[dtype]
+
+
+GRID_AT_LEVEL = """
+import mlx.core as mx
+from attention_backends import poison
+from attention_cases import CASES, FORMAT_PAIRS, run_case
+from octavo.kernels import _ext
+from octavo.kernels.cpu.backend import CpuBackend
+worst = dict.fromkeys(("float32", "bfloat16"), 0.0)
+for index, case in enumerate(CASES):
+    for formats in FORMAT_PAIRS:
+        dtype = (mx.float32, mx.bfloat16)[index % 2]
+        pool = CpuBackend().create_pool(case.spec(*formats))
+        poison(pool)
+        name = str(dtype).rsplit(".", 1)[-1]
+        worst[name] = max(worst[name], run_case(case, pool, dtype=dtype).error)
+print(_ext.isa(), worst["float32"], worst["bfloat16"])
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_instruction_set_equals_truth(level: str) -> None:
+    name, wide, narrow = run_at_level(level, GRID_AT_LEVEL).split()
+    assert name == level
+    assert float(wide) < TOLERANCE[mx.float32]
+    assert float(narrow) < TOLERANCE[mx.bfloat16]
+
+
+class Batch:
+    """Sequences with K/V of their own, to be attended to in any company."""
+
+    def __init__(self, formats: tuple[str, str], dtype: mx.Dtype) -> None:
+        self.lengths = ((1500, 1), (40, 9), (0, 33), (2200, 1), (5, 2))
+        layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=1800, keep=3)
+        spec = PoolSpec(
+            layers=(layer,), num_pages=300, page_size=16, k_format=formats[0], v_format=formats[1]
+        )
+        self.pool, rng, first = CpuPool(spec), np.random.default_rng(1), 0
+        self.tables: list[NDArray[np.int32]] = []
+        for old, new in self.lengths:
+            count = -(-(old + new) // 16)
+            self.tables.append(np.arange(first, first + count, dtype=np.int32))
+            first += count
+        self.rows = [
+            [
+                mx.array(rng.standard_normal((old + new, heads, 64)).astype(np.float32)).astype(dtype)
+                for heads in (4, 2, 2)
+            ]
+            for old, new in self.lengths
+        ]
+        everything = [(0, old + new) for old, new in self.lengths]
+        self.pool.begin_step(build_metadata(everything, self.tables, 16))
+        self.pool.write(0, *(mx.concatenate([rows[part] for rows in self.rows]) for part in (1, 2)))
+        mx.eval(self.pool.pending())
+
+    def attend(self, members: list[int]) -> dict[int, NDArray[np.float32]]:
+        """The last rows of each member, computed together."""
+        lengths = [self.lengths[i] for i in members]
+        self.pool.begin_step(build_metadata(lengths, [self.tables[i] for i in members], 16))
+        queries = mx.concatenate([self.rows[i][0][self.lengths[i][0] :] for i in members])
+        out = as_numpy(self.pool.attend(0, queries, scale=0.125))
+        ends = np.cumsum([new for _, new in lengths])
+        return dict(zip(members, np.split(out, ends[:-1]), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "fp16")], ids=lambda f: f[0])
+def test_neither_threads_nor_neighbours_change_a_bit(formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    batch = Batch(formats, dtype)
+    before = _ext.threads()
+    try:
+        _ext.set_threads(1)
+        want = batch.attend([0, 1, 2, 3, 4])
+        for threads in (2, 4):
+            _ext.set_threads(threads)
+            for members in ([0, 1, 2, 3, 4], [4, 3, 1], [0], [3], [2, 0]):
+                for member, rows in batch.attend(members).items():
+                    np.testing.assert_array_equal(rows, want[member])
+    finally:
+        _ext.set_threads(before)
+
+
+def test_queries_need_not_be_contiguous() -> None:
+    batch = Batch(("fp4", "fp4"), mx.bfloat16)
+    want = batch.attend([1])[1]
+    fused = mx.concatenate([mx.ones((9, 3, 64), mx.bfloat16), batch.rows[1][0][40:]], axis=1)
+    got = as_numpy(batch.pool.attend(0, fused[:, 3:], scale=0.125))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp4"])
+def test_a_thousand_steps_in_place_equal_truth(name: str) -> None:
+    """Two layers, written and read in each of 1,000 evaluations, while pages change owners."""
+    rng = np.random.default_rng(7)
+    layer = LayerSpec(num_kv_heads=1, head_dim=32, value_dim=32)
+    spec = PoolSpec(layers=(layer, layer), num_pages=6, page_size=16, k_format=name, v_format=name)
+    pool, truth = CpuPool(spec), TruthPool(spec)
+    lengths, tables = [0, 0], [rng.permutation(6)[:3].astype(np.int32) for _ in range(2)]
+    tables[1] = np.setdiff1d(np.arange(6), tables[0]).astype(np.int32)
+    for step in range(1000):
+        new = [int(rng.integers(1, 4)) for _ in lengths]
+        if max(old + count for old, count in zip(lengths, new, strict=True)) > 48:
+            lengths = [0, 0]
+            tables.reverse()
+        metadata = build_metadata(list(zip(lengths, new, strict=True)), tables, 16)
+        rows = rng.standard_normal((2, 3, metadata.num_tokens, 1, 32)).astype(np.float32)
+        pool.begin_step(metadata)
+        outs = []
+        for index, (q, k, v) in enumerate(rows):
+            pool.write(index, mx.array(k), mx.array(v))
+            outs.append(pool.attend(index, mx.array(q), scale=0.2))
+        mx.eval(outs, pool.pending())
+        for index, (q, k, v) in enumerate(rows):
+            truth.layers[index].write(metadata, k, v)
+            if step % 10 == 0 or step > 990:
+                want = truth.layers[index].attend(metadata, q, scale=0.2)
+                assert np.abs(as_numpy(outs[index]) - want).max() < 1e-3
+        lengths = [old + count for old, count in zip(lengths, new, strict=True)]
