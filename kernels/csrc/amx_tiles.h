@@ -171,7 +171,8 @@ inline void multiply_both(const Block& block, const uint8_t* weights, int step, 
 
 // sums [rows][64] (+)= the block's inputs of `steps` steps from `step` on, times `weights`, which start
 // at that step; `first` starts from zero. Tiles must be configured for the block.
-inline void multiply(const Block& block, const uint8_t* weights, int step, int steps, bool first, float* sums) {
+inline void multiply(const Block& block, const uint8_t* weights, int step, int steps, bool first,
+                     float* sums) {
   if (block.lower > 0) multiply_both(block, weights, step, steps, first, sums);
   else multiply_upper(block, weights, step, steps, first, sums);
 }

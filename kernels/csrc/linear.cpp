@@ -22,8 +22,8 @@ class Linear : public CpuPrimitive {
     const void* residual = inputs.size() > 1 ? row_contiguous(inputs[1], encoder).data<void>() : nullptr;
     if (y.size() == 0) return;
     const int rows = static_cast<int>(y.size() / weight_->shape.outputs);
-    const LinearCall call{weight_.get(),       x.data<void>(), y.data<void>(), residual, float_of(x.dtype()),
-                          float_of(y.dtype()), rows,           exact_};
+    const LinearCall call{weight_.get(),       x.data<void>(),      y.data<void>(), residual,
+                          float_of(x.dtype()), float_of(y.dtype()), rows,           exact_};
     encoder.dispatch([call, keep = weight_] { run_linear(call); });
   }
 
@@ -69,9 +69,9 @@ mx::array ready(const mx::array& a) {
 void set_bias(PackedWeight& weight, const std::optional<mx::array>& bias) {
   if (!bias) return;
   const int outputs = weight.shape.outputs;
-  require(bias->ndim() == 1 && bias->shape(0) == outputs,
-          "bias must have shape [" + std::to_string(outputs) + "] like the weight's rows, got " +
-              shape_text(*bias));
+  require(bias->ndim() == 1 && bias->shape(0) == outputs, "bias must have shape [" + std::to_string(outputs) +
+                                                              "] like the weight's rows, got " +
+                                                              shape_text(*bias));
   const mx::array values = ready(mx::astype(*bias, mx::float32));
   weight.bias.assign(static_cast<std::size_t>(weight.shape.num_panels()) * kPanel, 0.0f);
   std::copy_n(values.data<float>(), outputs, weight.bias.begin());
@@ -89,7 +89,8 @@ Packed pack_dense(const mx::array& weight, const std::optional<mx::array>& bias)
   require(is_float(weight.dtype()),
           "weight must be bfloat16, float16 or float32, got " + dtype_text(weight.dtype()));
   const mx::array plain = ready(weight);
-  const PackedShape shape{dense_kind(plain.dtype()), float_of(plain.dtype()), plain.shape(0), plain.shape(1), 0};
+  const PackedShape shape{dense_kind(plain.dtype()), float_of(plain.dtype()), plain.shape(0), plain.shape(1),
+                          0};
   auto packed = std::make_shared<PackedWeight>(shape, plain.data<void>());
   set_bias(*packed, bias);
   return packed;
@@ -100,8 +101,9 @@ Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::ar
   require(bits == 4 || bits == 8, "bits must be 4 or 8, got " + std::to_string(bits));
   require(group_size == 32 || group_size == 64 || group_size == 128,
           "group_size must be 32, 64 or 128, got " + std::to_string(group_size));
-  require(codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
-          "codes must be uint32 [outputs, words], got " + dtype_text(codes.dtype()) + " " + shape_text(codes));
+  require(
+      codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
+      "codes must be uint32 [outputs, words], got " + dtype_text(codes.dtype()) + " " + shape_text(codes));
   const int inputs = codes.shape(1) * (32 / bits);
   const mx::Shape wanted{codes.shape(0), inputs / group_size};
   require(inputs % group_size == 0 && scales.shape() == wanted && biases.shape() == wanted,
@@ -112,10 +114,9 @@ Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::ar
           "scales and biases must share a type out of bfloat16, float16 and float32, got " +
               dtype_text(scales.dtype()) + " and " + dtype_text(biases.dtype()));
   const mx::array q = ready(codes), s = ready(scales), b = ready(biases);
-  const PackedShape shape{bits == 4 ? WeightKind::q4 : WeightKind::q8, float_of(s.dtype()), q.shape(0), inputs,
-                          group_size};
-  auto packed =
-      std::make_shared<PackedWeight>(shape, q.data<uint32_t>(), s.data<void>(), b.data<void>());
+  const PackedShape shape{bits == 4 ? WeightKind::q4 : WeightKind::q8, float_of(s.dtype()), q.shape(0),
+                          inputs, group_size};
+  auto packed = std::make_shared<PackedWeight>(shape, q.data<uint32_t>(), s.data<void>(), b.data<void>());
   set_bias(*packed, bias);
   return packed;
 }
@@ -168,7 +169,8 @@ mx::array linear(const mx::array& x, const Packed& weight, const std::optional<m
                 dtype_text(residual->dtype()) + " " + shape_text(*residual) + " for x " + shape_text(x));
     inputs.push_back(*residual);
   }
-  return mx::array(shape, type, std::make_shared<Linear>(cpu_stream(stream), weight, exact), std::move(inputs));
+  return mx::array(shape, type, std::make_shared<Linear>(cpu_stream(stream), weight, exact),
+                   std::move(inputs));
 }
 
 mx::array take_rows(const Packed& weight, const mx::array& ids, mx::StreamOrDevice stream) {

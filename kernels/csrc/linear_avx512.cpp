@@ -101,7 +101,8 @@ Int8Rows quantize_rows(const LinearCall& call) {
     }
   };
   if (call.rows >= 16) parallel_for(call.rows, quantize);
-  else for (int m = 0; m < call.rows; ++m) quantize(m);
+  else
+    for (int m = 0; m < call.rows; ++m) quantize(m);
   return out;
 }
 
@@ -109,8 +110,7 @@ Int8Rows quantize_rows(const LinearCall& call) {
 // exact, so the odd steps of a single row may go to sums of their own to shorten the chain.
 template <int R, int C, int kBits>
 inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_t stride, int group,
-                                                     const uint8_t* block, int column,
-                                                     __m512i (&sum)[R][C]) {
+                                                     const uint8_t* block, int column, __m512i (&sum)[R][C]) {
   const __m512i low_half = _mm512_set1_epi8(15);
   for (int m = 0; m < R; ++m)
     for (int c = 0; c < C; ++c) sum[m][c] = _mm512_setzero_si512();

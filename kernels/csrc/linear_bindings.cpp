@@ -18,14 +18,15 @@ void bind_linear(nb::module_& m) {
   nb::class_<PackedWeight>(m, "PackedWeight", "A weight matrix [outputs, inputs] in the kernels' layout.")
       .def_prop_ro("outputs", [](const PackedWeight& w) { return w.shape.outputs; })
       .def_prop_ro("inputs", [](const PackedWeight& w) { return w.shape.inputs; })
-      .def_prop_ro("dtype", [](const PackedWeight& w) { return packed_dtype(w); },
-                   "Of a dense weight, or of the scales of a quantized one.")
+      .def_prop_ro(
+          "dtype", [](const PackedWeight& w) { return packed_dtype(w); },
+          "Of a dense weight, or of the scales of a quantized one.")
       .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.panels.size() + 4 * w.bias.size(); });
 
   m.def("pack_dense", &pack_dense, "weight"_a, "bias"_a = nb::none(), no_gil,
         "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
-  m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a, "bits"_a,
-        "bias"_a = nb::none(), no_gil,
+  m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a,
+        "bits"_a, "bias"_a = nb::none(), no_gil,
         "Pack MLX's affine format with 4 or 8 bits and groups of 32, 64 or 128. Evaluates its arguments.");
   m.def("unpack", &unpack, "weight"_a, no_gil,
         "What was packed, bit by bit: [weight], or [codes, scales, biases].");

@@ -14,9 +14,9 @@ constexpr int kWidth = 8, kVectors = 2;  // 6 x 2 sums in 16 registers
 #else
 constexpr int kWidth = 4, kVectors = 2;
 #endif
-constexpr int kRows = 6;        // rows of a register tile
-constexpr int kItemRows = 96;   // rows that share a decoded chunk
-constexpr int kDenseChunk = 64; // inputs decoded at once; quantized weights decode a group
+constexpr int kRows = 6;         // rows of a register tile
+constexpr int kItemRows = 96;    // rows that share a decoded chunk
+constexpr int kDenseChunk = 64;  // inputs decoded at once; quantized weights decode a group
 
 typedef float Vec __attribute__((vector_size(kWidth * 4), aligned(4)));
 

@@ -1,7 +1,7 @@
 // q8 and q4 weights on AMX tiles.
 //
-// Codes (0..255) are exact in bf16. They are expanded some groups at a time, multiplied as they are,
-// and each group's scale and bias are applied to its float32 sums:
+// Codes (0..255) are exact in bf16. They are expanded group by group, multiplied as they are, and each
+// group's scale and bias are applied to its float32 sums:
 //
 //   y = sum over groups of  s (q . x)  +  b sum(x)
 //
@@ -13,7 +13,11 @@ namespace octavo::amx {
 namespace {
 
 constexpr int kItemRows = 256;
-constexpr int kChunkInputs = 256;  // expanded at once: 32 KiB
+
+inline void prefetch(const uint8_t* p, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(p + at), _MM_HINT_T1);
+}
 
 // Expand a group of 4-bit codes to bf16 pairs [group / 2][64][2]. A word holds eight inputs of one
 // output; VPERMW looks up the low four bits of each half word (the fifth bit is ignored by doubling
@@ -95,13 +99,14 @@ Grouped prepare_rows(const LinearCall& call) {
   float* sums = reinterpret_cast<float*>(scratch + x_bytes);
   const auto prepare = [&](int row) { prepare_row(call, row, tiles, sums + row * groups); };
   if (call.rows >= 32) parallel_for(call.rows, prepare);
-  else for (int row = 0; row < call.rows; ++row) prepare(row);
+  else
+    for (int row = 0; row < call.rows; ++row) prepare(row);
   return {{tiles, static_cast<std::size_t>(shape.inputs), true}, sums, groups};
 }
 
 // sums += scale * dots + bias * sum of the group's activations, for rows of 64 outputs.
-void apply_scales(const PackedShape& shape, const uint8_t* parameters, const float* dots,
-                  const float* x_sums, std::size_t x_stride, int rows, float* sums) {
+void apply_scales(const PackedShape& shape, const uint8_t* parameters, const float* dots, const float* x_sums,
+                  std::size_t x_stride, int rows, float* sums) {
   __m512 scale[4], bias[4];
   for (int c = 0; c < 4; ++c) {
     scale[c] = load16(parameters, shape.scale_type, 16 * c);
@@ -118,39 +123,42 @@ void apply_scales(const PackedShape& shape, const uint8_t* parameters, const flo
   }
 }
 
+void expand(const PackedShape& shape, const uint8_t* block, uint8_t* out) {
+  if (shape.kind == WeightKind::q4) expand_q4(block, shape.group, out);
+  else expand_q8(block, shape.group, out);
+}
+
+// One block of rows passes group by group, so that nothing but weights leaves the first-level cache:
+// each group is expanded just before it is used, and the next is fetched meanwhile. If there are more
+// blocks, the whole panel is expanded first, into the second-level cache.
 void run_item(const LinearCall& call, const Grouped& grouped, const Item& item) {
   const PackedShape& shape = call.weight->shape;
-  const int num_rows = item.last - item.first, num_groups = shape.num_groups();
-  const int chunk_groups = kChunkInputs / shape.group, group_steps = shape.group / kTileInputs;
-  const std::size_t expanded_bytes = static_cast<std::size_t>(kChunkInputs) * kPanel * sizeof(bf16_t);
-  uint8_t* expanded =
-      static_cast<uint8_t*>(thread_scratch(expanded_bytes + sizeof(float) * kPanel * num_rows));
-  float* sums = reinterpret_cast<float*>(expanded + expanded_bytes);
-  std::memset(sums, 0, sizeof(float) * kPanel * num_rows);
-  alignas(64) float dots[kBlockRows * kPanel];
+  const int num_groups = shape.num_groups(), group_steps = shape.group / kTileInputs;
+  const std::size_t group_bytes = static_cast<std::size_t>(group_steps) * kStepBytes;
+  const bool shared = item.last - item.first > kBlockRows;
+  uint8_t* expanded = static_cast<uint8_t*>(thread_scratch(shared ? group_bytes * num_groups : group_bytes));
   const uint8_t* panel = call.weight->panel(item.panel);
+  const auto block = [&](int g) { return panel + shape.block_bytes() * g; };
+  if (shared)
+    for (int g = 0; g < num_groups; ++g) expand(shape, block(g), expanded + group_bytes * g);
   Tiles tiles;
-  for (int start = 0; start < num_groups; start += chunk_groups) {
-    const int end = start + chunk_groups < num_groups ? start + chunk_groups : num_groups;
-    for (int g = start; g < end; ++g) {
-      const uint8_t* block = panel + shape.block_bytes() * g;
-      uint8_t* out = expanded + static_cast<std::size_t>(g - start) * group_steps * kStepBytes;
-      if (shape.kind == WeightKind::q4) expand_q4(block, shape.group, out);
-      else expand_q8(block, shape.group, out);
-    }
-    for_blocks(item, [&](int first, int last) {
-      const Block rows = grouped.x.block(first, last);
-      float* target = sums + (first - item.first) * kPanel;
-      tiles.configure(rows.upper, rows.lower);
-      for (int g = start; g < end; ++g) {
-        multiply(rows, expanded + static_cast<std::size_t>(g - start) * group_steps * kStepBytes,
-                 g * group_steps, group_steps, true, dots);
-        apply_scales(shape, panel + shape.block_bytes() * g + shape.code_bytes(), dots,
-                     grouped.sums + first * grouped.groups + g, grouped.groups, last - first, target);
+  for_blocks(item, [&](int first, int last) {
+    alignas(64) float sums[kBlockRows * kPanel], dots[kBlockRows * kPanel];
+    const Block rows = grouped.x.block(first, last);
+    std::memset(sums, 0, sizeof(float) * kPanel * (last - first));
+    tiles.configure(rows.upper, rows.lower);
+    for (int g = 0; g < num_groups; ++g) {
+      if (!shared) {
+        expand(shape, block(g), expanded);
+        prefetch(block(g + 1), shape.block_bytes());
       }
-      if (end == num_groups) finish_rows(call, item.panel, first, last - first, target);
-    });
-  }
+      const uint8_t* weights = shared ? expanded + group_bytes * g : expanded;
+      multiply(rows, weights, g * group_steps, group_steps, true, dots);
+      apply_scales(shape, block(g) + shape.code_bytes(), dots, grouped.sums + first * grouped.groups + g,
+                   grouped.groups, last - first, sums);
+    }
+    finish_rows(call, item.panel, first, last - first, sums);
+  });
 }
 
 }  // namespace

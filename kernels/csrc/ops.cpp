@@ -7,8 +7,8 @@
 namespace octavo {
 namespace {
 
-void run_rms_norm(const void* x, const void* weight, void* y, Float type, Float weight_type, int rows, int size,
-                  float eps) {
+void run_rms_norm(const void* x, const void* weight, void* y, Float type, Float weight_type, int rows,
+                  int size, float eps) {
 #if defined(__x86_64__)
   if (isa() >= Isa::avx512) return avx512::rms_norm(x, weight, y, type, weight_type, rows, size, eps);
   if (isa() == Isa::avx2) return avx2::rms_norm(x, weight, y, type, weight_type, rows, size, eps);
@@ -44,9 +44,8 @@ class RmsNorm : public CpuPrimitive {
     if (x.size() == 0) return;
     const int size = x.shape(-1), rows = static_cast<int>(x.size() / size);
     encoder.dispatch([x = x.data<void>(), weight, y = outputs[0].data<void>(), type = float_of(x.dtype()),
-                      weight_type, rows, size, eps = eps_] {
-      run_rms_norm(x, weight, y, type, weight_type, rows, size, eps);
-    });
+                      weight_type, rows, size,
+                      eps = eps_] { run_rms_norm(x, weight, y, type, weight_type, rows, size, eps); });
   }
 
  private:
@@ -83,7 +82,8 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
                 dtype_text(weight->dtype()) + " " + shape_text(*weight));
     inputs.push_back(*weight);
   }
-  return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(cpu_stream(stream), eps), std::move(inputs));
+  return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(cpu_stream(stream), eps),
+                   std::move(inputs));
 }
 
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice stream) {

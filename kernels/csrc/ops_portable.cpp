@@ -5,7 +5,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kLanes = 16;  // partial sums of a reduction, the same on every instruction set
+constexpr int kLanes = 16;   // partial sums of a reduction, the same on every instruction set
 constexpr int kBlock = 256;  // values converted at once, on the stack
 constexpr std::size_t kItemBytes = 32 << 10;  // of one operand: less is not worth waking a thread for
 

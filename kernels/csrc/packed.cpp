@@ -147,11 +147,13 @@ PackedWeight::PackedWeight(const PackedShape& shape, const void* weight)
     const int rows = panel_outputs(shape, p), inputs = shape.inputs;
     const uint16_t* halves = static_cast<const uint16_t*>(weight) + start;
     if (shape.kind == WeightKind::f32) {
-      pack_panel(static_cast<const uint32_t*>(weight) + start, rows, inputs, reinterpret_cast<uint32_t*>(out));
+      pack_panel(static_cast<const uint32_t*>(weight) + start, rows, inputs,
+                 reinterpret_cast<uint32_t*>(out));
     } else if (shape.kind == WeightKind::f16) {
       pack_panel(halves, rows, inputs, reinterpret_cast<uint16_t*>(out));
     } else if (inputs % 2 == 0) {
-      pack_panel(reinterpret_cast<const uint32_t*>(halves), rows, inputs / 2, reinterpret_cast<uint32_t*>(out));
+      pack_panel(reinterpret_cast<const uint32_t*>(halves), rows, inputs / 2,
+                 reinterpret_cast<uint32_t*>(out));
     } else {
       pack_odd_pairs(halves, rows, inputs, reinterpret_cast<bf16_t*>(out));
     }

@@ -54,7 +54,8 @@ void copy_strided(const T* source, const mx::Shape& shape, const mx::Strides& st
     *target++ = *source;
     return;
   }
-  for (int i = 0; i < shape[dim]; ++i) copy_strided(source + i * strides[dim], shape, strides, dim + 1, target);
+  for (int i = 0; i < shape[dim]; ++i)
+    copy_strided(source + i * strides[dim], shape, strides, dim + 1, target);
 }
 
 // `input` itself if it is row-contiguous, else a copy that is once the stream gets there.

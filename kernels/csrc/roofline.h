@@ -30,9 +30,9 @@ extern const double bf16_flops_per_round;
 }  // namespace amx
 
 struct Roofline {
-  double read_bytes_per_s;     // main memory, all threads
-  double f32_flops_per_s;      // multiply and add counted as two
-  double bf16_flops_per_s;     // 0 where the level has no such instruction
+  double read_bytes_per_s;  // main memory, all threads
+  double f32_flops_per_s;   // multiply and add counted as two
+  double bf16_flops_per_s;  // 0 where the level has no such instruction
 };
 
 // Takes about half a second.
