@@ -83,13 +83,23 @@ class EngineCore:
             self._scheduler.commit(step, self._accept(step, batch, output))
         else:
             assert not self._samples, f"{len(self._samples)} samples are unfinished, but no step is planned"
-        self.gauges = self._measure()
-        self._recorder.publish(step, self._clock() - began, self.gauges, self._blocks.num_evicted)
-        updates, self._updates = self._updates, []
-        return updates
+        return self._report(step, self._clock() - began)
+
+    def finish(self) -> list[Update]:
+        """Abort whatever is left; the last news."""
+        for request in {sample.request: None for sample in self._samples.values()}:
+            self.abort(request)
+        return self._report(None, 0.0)
 
     def close(self) -> None:
+        """Give the model and its pool back. No step may follow."""
         self._runner.close()
+
+    def _report(self, step: Step | None, seconds: float) -> list[Update]:
+        self.gauges = self._measure()
+        self._recorder.publish(step, seconds, self.gauges, self._blocks.num_evicted)
+        updates, self._updates = self._updates, []
+        return updates
 
     def _accept(self, step: Step, batch: Batch, output: RunOutput) -> list[Result]:
         """Give every sample its token; what the scheduler must know of each."""

@@ -70,7 +70,7 @@ class EngineThread:
         self._inbox.put(_Abort(request))
 
     def stop(self) -> None:
-        """End after the current step, whatever is still running."""
+        """End after the current step, and abort whatever is still running."""
         self._inbox.put(_Stop())
 
     def join(self) -> None:
@@ -100,6 +100,7 @@ class EngineThread:
     def _loop(self, core: EngineCore) -> None:
         while self._read_inbox(core):
             self._listener.updates(core.step())
+        self._listener.updates(core.finish())
 
     def _read_inbox(self, core: EngineCore) -> bool:
         """Do what the notes say, waiting for one if there is nothing else to do; False to end."""

@@ -273,3 +273,15 @@ def test_the_end_token_ends_unless_it_is_ignored() -> None:
     assert harness.result(ends).token_ids[-1] == EOS
     assert harness.result(goes_on).finish_reason is FinishReason.LENGTH
     assert EOS in harness.result(goes_on).token_ids
+
+
+def test_finishing_ends_what_is_left_and_tells_the_observer() -> None:
+    harness = Harness()
+    left = [harness.add(b"x", SamplingParams(max_tokens=9, n=2)) for _ in range(3)]
+    harness.step()
+    updates = harness.core.finish()
+    assert [update.request for update in updates] == [request for request in left for _ in range(2)]
+    assert {update.delta.finish_reason for update in updates} == {FinishReason.ABORT}
+    assert len(harness.observer.records[-1].ended) == 3
+    assert harness.core.gauges.pages_held == 0
+    harness.core._blocks.check()

@@ -178,3 +178,21 @@ def test_a_program_that_forgets_to_close_still_ends() -> None:
         [sys.executable, "-c", code], cwd=tests, capture_output=True, text=True, timeout=60, check=False
     )
     assert (result.stdout, result.stderr, result.returncode) == ("3\n", "", 0)
+
+
+def test_closing_ends_what_another_thread_generates() -> None:
+    started = threading.Event()
+    llm = make_llm(before_step=started.set)
+    outputs: list[FinishReason | None] = []
+
+    def work() -> None:
+        outputs.extend(
+            o.outputs[0].finish_reason for o in llm.generate(["a"], SamplingParams(max_tokens=250))
+        )
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(30)
+    llm.close()
+    thread.join()
+    assert outputs in ([FinishReason.ABORT], [FinishReason.LENGTH])
