@@ -1,0 +1,320 @@
+// Every access of a kernel comes through here: clang's -fsanitize=thread inserts calls of __tsan_read4 and
+// the like, and these are OURS. No sanitizer runtime is linked. The same holds for __ubsan_handle_*.
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "machine.h"
+
+namespace msl {
+
+// A message is given once per place; a fatal one ends the launch.
+void report(bool is_fatal, uint64_t pc, uint64_t other_pc, int line, const char* format, ...) {
+  MslLaunch& launch = *machine.launch;
+  const uint64_t place = pc ? pc - machine.image_begin : 0;
+  const uint64_t other_place = other_pc ? other_pc - machine.image_begin : 0;
+  if (is_fatal) machine.is_aborted = true;
+  for (uint32_t i = 0; i < launch.num_reports && !is_fatal; ++i) {
+    const MslReport& seen = launch.reports[i];
+    if (seen.pc == place && seen.other_pc == other_place && seen.line == line) return;
+  }
+  if (launch.num_reports == launch.max_reports) return;
+  constexpr int kRoomForThread = 100;
+  MslReport& entry = launch.reports[launch.num_reports++];
+  va_list arguments;
+  va_start(arguments, format);
+  int length = vsnprintf(entry.text, sizeof entry.text - kRoomForThread, format, arguments);
+  va_end(arguments);
+  length = std::min(length, static_cast<int>(sizeof entry.text) - kRoomForThread - 1);
+  if (const Fiber* fiber = machine.current) {
+    const uint32_t* group = machine.group_position;
+    snprintf(entry.text + length, kRoomForThread,
+             " [thread %u simdgroup %u lane %u of threadgroup (%u,%u,%u)]", fiber->thread, fiber->simdgroup,
+             fiber->lane, group[0], group[1], group[2]);
+  }
+  entry.pc = place;
+  entry.other_pc = other_place;
+  entry.line = line;
+  entry.is_fatal = is_fatal;
+}
+
+namespace {
+
+using Bytes = unsigned long long;  // printf's %llu
+
+Region* find_region(uint64_t address) {
+  Region* last = machine.last_region;
+  if (last && address >= last->begin && address < last->end) return last;
+  for (Region& region : machine.regions) {
+    if (address >= region.begin && address < region.end) return machine.last_region = &region;
+  }
+  return nullptr;
+}
+
+const Region* nearest_region(uint64_t address) {
+  const Region* nearest = nullptr;
+  uint64_t distance = kGap;
+  for (const Region& region : machine.regions) {
+    const uint64_t d = address < region.begin ? region.begin - address : address - region.end;
+    if (d < distance) {
+      distance = d;
+      nearest = &region;
+    }
+  }
+  return nearest;
+}
+
+[[noreturn]] void out_of_bounds(uint64_t address, uint64_t size, bool is_write, uint64_t pc) {
+  const char* verb = is_write ? "write" : "read";
+  if (const Region* region = nearest_region(address)) {
+    report(true, pc, 0, 0, "out-of-bounds %s of %llu bytes at byte offset %lld of '%s' (%llu bytes)", verb,
+           Bytes{size}, static_cast<long long>(address - region->begin), region->name,
+           Bytes{region->end - region->begin});
+  } else {
+    report(true, pc, 0, 0, "wild %s of %llu bytes", verb, Bytes{size});
+  }
+  leave();
+}
+
+const char* kind_name(const Region& region) {
+  return region.is_threadgroup() ? "threadgroup memory" : "output";
+}
+
+struct Now {  // the accessing thread's place in the order of things
+  uint32_t group, epoch;
+  uint16_t simd_epoch, thread;
+  uint32_t simdgroup;
+};
+
+// Two threads of one threadgroup are ordered by a barrier between them; of one simdgroup, also by a
+// simdgroup_barrier; threads of different threadgroups never.
+bool follows_unordered_write(const Cell& cell, const Now& now) {
+  if (cell.write_group == 0) return false;
+  if (cell.write_group != now.group) return true;
+  if (cell.write_epoch != now.epoch || cell.write_thread == now.thread) return false;
+  const bool same_simdgroup = machine.fibers[cell.write_thread].simdgroup == now.simdgroup;
+  return !same_simdgroup || cell.write_simd_epoch == now.simd_epoch;
+}
+
+bool follows_unordered_read(const Cell& cell, const Now& now) {
+  if (cell.read_group == 0) return false;
+  if (cell.read_group != now.group) return true;
+  if (cell.read_epoch != now.epoch) return false;
+  if (cell.read_by_many_simdgroups) return true;
+  if (machine.fibers[cell.read_thread].simdgroup != now.simdgroup) return true;
+  const bool other_lane = cell.read_by_many_lanes || cell.read_thread != now.thread;
+  return cell.read_simd_epoch == now.simd_epoch && other_lane;
+}
+
+void note_write(Cell& cell, const Now& now, uint64_t pc, bool is_atomic) {
+  cell.is_initialised = true;
+  cell.write_group = now.group;
+  cell.write_epoch = now.epoch;
+  cell.write_thread = now.thread;
+  cell.write_simd_epoch = now.simd_epoch;
+  cell.write_pc = pc;
+  cell.write_was_atomic = is_atomic;
+}
+
+void note_read(Cell& cell, const Now& now, uint64_t pc) {
+  if (cell.read_group != now.group || cell.read_epoch != now.epoch) {
+    cell.read_by_many_lanes = cell.read_by_many_simdgroups = false;
+  } else {
+    if (machine.fibers[cell.read_thread].simdgroup != now.simdgroup) cell.read_by_many_simdgroups = true;
+    if (cell.read_simd_epoch != now.simd_epoch) {
+      cell.read_by_many_lanes = false;
+    } else if (cell.read_thread != now.thread) {
+      cell.read_by_many_lanes = true;
+    }
+  }
+  cell.read_group = now.group;
+  cell.read_epoch = now.epoch;
+  cell.read_thread = now.thread;
+  cell.read_simd_epoch = now.simd_epoch;
+  cell.read_pc = pc;
+}
+
+void check_byte(Cell& cell, const Region& region, uint64_t offset, const Now& now, bool is_write, uint64_t pc,
+                bool is_atomic) {
+  if (region.is_threadgroup() && cell.generation != machine.generation) {
+    cell = Cell{};
+    cell.generation = machine.generation;
+  }
+  const char* kind = kind_name(region);
+  if (!is_write && !cell.is_initialised) {
+    report(false, pc, 0, 0, "read of uninitialised %s '%s' byte offset %llu", kind, region.name,
+           Bytes{offset});
+  }
+  if (follows_unordered_write(cell, now) && !(is_atomic && cell.write_was_atomic)) {
+    report(false, pc, cell.write_pc, 0,
+           "data race on %s '%s' byte offset %llu: %s after unordered write by thread %u%s", kind,
+           region.name, Bytes{offset}, is_write ? "write" : "read", cell.write_thread,
+           cell.write_group != now.group ? " of another threadgroup" : "");
+  }
+  if (is_write && !is_atomic && follows_unordered_read(cell, now)) {
+    report(false, pc, cell.read_pc, 0,
+           "data race on %s '%s' byte offset %llu: write after unordered read by thread %u", kind,
+           region.name, Bytes{offset}, cell.read_thread);
+  }
+  if (is_write) {
+    note_write(cell, now, pc, is_atomic);
+  } else {
+    note_read(cell, now, pc);
+  }
+}
+
+void check_owned(const Region& region, uint64_t offset, uint64_t size, uint64_t pc) {
+  for (uint64_t i = offset; i < offset + size; ++i) {
+    if (region.valid[i]) continue;
+    report(true, pc, 0, 0, "read of a byte the host marked invalid: '%s' byte offset %llu", region.name,
+           Bytes{i});
+    leave();
+  }
+}
+
+}  // namespace
+
+void access(uint64_t address, uint64_t size, bool is_write, uint64_t pc, bool is_atomic) {
+  machine.launch->num_accesses++;
+  const Fiber* fiber = machine.current;
+  if (!fiber || size == 0) return;
+  if (machine.is_out_of_time) check_time();
+  const auto stack = reinterpret_cast<uint64_t>(fiber->stack);
+  if (address >= stack && address < stack + kStackBytes) return;
+  Region* region = find_region(address);
+  const bool in_image = address >= machine.image_begin && address + size <= machine.image_end;
+  if (!region && in_image && !is_write) return;  // a table of the kernel
+  if (!region || address + size > region->end) out_of_bounds(address, size, is_write, pc);
+  const uint64_t offset = address - region->begin;
+  if (is_write && region->is_read_only) {
+    report(true, pc, 0, 0, "write to read-only input '%s'", region->name);
+    leave();
+  }
+  if (region->valid && !is_write) check_owned(*region, offset, size, pc);
+  if (!region->is_threadgroup()) record_traffic(*region, offset, size, is_write, pc);
+  if (!region->shadow) return;
+  const Simdgroup& simdgroup = machine.simdgroups[fiber->simdgroup];
+  const bool is_local = region->is_threadgroup();
+  const Now now = {machine.group_index + 1, is_local ? machine.threadgroup_epoch : machine.device_epoch,
+                   static_cast<uint16_t>(is_local ? simdgroup.threadgroup_epoch : simdgroup.device_epoch),
+                   static_cast<uint16_t>(fiber->thread), fiber->simdgroup};
+  for (uint64_t i = offset; i < offset + size; ++i) {
+    check_byte(region->shadow[i], *region, i, now, is_write, pc, is_atomic);
+  }
+}
+
+void describe_fault(uint64_t address) {
+  if (const Region* region = nearest_region(address)) {
+    report(true, 0, 0, 0, "access fault (guard page) at byte offset %lld of '%s' (%llu bytes)",
+           static_cast<long long>(address - region->begin), region->name, Bytes{region->end - region->begin});
+  } else {
+    report(true, 0, 0, 0, "access fault far from every buffer");
+  }
+}
+
+}  // namespace msl
+
+// ---- what the instrumented kernel calls -------------------------------------------------------------------
+
+#define CALLER reinterpret_cast<uint64_t>(__builtin_return_address(0))
+#define ADDRESS(pointer) reinterpret_cast<uint64_t>(pointer)
+
+extern "C" {
+
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void*, void*) {}
+void __tsan_vptr_read(void*) {}
+
+#define MSL_ACCESSES(size)                                                                    \
+  void __tsan_read##size(void* p) { msl::access(ADDRESS(p), size, false, CALLER); }           \
+  void __tsan_write##size(void* p) { msl::access(ADDRESS(p), size, true, CALLER); }           \
+  void __tsan_unaligned_read##size(void* p) { msl::access(ADDRESS(p), size, false, CALLER); } \
+  void __tsan_unaligned_write##size(void* p) { msl::access(ADDRESS(p), size, true, CALLER); } \
+  void __tsan_read_write##size(void* p) {                                                     \
+    msl::access(ADDRESS(p), size, false, CALLER);                                             \
+    msl::access(ADDRESS(p), size, true, CALLER);                                              \
+  }                                                                                           \
+  void __tsan_unaligned_read_write##size(void* p) {                                           \
+    msl::access(ADDRESS(p), size, false, CALLER);                                             \
+    msl::access(ADDRESS(p), size, true, CALLER);                                              \
+  }
+MSL_ACCESSES(1)
+MSL_ACCESSES(2)
+MSL_ACCESSES(4)
+MSL_ACCESSES(8)
+MSL_ACCESSES(16)
+
+void* __tsan_memcpy(void* to, const void* from, uint64_t size) {
+  msl::access(ADDRESS(from), size, false, CALLER);
+  msl::access(ADDRESS(to), size, true, CALLER);
+  return memcpy(to, from, size);
+}
+void* __tsan_memmove(void* to, const void* from, uint64_t size) {
+  msl::access(ADDRESS(from), size, false, CALLER);
+  msl::access(ADDRESS(to), size, true, CALLER);
+  return memmove(to, from, size);
+}
+void* __tsan_memset(void* to, int value, uint64_t size) {
+  msl::access(ADDRESS(to), size, true, CALLER);
+  return memset(to, value, size);
+}
+void msl_rt_atomic(const void* address, uint32_t size) {
+  msl::access(ADDRESS(address), size, true, CALLER, true);
+}
+
+// The data that clang passes to every UBSan handler starts with this.
+struct SourceLocation {
+  const char* file;
+  uint32_t line, column;
+};
+
+static void undefined_behaviour(const SourceLocation* at, const char* what, uint64_t pc) {
+  const char* slash = strrchr(at->file, '/');
+  const char* file = slash ? slash + 1 : at->file;
+  msl::report(false, pc, 0, static_cast<int>(at->line), "undefined behaviour: %s (%s:%u:%u)", what, file,
+              at->line, at->column);
+}
+
+#define MSL_UNDEFINED(what)                                                                  \
+  void __ubsan_handle_##what(SourceLocation* at) { undefined_behaviour(at, #what, CALLER); } \
+  void __ubsan_handle_##what##_abort(SourceLocation* at) {                                   \
+    undefined_behaviour(at, #what, CALLER);                                                  \
+    msl::machine.is_aborted = true;                                                          \
+    msl::leave();                                                                            \
+  }
+void __ubsan_handle_type_mismatch_v1(SourceLocation* at, uint64_t pointer) {
+  if (msl::machine.current) undefined_behaviour(at, pointer ? "misaligned access" : "null access", CALLER);
+}
+MSL_UNDEFINED(add_overflow)
+MSL_UNDEFINED(sub_overflow)
+MSL_UNDEFINED(mul_overflow)
+MSL_UNDEFINED(negate_overflow)
+MSL_UNDEFINED(divrem_overflow)
+MSL_UNDEFINED(shift_out_of_bounds)
+MSL_UNDEFINED(out_of_bounds)
+MSL_UNDEFINED(builtin_unreachable)
+MSL_UNDEFINED(missing_return)
+MSL_UNDEFINED(vla_bound_not_positive)
+MSL_UNDEFINED(float_cast_overflow)
+MSL_UNDEFINED(load_invalid_value)
+MSL_UNDEFINED(invalid_builtin)
+MSL_UNDEFINED(nonnull_arg)
+MSL_UNDEFINED(pointer_overflow)
+MSL_UNDEFINED(local_out_of_bounds)
+
+// float -> bfloat16, to nearest even: a routine of compiler-rt that older libgccs lack
+__attribute__((weak)) __bf16 __truncsfbf2(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+  const uint32_t rounded = is_nan ? bits | 0x400000 : bits + 0x7FFF + (bits >> 16 & 1);
+  const auto upper = static_cast<uint16_t>(rounded >> 16);
+  __bf16 result;
+  memcpy(&result, &upper, sizeof result);
+  return result;
+}
+
+}  // extern "C"

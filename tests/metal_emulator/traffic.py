@@ -1,0 +1,114 @@
+"""Device memory moved by one launch: what an algorithm's minimum is held against.
+
+Three ways to count what was read, say by a simdgroup of which all lanes load the same 4 bytes:
+ - `thread_bytes`: 128, summed over lanes. Not what moves: kept to see how much is shared.
+ - `bytes`: 4, distinct within one execution of an instruction by a simdgroup. What leaves the cache
+   for the registers; re-reading in another instruction, simdgroup or threadgroup counts again.
+ - `unique_bytes`: 4, distinct over the launch: what an infinite cache would fetch.
+`lines` are the 128-byte lines that an execution touches, counted from the buffer's start; `min_lines` what
+its distinct bytes would fill: equal when accesses coalesce perfectly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from metal_emulator.build import source_lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One load or store instruction on one buffer, summed over all simdgroups.
+
+    A source line may have several sites: unrolled or inlined copies, the two halves of a simdgroup_load.
+    """
+
+    library: Path
+    offset: int  # of the instruction in the library
+    buffer: str
+    is_write: bool
+    executions: int  # by a simdgroup
+    thread_bytes: int
+    bytes: int
+    lines: int
+    min_lines: int
+
+    @property
+    def where(self) -> str:
+        """ "kernel:line", callers after an arrow."""
+        return source_lines(self.library, self.offset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """Sums over sites."""
+
+    thread_bytes: int = 0
+    bytes: int = 0
+    unique_bytes: int = 0
+    lines: int = 0
+    min_lines: int = 0
+
+    @property
+    def line_ratio(self) -> float:
+        """Lines touched over lines needed: 1.0 is fully coalesced (also when nothing was touched)."""
+        return self.lines / self.min_lines if self.min_lines else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """By buffer name, in the signature's order; `x_shape` and its like are buffers too."""
+
+    reads: Mapping[str, Count]
+    writes: Mapping[str, Count]
+    sites: tuple[Site, ...]
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(count.bytes for count in self.reads.values())
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(count.bytes for count in self.writes.values())
+
+    def read(self, *buffers: str) -> Count:
+        """What was read of these buffers together. Unknown names are a KeyError."""
+        return _total(self.reads[name] for name in buffers)
+
+    def written(self, *buffers: str) -> Count:
+        """What was written to these buffers together. Unknown names are a KeyError."""
+        return _total(self.writes[name] for name in buffers)
+
+
+def make_traffic(sites: Iterable[Site], unique: Mapping[str, tuple[int, int]]) -> Traffic:
+    """`unique` gives each buffer's distinct bytes (read, written)."""
+    sites = tuple(sites)
+
+    def of(name: str, *, is_write: bool) -> Count:
+        mine = [site for site in sites if site.buffer == name and site.is_write == is_write]
+        return Count(
+            thread_bytes=sum(site.thread_bytes for site in mine),
+            bytes=sum(site.bytes for site in mine),
+            unique_bytes=unique[name][is_write],
+            lines=sum(site.lines for site in mine),
+            min_lines=sum(site.min_lines for site in mine),
+        )
+
+    return Traffic(
+        reads={name: of(name, is_write=False) for name in unique},
+        writes={name: of(name, is_write=True) for name in unique},
+        sites=sites,
+    )
+
+
+def _total(counts: Iterable[Count]) -> Count:
+    counts = tuple(counts)
+    return Count(
+        thread_bytes=sum(count.thread_bytes for count in counts),
+        bytes=sum(count.bytes for count in counts),
+        unique_bytes=sum(count.unique_bytes for count in counts),
+        lines=sum(count.lines for count in counts),
+        min_lines=sum(count.min_lines for count in counts),
+    )
