@@ -26,6 +26,7 @@ from metal_emulator.errors import (
     MetalRuntimeError,
     NoMetalCompilerError,
 )
+from metal_emulator.lint import lint, lint_text, lint_unit
 from metal_emulator.run import MetalKernel, Options, Result, Stats, emulate
 from metal_emulator.tensors import Tensor
 from metal_emulator.traffic import Count, Site, Traffic
@@ -48,5 +49,8 @@ __all__ = [
     "assemble",
     "emulate",
     "find_compiler",
+    "lint",
+    "lint_text",
+    "lint_unit",
     "why_unavailable",
 ]

@@ -91,7 +91,7 @@ def build(assembled: Assembled, *, checks: bool = True, extra_flags: Sequence[st
     """Compile and link with the runtime; raises MetalCompileError with the compiler's words."""
     unit = unit_source(assembled)
     flags = (*LANGUAGE_FLAGS, *_mode_flags(checks), *find_compiler().target_flags, *extra_flags)
-    prelude, runtime = _precompiled_shim(flags), _runtime_objects()
+    prelude, runtime = precompiled_shim(flags), _runtime_objects()
     key = content_key(unit, *flags, prelude.name, *(path.name for path in runtime))
     library = cache_directory() / f"kernel-{key}.so"
     warnings = library.with_suffix(".warnings")
@@ -163,7 +163,8 @@ def _sources_key(folder: Path) -> str:
     return content_key(str(folder), *texts)
 
 
-def _precompiled_shim(flags: Sequence[str]) -> Path:
+def precompiled_shim(flags: Sequence[str]) -> Path:
+    """The shim as these flags compile it, for `-include-pch` next to the same flags."""
     key = content_key(_sources_key(SHIM), _sources_key(RUNTIME), *flags)
     target = cache_directory() / f"shim-{key}.pch"
     # without time stamps: the content is part of the name

@@ -139,7 +139,11 @@ bool release_simdgroup(uint32_t index, bool allow_subset);
 void release_barrier();
 void report_deadlock();
 
-// launch.cpp
-void check_time();
+// schedule.cpp
+void run_grid();
+
+// environment.cpp
+void report_timeout();
+void check_time();  // ends the launch when its time is over
 
 }  // namespace msl

@@ -179,7 +179,7 @@ void access(uint64_t address, uint64_t size, bool is_write, uint64_t pc, bool is
   machine.launch->num_accesses++;
   const Fiber* fiber = machine.current;
   if (!fiber || size == 0) return;
-  if (machine.is_out_of_time) check_time();
+  check_time();
   const auto stack = reinterpret_cast<uint64_t>(fiber->stack);
   if (address >= stack && address < stack + kStackBytes) return;
   Region* region = find_region(address);
