@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
-import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,7 +14,6 @@ import pytest
 from native import available_levels, require_extension, run_python
 
 _ext = require_extension()
-ROOT = Path(__file__).resolve().parents[2]
 SHOW = "from octavo.kernels import _ext; print(_ext.isa(), _ext.threads())"
 
 
@@ -95,23 +91,3 @@ def _state(task: str) -> str:
         return Path(f"/proc/self/task/{task}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except FileNotFoundError:  # ended meanwhile
         return "S"
-
-
-@pytest.mark.slow
-def test_a_wheel_without_a_compiler_is_pure_python(tmp_path: Path) -> None:
-    if importlib.util.find_spec("scikit_build_core") is None:
-        pytest.skip("scikit-build-core is not installed here")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run(
-        [*command, "-w", str(tmp_path), str(ROOT), "-C", f"build-dir={tmp_path / 'build'}"],
-        env=os.environ | {"CXX": str(tmp_path / "no-such-compiler")},
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "octavo/py.typed" in names
-    assert "octavo/kernels/cpu/modules.py" in names
-    assert any(name.endswith("generation.proto") for name in names)
-    assert any(name.startswith("octavo/engine/demo/") and name.endswith(".safetensors") for name in names)
-    assert not [name for name in names if "csrc" in name or name.endswith(".so")]
