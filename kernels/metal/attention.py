@@ -1,0 +1,212 @@
+"""Attention of one step: decode rows to the decode kernel, chunk rows to the tiled one.
+
+Device arrays of the step's metadata are made when first needed and shared by every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metal.attention_units import AttentionConfig
+from octavo.kernels.metal.launch import KernelLibrary, Launch, padded
+from octavo.kernels.metal.plan import (
+    ChunkPlan,
+    DecodePlan,
+    plan_chunks,
+    plan_decode,
+    restore_order,
+)
+from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS
+
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPages:
+    """Arrays of one layer: (codes, scales) or (codes,) of K and of V."""
+
+    keys: tuple[mx.array, ...]
+    values: tuple[mx.array, ...]
+
+    def inputs(self) -> dict[str, mx.array]:
+        names = ("codes", "scales")
+        return {
+            f"{letter}_{name}": array
+            for letter, arrays in (("k", self.keys), ("v", self.values))
+            for name, array in zip(names, arrays, strict=False)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """Plans for one window and tile size, and their arrays on the device."""
+
+    decode: DecodePlan
+    chunks: ChunkPlan
+    whole: mx.array
+    parts: mx.array
+    joins: mx.array
+    tiles: mx.array
+    order: mx.array | None
+
+
+@dataclass(slots=True)
+class _Step:
+    metadata: AttentionMetadata
+    positions: mx.array
+    page_table: mx.array
+    routes: dict[tuple[int | None, int, int], _Routes] = field(default_factory=dict)
+
+
+class PagedAttention:
+    """Launches the attention kernels of a pool."""
+
+    def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
+        self._spec = spec
+        self._library = library
+        self._step: _Step | None = None
+        self._params: dict[tuple[float, float | None], mx.array] = {}
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        self._step = _Step(metadata, padded(metadata.positions), padded(metadata.page_table))
+
+    def attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        pages: StoredPages,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+        softcap: float | None,
+        slopes: mx.array | None,
+    ) -> mx.array:
+        """queries [T, Hq, D] -> [T, Hq, Dv] in their dtype."""
+        step, spec = self._begun, self._spec.layers[layer]
+        tokens, num_heads = step.metadata.num_tokens, queries.shape[1]
+        if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
+            raise ValueError(
+                f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
+                f"got {queries.shape}"
+            )
+        config = AttentionConfig(
+            layer=spec,
+            group=num_heads // spec.num_kv_heads,
+            page_size=self._spec.page_size,
+            k_format=self._spec.k_format,
+            v_format=self._spec.v_format,
+            sinks=sinks is not None,
+            softcap=softcap is not None,
+            alibi=slopes is not None,
+        )
+        inputs = pages.inputs() | {
+            "queries": queries,
+            "positions": step.positions,
+            "page_table": step.page_table,
+            "params": self._device_params(scale, softcap),
+        }
+        for name, array in (("sinks", sinks), ("slopes", slopes)):
+            if array is not None:
+                inputs[name] = _per_head(name, array, num_heads)
+        routes = self._routes(spec, config.chunk_tokens)
+        outs = [
+            *self._decode(config, routes, inputs),
+            *self._chunks(config, routes, inputs),
+        ]
+        out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
+        return out if routes.order is None else out[routes.order]
+
+    def _decode(
+        self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
+    ) -> list[mx.array]:
+        """Outputs of the rows in ``routes.decode.rows``."""
+        spec, dtype = config.layer, inputs["queries"].dtype
+        heads, outs = spec.num_kv_heads * config.group, []
+        if count := len(routes.decode.whole):
+            launch = _decode_launch(count, spec, ((count, heads, spec.value_dim), dtype))
+            outs += self._library.run(
+                config.decode_unit(split=False), inputs | {"items": routes.whole}, launch
+            )
+        if count := len(routes.decode.parts):
+            launch = _decode_launch(
+                count, spec, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 2), mx.float32)
+            )
+            unit = config.decode_unit(split=True)
+            partial, stats = self._library.run(unit, inputs | {"items": routes.parts}, launch)
+            rows = len(routes.decode.joins)
+            launch = Launch(
+                grid=(32, heads, rows),
+                threadgroup=(32, next(n for n in (8, 4, 2, 1) if heads % n == 0), 1),
+                outputs=(((rows, heads, spec.value_dim), dtype),),
+            )
+            joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
+            outs += self._library.run(config.reduce_unit(), joined, launch)
+        return outs
+
+    def _chunks(
+        self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
+    ) -> list[mx.array]:
+        """Outputs of the rows in ``routes.chunks.rows``."""
+        count, spec = len(routes.chunks.tiles), config.layer
+        if not count:
+            return []
+        threads = 32 * config.chunk_simdgroups
+        shape = (len(routes.chunks.rows), spec.num_kv_heads * config.group, spec.value_dim)
+        launch = Launch(
+            grid=(threads * count, spec.num_kv_heads, 1),
+            threadgroup=(threads, 1, 1),
+            outputs=((shape, inputs["queries"].dtype),),
+        )
+        return self._library.run(config.chunk_unit(), inputs | {"tiles": routes.tiles}, launch)
+
+    def _routes(self, spec: LayerSpec, chunk_tokens: int) -> _Routes:
+        step, key = self._begun, (spec.window, spec.keep, chunk_tokens)
+        if key not in step.routes:
+            decode = plan_decode(step.metadata, spec.window, spec.keep)
+            chunks = plan_chunks(step.metadata, chunk_tokens)
+            order = restore_order(decode.rows, chunks.rows)
+            step.routes[key] = _Routes(
+                decode,
+                chunks,
+                whole=padded(decode.whole.ravel()),
+                parts=padded(decode.parts.ravel()),
+                joins=padded(decode.joins.ravel()),
+                tiles=padded(chunks.tiles.ravel()),
+                order=None if order is None else mx.array(order),
+            )
+        return step.routes[key]
+
+    def _device_params(self, scale: float, softcap: float | None) -> mx.array:
+        """``params`` of sources/attention.metal."""
+        key = (scale, softcap)
+        if key not in self._params:
+            values = np.zeros(MIN_ELEMENTS, np.float32)
+            values[0] = scale * _LOG2_E if softcap is None else scale
+            if softcap is not None:
+                values[1], values[2] = 1 / softcap, softcap * _LOG2_E
+            self._params[key] = mx.array(values)
+        return self._params[key]
+
+    @property
+    def _begun(self) -> _Step:
+        if self._step is None:
+            raise ValueError("no step has begun; call begin_step first")
+        return self._step
+
+
+def _decode_launch(count: int, spec: LayerSpec, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
+    """One threadgroup per item and KV head."""
+    threads = 32 * NUM_SIMDGROUPS
+    return Launch(grid=(threads * count, spec.num_kv_heads, 1), threadgroup=(threads, 1, 1), outputs=outputs)
+
+
+def _per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
+    """One float32 per query head, padded for the device."""
+    if array.shape != (num_heads,):
+        raise ValueError(f"{name} must be ({num_heads},), one per query head, got {array.shape}")
+    return mx.pad(array.astype(mx.float32), (0, max(0, MIN_ELEMENTS - num_heads)))

@@ -1,0 +1,168 @@
+"""Units of the attention kernels, and the sizes that host and kernel must agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.kernels.formats import page_format
+from octavo.kernels.interface import LayerSpec
+from octavo.kernels.metal.units import (
+    NUM_SIMDGROUPS,
+    Unit,
+    check_dim,
+    has_scales,
+    lane_dim,
+    make_unit,
+    norm_bits,
+    rotates,
+)
+
+DECODE_TILE = 32
+MAX_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """What an attention kernel is compiled for. ``group``: query heads per KV head."""
+
+    layer: LayerSpec
+    group: int
+    page_size: int
+    k_format: str
+    v_format: str
+    sinks: bool
+    softcap: bool
+    alibi: bool
+
+    def __post_init__(self) -> None:
+        check_dim("head_dim", self.layer.head_dim)
+        check_dim("value_dim", self.layer.value_dim)
+        if not 1 <= self.group <= MAX_GROUP:
+            raise ValueError(
+                f"query heads per KV head must be 1 to {MAX_GROUP} for the Metal kernels, got {self.group}; "
+                "use --backend reference"
+            )
+
+    @property
+    def chunk_simdgroups(self) -> int:
+        """Wide rows halve a tile: queries are staged in the same 32 KiB as the keys."""
+        return 2 if self._widest > 128 else NUM_SIMDGROUPS
+
+    @property
+    def chunk_keys(self) -> int:
+        """Keys in a tile of the chunk kernel."""
+        return 16 if self._widest > 128 else 32
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
+        return 8 * self.chunk_simdgroups // self.group
+
+    @property
+    def _widest(self) -> int:
+        return max(self.layer.head_dim, self.layer.value_dim)
+
+    @property
+    def _suffix(self) -> str:
+        layer = self.layer
+        flags = "".join(
+            letter for letter, on in (("s", self.sinks), ("c", self.softcap), ("a", self.alibi)) if on
+        )
+        return (
+            f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_h{layer.num_kv_heads}"
+            f"_g{self.group}_p{self.page_size}_w{layer.window or 0}_k{layer.keep}_{flags}"
+        )
+
+    def _macros(self) -> dict[str, int | str]:
+        layer = self.layer
+        k_format, v_format = page_format(self.k_format), page_format(self.v_format)
+        return {
+            "HEAD_DIM": layer.head_dim,
+            "VALUE_DIM": layer.value_dim,
+            "MAX_DIM": self._widest,
+            "KEY_LANE": lane_dim(layer.head_dim),
+            "VALUE_LANE": lane_dim(layer.value_dim),
+            "GROUP": self.group,
+            "NUM_KV_HEADS": layer.num_kv_heads,
+            "NUM_HEADS": layer.num_kv_heads * self.group,
+            "PAGE_SIZE": self.page_size,
+            "WINDOW": layer.window or 0,
+            "KEEP": layer.keep,
+            "SOFTCAP": int(self.softcap),
+            "SINKS": int(self.sinks),
+            "SINK(head)": "sinks[head]" if self.sinks else "0.0f",
+            "ALIBI": int(self.alibi),
+            "SLOPE(head)": "slopes[head]" if self.alibi else "0.0f",
+            "ROTATE_KEYS": rotates(k_format, layer.head_dim),
+            "ROTATE_VALUES": rotates(v_format, layer.value_dim),
+            "KEY_NORM_BITS": norm_bits(layer.head_dim),
+            "VALUE_NORM_BITS": norm_bits(layer.value_dim),
+            "KEY_SCALES": "k_scales" if self.key_scales else "nullptr",
+            "VALUE_SCALES": "v_scales" if self.value_scales else "nullptr",
+        }
+
+    @property
+    def key_scales(self) -> bool:
+        return has_scales(page_format(self.k_format), self.layer.head_dim)
+
+    @property
+    def value_scales(self) -> bool:
+        return has_scales(page_format(self.v_format), self.layer.value_dim)
+
+    def _inputs(self, plan: str) -> tuple[str, ...]:
+        optional = (
+            ("k_scales", self.key_scales),
+            ("v_scales", self.value_scales),
+            ("sinks", self.sinks),
+            ("slopes", self.alibi),
+        )
+        fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes")
+        return fixed + tuple(name for name, on in optional if on)
+
+    def decode_unit(self, *, split: bool) -> Unit:
+        """See sources/decode.metal; with ``split`` the outputs are for ``reduce_unit``."""
+        macros = self._macros() | {
+            "NUM_SIMDGROUPS": NUM_SIMDGROUPS,
+            "PAGES_PER_TILE": max(1, DECODE_TILE // self.page_size),
+            "QUERIES_IN_REGISTERS": int(self.group <= 8),
+            "SPLIT": int(split),
+        }
+        if split:  # sinks join at the end, once
+            macros |= {"SINKS": 0, "SINK(head)": "0.0f"}
+        return make_unit(
+            "decode",
+            f"{self._suffix}{'_split' if split else ''}",
+            self._inputs("items") if not split else tuple(n for n in self._inputs("items") if n != "sinks"),
+            ("partial", "stats") if split else ("out",),
+            macros,
+            {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
+            ("rows", "attention"),
+        )
+
+    def reduce_unit(self) -> Unit:
+        inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
+        return make_unit("reduce", self._suffix, inputs, ("out",), self._macros(), {}, ("rows", "attention"))
+
+    def chunk_unit(self) -> Unit:
+        """See sources/chunk.metal."""
+        layer, rows, keys = self.layer, 8 * self.chunk_simdgroups, self.chunk_keys
+        floats = max(
+            rows * (self._widest + 4),
+            keys * (layer.head_dim + 8) * _tile_bytes(self.k_format) // 4,
+            keys * (layer.value_dim + 8) * _tile_bytes(self.v_format) // 4,
+        )
+        macros = self._macros() | {
+            "NUM_SIMDGROUPS": self.chunk_simdgroups,
+            "KEYS": keys,
+            "SHARED_FLOATS": floats,
+            "UNUSED": "0xFFFFFFFFu",
+        }
+        formats = {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)}
+        return make_unit(
+            "chunk", self._suffix, self._inputs("tiles"), ("out",), macros, formats, ("rows", "attention")
+        )
+
+
+def _tile_bytes(format_name: str) -> int:
+    """Bytes of a value in a threadgroup tile: a half holds the codes of fp16 and fp4 exactly."""
+    return 4 if format_name == "bf16" else 2

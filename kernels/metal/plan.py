@@ -1,0 +1,107 @@
+"""What the rows of a step launch, decided on the host once per step: flat int32 arrays.
+
+Rows of sequences with one row go to the decode kernel, all others, tile by tile, to the chunk
+kernel. Long rows are split over their keys. Every choice depends on the row's own sequence
+alone, never on its neighbours, so that a sequence gets the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metal.attention_units import DECODE_TILE
+
+SPLIT_TILES = 16
+"""Tiles of 32 keys that one threadgroup may take alone (512 positions)."""
+
+MAX_SPLITS = 32
+"""Above, splits grow instead: the reduce kernel reads them one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Decode rows under one window.
+
+    whole        [N, 4]  (row, sequence, first tile, end tile) of rows that are not split
+    parts        [M, 4]  the same for every split, those of a row adjacent
+    joins        [R, 4]  (first of its parts, number of parts, 0, 0) of each split row
+    rows         [N + R] the step's rows in the order of the outputs
+    """
+
+    whole: Ints
+    parts: Ints
+    joins: Ints
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """Tiles [N, 4] of chunk rows: (first row, tokens, sequence, row of the output); ``rows`` are
+    the step's rows in the order of the output."""
+
+    tiles: Ints
+    rows: Ints
+
+
+def num_tiles(position: int, window: int | None, keep: int) -> int:
+    """Tiles of 32 keys that a query at ``position`` reads: ``span_from`` of the sources."""
+    end = position // DECODE_TILE + 1
+    if window is None:
+        return end
+    low = max(0, position - window + 1)
+    first = low // DECODE_TILE
+    return end - first + min(-(-min(keep, low) // DECODE_TILE), first)
+
+
+def num_splits(tiles: int) -> int:
+    return min(-(-tiles // SPLIT_TILES), MAX_SPLITS)
+
+
+def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
+    counts = np.diff(metadata.q_start)
+    whole: list[tuple[int, int, int, int]] = []
+    parts: list[tuple[int, int, int, int]] = []
+    joins: list[tuple[int, int, int, int]] = []
+    split_rows: list[int] = []
+    for sequence in np.flatnonzero(counts == 1).tolist():
+        row = int(metadata.q_start[sequence])
+        tiles = num_tiles(int(metadata.positions[row]), window, keep)
+        splits = num_splits(tiles)
+        if splits == 1:
+            whole.append((row, sequence, 0, tiles))
+            continue
+        joins.append((len(parts), splits, 0, 0))
+        split_rows.append(row)
+        edges = [tiles * s // splits for s in range(splits + 1)]
+        parts += [(row, sequence, first, end) for first, end in pairwise(edges)]
+    return DecodePlan(_fours(whole), _fours(parts), _fours(joins), _ints([r for r, *_ in whole] + split_rows))
+
+
+def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> ChunkPlan:
+    tiles: list[tuple[int, int, int, int]] = []
+    rows: list[int] = []
+    for sequence in np.flatnonzero(np.diff(metadata.q_start) > 1).tolist():
+        begin, end = int(metadata.q_start[sequence]), int(metadata.q_start[sequence + 1])
+        for first in range(begin, end, tokens_per_tile):
+            tiles.append((first, min(tokens_per_tile, end - first), sequence, len(rows) + first - begin))
+        rows += range(begin, end)
+    return ChunkPlan(_fours(tiles), _ints(rows))
+
+
+def restore_order(*rows: Ints) -> Ints | None:
+    """Where each row of the step lies in the outputs put one after the other; None: in place."""
+    joined = np.concatenate(rows)
+    order = np.argsort(joined).astype(np.int32)
+    return None if (order == np.arange(len(order))).all() else order
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int32)
+
+
+def _fours(values: list[tuple[int, int, int, int]]) -> Ints:
+    return np.array(values, np.int32).reshape(-1, 4)

@@ -1,0 +1,74 @@
+// What decode, chunk and reduce share: which positions a query sees, and softmax in log2 space.
+
+// Below every logit; finite, so that no difference of two is NaN and fast math changes nothing.
+#define LOWEST (-1e30f)
+#define LOG2_E 1.44269504088896340736f
+
+METAL_FUNC bool is_visible(int key, int position) {
+#if WINDOW
+  return key <= position && (key > position - WINDOW || key < KEEP);
+#else
+  return key <= position;
+#endif
+}
+
+// The tiles of keys that queries at first..last can see: some at the front (kept positions),
+// then all from the window's first. Tiles between are skipped, not masked.
+struct Span {
+  int kept;
+  int window;
+
+  METAL_FUNC int tile(int index) const { return index < kept ? index : index - kept + window; }
+};
+
+template <int N>
+METAL_FUNC Span span_from(int first) {
+  Span span;
+  span.kept = 0;
+  span.window = 0;
+#if WINDOW
+  const int low = max(0, first - WINDOW + 1);
+  span.window = low / N;
+  span.kept = min((min(KEEP, low) + N - 1) / N, span.window);
+#endif
+  return span;
+}
+
+// params: 0 factor of the queries, 1 1 / softcap, 2 softcap * log2(e)
+METAL_FUNC float logit(float product, const device float* params, float slope, int key, int position) {
+#if SOFTCAP
+  product = params[2] * tanh(product * params[1]);
+#endif
+#if ALIBI
+  product += slope * LOG2_E * float(key - position);
+#endif
+  return product;
+}
+
+// The factor that normalizes a sum of values weighted by 2^(logit - top): the weights' total is
+// `sum`; a sink adds one logit (natural log) to it.
+METAL_FUNC float normalizer(float top, float sum, float sink) {
+#if SINKS
+  const float joint = max(top, sink * LOG2_E);
+  const float factor = exp2(top - joint);
+  return factor / (sum * factor + exp2(sink * LOG2_E - joint));
+#else
+  return 1.0f / sum;
+#endif
+}
+
+// Normalize, undo the rotation of V once, and write one head's output row.
+template <typename T>
+METAL_FUNC void write_output(thread float* x, float factor, uint lane, device T* out) {
+  for (int i = 0; i < VALUE_LANE; ++i) {
+    x[i] *= factor;
+  }
+#if ROTATE_VALUES
+  hadamard<VALUE_LANE>(x, lane, as_type<float>(VALUE_NORM_BITS));
+#endif
+  for (int i = 0; i < VALUE_LANE; ++i) {
+    if (lane * VALUE_LANE + i < VALUE_DIM) {
+      out[lane * VALUE_LANE + i] = T(x[i]);
+    }
+  }
+}

@@ -1,0 +1,70 @@
+// bf16 and fp16 pages: 16-bit values, no scales. One octet is 8 values, 16 bytes.
+
+struct HalfOctet {
+  // All lanes of the row are stored, or none: a row with a non-finite value becomes zeros.
+  template <int D, int E>
+  static METAL_FUNC bool write(thread const ushort* bits, ushort exponent, uint lane, ulong row, device ushort* codes) {
+    bool finite = true;
+    for (int i = 0; i < E; ++i) {
+      finite = finite && (bits[i] & exponent) != exponent;
+    }
+    finite = simd_all(finite);
+    for (int i = 0; i < E; ++i) {
+      if (lane * E + i < D) {
+        codes[row * D + lane * E + i] = finite ? bits[i] : ushort(0);
+      }
+    }
+    return finite;
+  }
+};
+
+struct Fp16 {
+  typedef float16_t Code;
+  typedef half Tile;  // what holds a code's value exactly
+
+  // Values 8 * octet .. 8 * octet + 7 of a row of D.
+  template <int D>
+  static METAL_FUNC void octet(const device Code* codes, ulong row, uint octet, thread float4& low, thread float4& high) {
+    const uint4 words = ((const device uint4*)codes)[row * (D / 8) + octet];
+    low = float4(as_type<half4>(words.xy));
+    high = float4(as_type<half4>(words.zw));
+  }
+
+  static METAL_FUNC float row_scale(const device half*, ulong) { return 1.0f; }
+
+  template <int D, int E>
+  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device half*) {
+    ushort bits[E];
+    for (int i = 0; i < E; ++i) {
+      bits[i] = as_type<ushort>(half(x[i]));  // to nearest, ties to even; beyond 65504 infinity
+    }
+    return HalfOctet::write<D, E>(bits, 0x7C00, lane, row, (device ushort*)codes);
+  }
+};
+
+struct Bf16 {
+  typedef bfloat16_t Code;
+  typedef float Tile;
+
+  template <int D>
+  static METAL_FUNC void octet(const device Code* codes, ulong row, uint octet, thread float4& low, thread float4& high) {
+    const uint4 words = ((const device uint4*)codes)[row * (D / 8) + octet];
+    const uint4 even = words << 16, odd = words & 0xFFFF0000u;
+    low = float4(as_type<float>(even.x), as_type<float>(odd.x), as_type<float>(even.y), as_type<float>(odd.y));
+    high = float4(as_type<float>(even.z), as_type<float>(odd.z), as_type<float>(even.w), as_type<float>(odd.w));
+  }
+
+  static METAL_FUNC float row_scale(const device half*, ulong) { return 1.0f; }
+
+  template <int D, int E>
+  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device half*) {
+    ushort bits[E];
+    for (int i = 0; i < E; ++i) {
+      // Integer rounding, to nearest with ties to even, keeps subnormals on devices that flush them.
+      const uint wide = as_type<uint>(x[i]);
+      const bool finite = (wide & 0x7F800000u) != 0x7F800000u;
+      bits[i] = ushort((finite ? wide + 0x7FFFu + (wide >> 16 & 1u) : wide) >> 16);
+    }
+    return HalfOctet::write<D, E>(bits, 0x7F80, lane, row, (device ushort*)codes);
+  }
+};

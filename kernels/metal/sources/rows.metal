@@ -1,0 +1,32 @@
+// One row spread over a simdgroup: lane l holds elements l * E .. l * E + E - 1, zeros from D on.
+
+template <int D, int E, typename P>
+METAL_FUNC void load_row(P source, uint lane, thread float* x) {
+  for (int i = 0; i < E; ++i) {
+    x[i] = lane * E + i < D ? float(source[lane * E + i]) : 0.0f;
+  }
+}
+
+// The Sylvester-Hadamard rotation, every addition in the order h = 1, 2, 4, ... that the page
+// formats define; `norm` is float32(1 / sqrt(32 * E)). Its own inverse.
+template <int E>
+METAL_FUNC void hadamard(thread float* x, uint lane, float norm) {
+  for (int h = 1; h < E; h *= 2) {
+    for (int i = 0; i < E; ++i) {
+      if ((i & h) == 0) {
+        const float low = x[i], high = x[i + h];
+        x[i] = low + high;
+        x[i + h] = low - high;
+      }
+    }
+  }
+  for (ushort step = 1; step < 32; step *= 2) {
+    for (int i = 0; i < E; ++i) {
+      const float other = simd_shuffle_xor(x[i], step);
+      x[i] = (lane & step) != 0 ? other - x[i] : x[i] + other;
+    }
+  }
+  for (int i = 0; i < E; ++i) {
+    x[i] *= norm;
+  }
+}

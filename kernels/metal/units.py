@@ -1,0 +1,122 @@
+"""The text of each kernel: package sources joined, with a configuration in front.
+
+A unit is what ``mx.fast.metal_kernel`` takes: a header and a body. A ``.metal`` file with a
+``//! body`` line has helpers above it and the kernel's body below; one without is all helpers.
+Every number a kernel depends on is a macro, so that compilers see constants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+import numpy as np
+
+from octavo.kernels.formats import PageFormat
+from octavo.kernels.formats.rotation import is_power_of_two
+
+NUM_SIMDGROUPS = 4
+THREADGROUP_BYTES = 32768
+"""Threadgroup memory of every Apple GPU."""
+
+MIN_ELEMENTS = 8
+"""MLX puts arrays of fewer elements into another address space, which changes the signature."""
+
+_BODY = "//! body\n"
+_STRUCTS = {"bf16": ("Bf16", "format_half"), "fp16": ("Fp16", "format_half"), "fp4": ("Fp4", "format_fp4")}
+METAL_FORMATS = tuple(_STRUCTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One kernel, ready to compile. Equal names mean equal text."""
+
+    name: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    header: str
+    source: str
+
+
+@functools.cache
+def read_source(name: str) -> tuple[str, str]:
+    """(helpers, body) of a package source; the body is empty for a header."""
+    text = resources.files("octavo.kernels.metal").joinpath("sources", f"{name}.metal").read_text("utf-8")
+    helpers, _, body = text.partition(_BODY)
+    return helpers, body
+
+
+def struct_name(fmt: PageFormat) -> str:
+    """The Metal struct of a page format; ValueError if there is none."""
+    if fmt.name not in _STRUCTS:
+        raise ValueError(f"there is no Metal kernel for {fmt.name} pages; use {', '.join(METAL_FORMATS)}")
+    return _STRUCTS[fmt.name][0]
+
+
+def lane_dim(dim: int) -> int:
+    """Values of a row per lane of a simdgroup: the row padded to a power of two, over 32."""
+    return int(max(32, 1 << (dim - 1).bit_length())) // 32
+
+
+def norm_bits(dim: int) -> str:
+    """float32(1 / sqrt(dim)) by its bits, as the rotation multiplies by it."""
+    return f"0x{int(np.float32(1 / np.sqrt(dim)).view(np.uint32)):08X}u"
+
+
+def rotates(fmt: PageFormat, dim: int) -> int:
+    return int(fmt.rotates(dim))
+
+
+def check_dim(name: str, dim: int) -> None:
+    """ValueError unless kernels can spread a row of ``dim`` values over a simdgroup."""
+    if dim % 8 or not 32 <= dim <= 256:
+        raise ValueError(
+            f"{name} must be a multiple of 8 from 32 to 256 for the Metal kernels, got {dim}; "
+            "use --backend reference"
+        )
+
+
+def has_scales(fmt: PageFormat, dim: int) -> bool:
+    return fmt.scales_per_row(dim) > 0
+
+
+def quantize_unit(fmt: PageFormat, dim: int) -> Unit:
+    """rows [R, dim] -> codes, (scales), storable: see sources/quantize.metal."""
+    scaled = has_scales(fmt, dim)
+    macros: dict[str, int | str] = {
+        "DIM": dim,
+        "LANE_DIM": lane_dim(dim),
+        "NUM_SIMDGROUPS": NUM_SIMDGROUPS,
+        "ROTATE": rotates(fmt, dim),
+        "NORM_BITS": norm_bits(dim) if is_power_of_two(dim) else 0,
+        "SCALES": "scales" if scaled else "nullptr",
+    }
+    outputs = ("codes", "scales", "storable") if scaled else ("codes", "storable")
+    return make_unit("quantize", f"{fmt.name}_{dim}", ("rows",), outputs, macros, {"Format": fmt}, ("rows",))
+
+
+def make_unit(
+    kernel: str,
+    suffix: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    macros: Mapping[str, int | str],
+    formats: Mapping[str, PageFormat],
+    shared: Sequence[str],
+) -> Unit:
+    """Join macros, the formats' structs under the names a kernel uses, shared headers and kernel."""
+    helpers, body = read_source(kernel)
+    files = dict.fromkeys(_STRUCTS[fmt.name][1] for fmt in formats.values())
+    parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]
+    parts += [read_source(name)[0] for name in files]
+    parts.append("".join(f"typedef {struct_name(fmt)} {name};\n" for name, fmt in formats.items()))
+    parts += [read_source(name)[0] for name in shared]
+    return Unit(
+        name=f"octavo_{kernel}_{suffix}",
+        input_names=tuple(inputs),
+        output_names=tuple(outputs),
+        header="\n".join([*parts, helpers]),
+        source=body,
+    )

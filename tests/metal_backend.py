@@ -1,0 +1,70 @@
+"""The Metal backend on the emulator: kernels run from their own source, every access checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from metal_emulator import MetalKernel, Result, why_unavailable
+from octavo.kernels.metal.launch import KernelLibrary
+from octavo.kernels.metal.pool import MetalBackend
+
+needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+
+
+@dataclass
+class Emulator:
+    """How launches run, and what they did. ``valid`` marks the rows of inputs that may be read,
+    by the input's name; names that a kernel lacks are ignored."""
+
+    seed: int = 0
+    schedule: str = "mixed"
+    extra_flags: tuple[str, ...] = ()
+    ftz: bool = True
+    valid: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    results: list[tuple[str, Result]] = field(default_factory=list)
+
+    def compile(
+        self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
+    ) -> Callable[..., Sequence[mx.array]]:
+        """Stands in for ``mx.fast.metal_kernel``."""
+        kernel = MetalKernel(name, input_names, output_names, source, header)
+
+        def launch(**arguments: Any) -> list[mx.array]:
+            outputs = kernel(
+                **arguments,
+                seed=self.seed,
+                schedule=self.schedule,
+                extra_flags=self.extra_flags,
+                ftz=self.ftz,
+                valid={key: mask for key, mask in self.valid.items() if key in input_names},
+            )
+            assert kernel.last is not None
+            self.results.append((name, kernel.last))
+            return [to_mlx(output) for output in outputs]
+
+        return launch
+
+    def backend(self) -> MetalBackend:
+        return MetalBackend(KernelLibrary(self.compile))
+
+    def ran(self, kernel: str) -> list[Result]:
+        """Results of the launches of one kernel."""
+        return [result for name, result in self.results if name.startswith(f"octavo_{kernel}_")]
+
+
+def to_mlx(array: NDArray[Any]) -> mx.array:
+    if array.dtype == ml_dtypes.bfloat16:
+        return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(array)
+
+
+def as_rows(array: mx.array) -> NDArray[np.float32]:
+    return np.array(array.astype(mx.float32))

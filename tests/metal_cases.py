@@ -1,0 +1,149 @@
+"""Shapes for the Metal kernels: every head dim, several group sizes, page sizes and pairs of formats.
+
+The lengths of every case are 1, page - 1, page, page + 1 and 3 pages + 7, as decode rows beside
+chunks that start at, before and after page boundaries.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_backends import poison
+from attention_cases import FORMAT_PAIRS, Case, Outcome, run_case
+from metal_backend import Emulator
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metal.pool import MetalPool
+
+TOLERANCES = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 6e-3}
+"""Relative to the largest output: the kernels compute in float32 and round once, at the end."""
+
+
+def ragged(page_size: int, *, chunks: bool = True) -> tuple[tuple[int, int], ...]:
+    """Sequences of awkward lengths: 5 decode rows, and with ``chunks`` 4 chunks among them."""
+    lengths = (1, page_size - 1, page_size, page_size + 1, 3 * page_size + 7)
+    decodes = tuple((length - 1, 1) for length in lengths)
+    if not chunks:
+        return decodes
+    return (
+        decodes[0],
+        (0, page_size + 1),
+        *decodes[1:3],
+        (page_size - 1, 2),
+        decodes[3],
+        (2 * page_size, 7),
+        decodes[4],
+        (0, 3),
+    )
+
+
+def shape(name: str, head_dim: int, group: int, page_size: int, **rest: object) -> Case:
+    return Case(
+        name=f"{name}d{head_dim}g{group}p{page_size}",
+        sequences=rest.pop("sequences", None) or ragged(page_size),  # type: ignore[arg-type]
+        head_dim=head_dim,
+        group=group,
+        page_size=page_size,
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
+    """Each head dim, page size, format pair, extreme group and option at least once."""
+    half, brain = mx.float16, mx.bfloat16
+    fp4, bf16, fp16 = ("fp4", "fp4"), ("bf16", "bf16"), ("fp16", "fp16")
+    yield shape("", 64, 1, 16), fp4, half
+    yield shape("", 80, 3, 16), bf16, brain
+    yield shape("", 96, 2, 64, kv_heads=1), fp16, half
+    yield shape("", 128, 4, 32), fp4, brain
+    yield shape("", 128, 8, 16, kv_heads=1), ("bf16", "fp4"), half
+    yield shape("", 192, 5, 32, kv_heads=1), ("fp4", "fp16"), half
+    yield shape("", 256, 2, 32, kv_heads=1), fp4, half
+    yield shape("wide", 64, 16, 16, kv_heads=1), fp4, half
+    yield shape("values", 192, 1, 16, value_dim=128), fp4, half
+    yield EVERYTHING, fp4, half
+    yield LONG, fp4, half
+
+
+EVERYTHING = shape(
+    "everything",
+    64,
+    3,
+    16,
+    window=40,
+    keep=20,
+    sinks=True,
+    softcap=8.0,
+    sequences=((150, 1), (0, 33), (100, 17), (0, 1), (15, 1), (139, 5)),
+)
+LONG = shape(
+    "long", 64, 2, 32, window=700, keep=3, sinks=True, kv_heads=1, sequences=((1400, 1), (3, 1), (640, 1))
+)
+"""Split over its keys: 22 tiles inside the window and one kept; and one row that is not split."""
+
+
+def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
+    """Head dims by groups by page sizes; formats and dtypes take turns."""
+    pairs, dtypes = itertools.cycle(FORMAT_PAIRS), itertools.cycle((mx.float16, mx.bfloat16))
+    for head_dim, group, page_size in itertools.product(
+        (64, 80, 96, 128, 192, 256), (1, 2, 4, 7, 8, 16), (16, 32, 64)
+    ):
+        yield shape("", head_dim, group, page_size, kv_heads=2 if group < 4 else 1), next(pairs), next(dtypes)
+    for window, keep in ((1, 0), (16, 0), (17, 4), (33, 40), (64, 16)):
+        for pair in FORMAT_PAIRS:
+            yield (
+                shape(f"w{window}k{keep}", 64, 2, 16, window=window, keep=keep, sinks=True),
+                pair,
+                next(dtypes),
+            )
+
+
+class WatchedPool(MetalPool):
+    """Tells the emulator which rows attention may read: those that a query of the step sees."""
+
+    def __init__(self, spec: PoolSpec, emulator: Emulator) -> None:
+        super().__init__(spec, emulator.backend().library)
+        self._emulator = emulator
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        super().begin_step(metadata)
+        mask = visible_rows(metadata, self._spec.layers[0], self._spec.num_pages)
+        names = ("k_codes", "k_scales", "v_codes", "v_scales")
+        self._emulator.valid = dict.fromkeys(names, mask[:, None])
+
+
+def visible_rows(metadata: AttentionMetadata, layer: LayerSpec, num_pages: int) -> NDArray[np.bool_]:
+    """Which of the pool's rows [num_pages * Hkv * page_size] some query of the step sees."""
+    size = metadata.page_size
+    seen = np.zeros((num_pages, layer.num_kv_heads, size), bool)
+    for b in range(metadata.num_sequences):
+        for position in metadata.positions[metadata.q_start[b] : metadata.q_start[b + 1]].tolist():
+            keys = np.arange(position + 1)
+            if layer.window is not None:
+                keys = keys[(keys > position - layer.window) | (keys < layer.keep)]
+            seen[metadata.page_table[b, keys // size], :, keys % size] = True
+    return seen.ravel()
+
+
+def run_watched(
+    case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, emulator: Emulator | None = None
+) -> tuple[Outcome, Emulator]:
+    """The case in a NaN-poisoned pool, with reads of rows that no query sees reported."""
+    emulator = emulator or Emulator()
+    pool = WatchedPool(case.spec(*formats), emulator)
+    poison(pool)
+    return run_case(case, pool, dtype=dtype), emulator
+
+
+def case_id(value: object) -> str:
+    """For pytest: names of cases, pairs of formats and dtypes."""
+    if isinstance(value, Case):
+        return value.name
+    if isinstance(value, tuple):
+        return "-".join(value)
+    return str(value).rpartition(".")[2]

@@ -1,0 +1,128 @@
+"""The Metal quantize-and-write kernel stores the very bytes that the NumPy formats define."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from format_rows import tricky_rows
+from metal_backend import Emulator, needs_compiler
+from octavo.kernels import page_format
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metal.pool import MetalPool
+
+pytestmark = [needs_compiler, pytest.mark.timeout(300)]
+FORMATS = ("bf16", "fp16", "fp4")
+
+
+def bits(array: mx.array) -> NDArray[np.unsignedinteger]:
+    return np.array(array.view({2: mx.uint16, 4: mx.uint32}[array.dtype.size]))
+
+
+def make_pool(emulator: Emulator, name: str, head_dim: int, *, tokens: int, heads: int = 1) -> MetalPool:
+    layer = LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=head_dim)
+    spec = PoolSpec(
+        layers=(layer,), num_pages=-(-tokens // 16) + 1, page_size=16, k_format=name, v_format=name
+    )
+    return emulator.backend().create_pool(spec)
+
+
+def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
+    count = len(slots)
+    return AttentionMetadata(
+        positions=np.arange(count, dtype=np.int32),
+        slots=slots,
+        q_start=np.array([0, count], np.int32),
+        kv_len=np.array([count], np.int32),
+        page_table=np.arange(pages, dtype=np.int32)[None],
+        page_size=16,
+    )
+
+
+def check_bytes(name: str, head_dim: int, emulator: Emulator, *, subnormals: bool = True) -> None:
+    fmt = page_format(name)
+    rows = np.concatenate(
+        [r for kind, r in tricky_rows(head_dim).items() if subnormals or kind != "subnormal"]
+    )
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    pool = make_pool(emulator, name, head_dim, tokens=len(rows))
+    slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
+    pool.begin_step(one_sequence(slots, pool.spec.num_pages))
+    pool.write(0, mx.array(rows[:, None]), mx.array(rows[::-1, None].copy()))
+    mx.eval(pool.pending())
+    for part, written in enumerate((rows, rows[::-1])):
+        codes, scales, storable = fmt.store(written)
+        stored = pool._parts[0][part]
+        np.testing.assert_array_equal(bits(stored[0])[slots], codes)
+        if scales.shape[-1]:
+            np.testing.assert_array_equal(bits(stored[1])[slots], scales.view(np.uint16))
+        assert part or pool.nonfinite_tokens() == sorted(
+            set(np.flatnonzero(~storable)) | {len(rows) - 1 - int(t) for t in np.flatnonzero(~storable)}
+        )
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+def test_fp4_pages_are_bit_equal(head_dim: int) -> None:
+    check_bytes("fp4", head_dim, Emulator(ftz=False))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_16_bit_pages_are_bit_equal(name: str, head_dim: int) -> None:
+    check_bytes(name, head_dim, Emulator(ftz=False))
+
+
+def test_a_compiler_that_fuses_products_into_sums_changes_no_bit() -> None:
+    check_bytes("fp4", 128, Emulator(ftz=False, extra_flags=("-ffp-contract=fast",)))
+
+
+def test_bytes_are_the_same_on_a_device_that_flushes_subnormals() -> None:
+    """Except of rows that hold little else: theirs may differ in the sign of a zero."""
+    check_bytes("fp4", 64, Emulator(ftz=True), subnormals=False)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_16_bit_activations_over_several_heads(name: str, dtype: mx.Dtype) -> None:
+    fmt, rng = page_format(name), np.random.default_rng(2)
+    emulator = Emulator()
+    pool = make_pool(emulator, name, 64, tokens=21, heads=3)
+    keys, values = (mx.array(rng.standard_normal((21, 3, 64)).astype(np.float32)).astype(dtype) for _ in "kv")
+    slots = rng.permutation(pool.spec.num_pages * 16)[:21].astype(np.int32)
+    pool.begin_step(one_sequence(slots, pool.spec.num_pages))
+    pool.write(0, keys, values)
+    mx.eval(pool.pending())
+    assert pool.nonfinite_tokens() == []
+    page, offset = np.divmod(slots, 16)
+    for part, rows in enumerate((keys, values)):
+        codes, scales, _ = fmt.store(np.array(rows.astype(mx.float32)))
+        stored = [bits(array).reshape(-1, 3, 16, array.shape[-1]) for array in pool._parts[0][part]]
+        np.testing.assert_array_equal(stored[0][page, :, offset], codes)
+        if scales.shape[-1]:
+            np.testing.assert_array_equal(stored[1][page, :, offset], scales.view(np.uint16))
+        untouched = np.ones(stored[0].shape[:3:2], bool)
+        untouched[page, offset] = False
+        assert not stored[0].transpose(0, 2, 1, 3)[untouched].any()
+    assert pool.nbytes == pool.spec.num_pages * pool.spec.page_bytes
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_become_zeros_and_are_reported(name: str, value: float) -> None:
+    emulator = Emulator()
+    pool = make_pool(emulator, name, 64, tokens=9, heads=2)
+    rows = np.random.default_rng(3).standard_normal((9, 2, 64)).astype(np.float32)
+    spoilt = rows.copy()
+    spoilt[4, 1, 63], spoilt[7, 0, 0] = value, value
+    slots = np.arange(9, dtype=np.int32)
+    pool.begin_step(one_sequence(slots, pool.spec.num_pages))
+    pool.write(0, mx.array(spoilt), mx.array(rows))
+    mx.eval(pool.pending())
+    assert pool.nonfinite_tokens() == [4, 7]
+    codes, _, storable = page_format(name).store(spoilt)
+    stored = bits(pool._parts[0][0][0]).reshape(-1, 2, 16, codes.shape[-1])[0].swapaxes(0, 1)[:9]
+    np.testing.assert_array_equal(stored, codes)
+    assert not stored[~storable].any()
