@@ -86,24 +86,26 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
                  const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
                  int window, int keep, float softcap, const std::optional<mx::array>& sinks) {
   require_pool(layout, pool);
-  require_rows("queries", queries, "[T, a multiple of " + std::to_string(layout.num_heads) + ", " +
-                                       std::to_string(layout.k.dim) + "]",
-               queries.ndim() == 3 && queries.shape(1) >= 1 && queries.shape(1) % layout.num_heads == 0 &&
-                   queries.shape(2) == layout.k.dim);
-  require(page_table.ndim() == 2, "page_table must be [B, P], got " + shape_text(page_table.shape()));
+  require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
+  require(page_table.ndim() == 2,
+          [&] { return "page_table must be [B, P], got " + shape_text(page_table.shape()); });
   require_ints("page_table", page_table, page_table.shape());
   require_ints("q_start", q_start, {page_table.shape(0) + 1});
   require_ints("kv_len", kv_len, {page_table.shape(0)});
-  require(window >= 0 && keep >= 0 && softcap >= 0, "window, keep and softcap must not be negative");
+  require(window >= 0 && keep >= 0 && softcap >= 0,
+          [] { return "window, keep and softcap must not be negative"; });
+  const mx::Stream stream = cpu_stream();
   std::vector<mx::array> inputs = {pool, queries, page_table, q_start, kv_len};
   if (sinks) {
-    require(sinks->shape() == mx::Shape{queries.shape(1)},
-            "sinks must have shape (" + std::to_string(queries.shape(1)) + ",), got " + shape_text(sinks->shape()));
-    inputs.push_back(mx::contiguous(mx::astype(*sinks, mx::float32, cpu_stream()), false, cpu_stream()));
+    require(sinks->shape() == mx::Shape{queries.shape(1)}, [&] {
+      return "sinks must have shape (" + std::to_string(queries.shape(1)) + "), got " +
+             shape_text(sinks->shape());
+    });
+    inputs.push_back(mx::contiguous(mx::astype(*sinks, mx::float32, stream), false, stream));
   }
+  const AttendOptions options{scale, softcap, window, keep};
   return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
-                   std::make_shared<Attend>(cpu_stream(), layout, AttendOptions{scale, softcap, window, keep}),
-                   std::move(inputs));
+                   std::make_shared<Attend>(stream, layout, options), std::move(inputs));
 }
 
 }  // namespace
@@ -121,8 +123,8 @@ void bind_attention(nb::module_& m) {
         "A zeroed uint8 pool [num_pages, num_heads, head_bytes], aligned for the kernels.");
   m.def("write_pages", &write_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("keys"), nb::arg("values"),
         nb::arg("slots"), nb::arg("flags"),
-        "(pool, flags) after storing keys [T, H, Dk] and values [T, H, Dv] in place; flags [T] int32 become 1 "
-        "where a row was not storable. The caller checks that slots lie in the pool.");
+        "(pool, flags) after storing keys [T, H, Dk] and values [T, H, Dv] in place; flags [T] int32 "
+        "become 1 where a row was not storable. The caller checks that slots lie in the pool.");
   m.def("copy_pages", &copy_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("pairs"),
         "The pool after copying page source onto page target, in place, for each pair in order.");
   m.def("gather_pages", &gather_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("page_table"),

@@ -44,7 +44,8 @@ struct Workspace {
     const int num_rows = item.num_tokens * group_size(args);
     const int width = values.width(args.layout.v.dim);
     const size_t result_floats = item.partial < 0 ? size_t(partial_floats(args, item.num_tokens, width)) : 0;
-    const size_t sizes[] = {keys.query_bytes(args.layout.k.dim, num_rows), keys.panel_bytes(args.layout.k.dim),
+    const size_t sizes[] = {keys.query_bytes(args.layout.k.dim, num_rows),
+                            keys.panel_bytes(args.layout.k.dim),
                             values.panel_bytes(args.layout.v.dim, num_rows),
                             size_t(num_rows) * kTileTokens * sizeof(float), result_floats * sizeof(float)};
     size_t total = 0;

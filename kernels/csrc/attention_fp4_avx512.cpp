@@ -134,7 +134,8 @@ OCTAVO_INLINE void score_rows(const Queries& queries, int first, int dim, const 
   for (int i = 0; i < dim; i += 4, panel += kBlocks) {
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
-      const __m512i upper = broadcast4(from + r * 2 * dim + i), lower = broadcast4(from + r * 2 * dim + dim + i);
+      const int8_t* row = from + r * 2 * dim + i;
+      const __m512i upper = broadcast4(row), lower = broadcast4(row + dim);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
         high[r][b] = _mm512_dpbusd_epi32(high[r][b], panel[b], upper);
@@ -167,7 +168,9 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
                                       : halves(k_scale(layout, block.base, block.offset), tile.mask(b));
   }
   const Queries queries(const_cast<void*>(memory), dim, num_rows);
-  for_row_blocks(num_rows, [&]<int kRows>(int row) { score_rows<kRows>(queries, row, dim, panel, scales, scores); });
+  for_row_blocks(num_rows, [&]<int kRows>(int row) {
+    score_rows<kRows>(queries, row, dim, panel, scales, scores);
+  });
 }
 
 // ---- V: a chunk of 64 code bytes (128 dims) becomes 8 vectors ----
@@ -182,8 +185,10 @@ size_t value_panel_bytes(int dim, int num_rows) {
 // Four rows of code bytes to 8 vectors of four signed bytes each, one byte per row. Lane 4 c + k of
 // vector 2 m + n is dim 2 (16 c + 4 m + k) + n.
 OCTAVO_INLINE void expand_values(const __m512i (&rows)[4], __m512i lookup, __m512i* to) {
-  const __m512i ab_low = _mm512_unpacklo_epi8(rows[0], rows[1]), ab_high = _mm512_unpackhi_epi8(rows[0], rows[1]);
-  const __m512i cd_low = _mm512_unpacklo_epi8(rows[2], rows[3]), cd_high = _mm512_unpackhi_epi8(rows[2], rows[3]);
+  const __m512i ab_low = _mm512_unpacklo_epi8(rows[0], rows[1]);
+  const __m512i ab_high = _mm512_unpackhi_epi8(rows[0], rows[1]);
+  const __m512i cd_low = _mm512_unpacklo_epi8(rows[2], rows[3]);
+  const __m512i cd_high = _mm512_unpackhi_epi8(rows[2], rows[3]);
   const __m512i quads[4] = {_mm512_unpacklo_epi16(ab_low, cd_low), _mm512_unpackhi_epi16(ab_low, cd_low),
                             _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)};
 #pragma GCC unroll 4
@@ -242,8 +247,10 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
 #pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) {
     const __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(scaled[b], to_fixed));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 16 * b), _mm512_cvtepi32_epi8(_mm512_srli_epi32(fixed, 8)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + kTileTokens + 16 * b), _mm512_cvtepi32_epi8(fixed));
+    const __m128i high = _mm512_cvtepi32_epi8(_mm512_srli_epi32(fixed, 8));
+    const __m128i low = _mm512_cvtepi32_epi8(fixed);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 16 * b), high);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + kTileTokens + 16 * b), low);
   }
   factor = top / 65535.0f * 0.5f;
 }

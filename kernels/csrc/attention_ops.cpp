@@ -9,13 +9,19 @@ namespace octavo {
 namespace {
 
 RowFormat make_format(const std::string& part, const std::string& name, int dim) {
-  require(dim >= 1 && dim <= kMaxDim,
-          part + " head dimension must lie in [1, " + std::to_string(kMaxDim) + "], got " + std::to_string(dim));
+  require(dim >= 1 && dim <= kMaxDim, [&] {
+    return part + " head dimension must lie in [1, " + std::to_string(kMaxDim) + "], got " +
+           std::to_string(dim);
+  });
   if (name == "bf16") return {CodeType::bf16, dim, false, 2 * dim, 0};
   if (name == "fp16") return {CodeType::fp16, dim, false, 2 * dim, 0};
-  require(name == "fp4", part + " page format \"" + name + "\" has no native kernel; use one of bf16, fp16, fp4");
-  require(dim % 8 == 0, part + " rows in fp4 need a head dimension that is a multiple of 8, got " +
-                            std::to_string(dim) + "; use bf16 pages");
+  require(name == "fp4", [&] {
+    return part + " page format \"" + name + "\" has no native kernel; use one of bf16, fp16, fp4";
+  });
+  require(dim % 8 == 0, [&] {
+    return part + " rows in fp4 need a head dimension that is a multiple of 8, got " + std::to_string(dim) +
+           "; use bf16 pages";
+  });
   return {CodeType::fp4, dim, std::has_single_bit(unsigned(dim)), dim / 2, 2};
 }
 
@@ -37,13 +43,15 @@ std::string shape_text(const mx::Shape& shape) {
 
 PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const std::string& k_format,
                        int k_dim, const std::string& v_format, int v_dim) {
-  require(num_pages >= 1, "num_pages must be at least 1, got " + std::to_string(num_pages));
-  require(num_heads >= 1, "num_heads must be at least 1, got " + std::to_string(num_heads));
-  require(page_size >= 1 && page_size <= 1024 && std::has_single_bit(unsigned(page_size)),
-          "page_size must be a power of two from 1 to 1024, got " + std::to_string(page_size));
-  require(num_pages * page_size <= INT32_MAX,
-          "a pool holds at most 2^31 - 1 slots, got " + std::to_string(num_pages) + " pages of " +
-              std::to_string(page_size));
+  require(num_pages >= 1, [&] { return "num_pages must be at least 1, got " + std::to_string(num_pages); });
+  require(num_heads >= 1, [&] { return "num_heads must be at least 1, got " + std::to_string(num_heads); });
+  require(page_size >= 1 && page_size <= 1024 && std::has_single_bit(unsigned(page_size)), [&] {
+    return "page_size must be a power of two from 1 to 1024, got " + std::to_string(page_size);
+  });
+  require(num_pages * page_size <= INT32_MAX, [&] {
+    return "a pool holds at most 2^31 - 1 slots, got " + std::to_string(num_pages) + " pages of " +
+           std::to_string(page_size);
+  });
   PageLayout layout{};
   layout.num_pages = num_pages;
   layout.num_heads = num_heads;
@@ -55,7 +63,7 @@ PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const st
   layout.v_codes = layout.k_scales + page_size * layout.k.scale_bytes;
   layout.v_scales = layout.v_codes + page_size * layout.v.row_bytes;
   layout.head_bytes = layout.v_scales + page_size * layout.v.scale_bytes;
-  require(layout.head_bytes <= INT32_MAX, "one page of one head must stay below 2 GiB");
+  require(layout.head_bytes <= INT32_MAX, [] { return "one page of one head must stay below 2 GiB"; });
   return layout;
 }
 
@@ -64,22 +72,28 @@ mx::Shape pool_shape(const PageLayout& layout) {
 }
 
 void require_pool(const PageLayout& layout, const mx::array& pool) {
-  require(pool.dtype() == mx::uint8 && pool.shape() == pool_shape(layout),
-          "pool must be uint8 " + shape_text(pool_shape(layout)) + " for this layout, got " +
-              shape_text(pool.shape()));
+  require(pool.dtype() == mx::uint8 && pool.shape() == pool_shape(layout), [&] {
+    return "pool must be uint8 " + shape_text(pool_shape(layout)) + " for this layout, got " +
+           shape_text(pool.shape());
+  });
 }
 
-void require_ints(const std::string& name, const mx::array& array, const mx::Shape& shape) {
-  require(array.dtype() == mx::int32 && array.shape() == shape,
-          name + " must be int32 " + shape_text(shape) + ", got shape " + shape_text(array.shape()));
+void require_ints(const char* name, const mx::array& array, const mx::Shape& shape) {
+  require(array.dtype() == mx::int32 && array.shape() == shape, [&] {
+    return std::string(name) + " must be int32 " + shape_text(shape) + ", got shape " +
+           shape_text(array.shape());
+  });
 }
 
-Float require_rows(const std::string& name, const mx::array& rows, const std::string& shape, bool matches) {
-  require(rows.ndim() == 3 && matches, name + " must have shape " + shape + ", got " + shape_text(rows.shape()));
-  if (rows.dtype() == mx::float32) return Float::f32;
-  if (rows.dtype() == mx::float16) return Float::f16;
-  require(rows.dtype() == mx::bfloat16, name + " must be float32, float16 or bfloat16");
-  return Float::bf16;
+void require_rows(const char* name, const mx::array& rows, int num_heads, int dim, bool multiple) {
+  const bool fits = rows.ndim() == 3 && rows.shape(2) == dim && rows.shape(1) >= num_heads &&
+                    (multiple ? rows.shape(1) % num_heads == 0 : rows.shape(1) == num_heads);
+  require(fits, [&] {
+    return std::string(name) + " must have shape [T, " + (multiple ? "a multiple of " : "") +
+           std::to_string(num_heads) + ", " + std::to_string(dim) + "], got " + shape_text(rows.shape());
+  });
+  require(rows.dtype() == mx::float32 || rows.dtype() == mx::float16 || rows.dtype() == mx::bfloat16,
+          [&] { return std::string(name) + " must be float32, float16 or bfloat16"; });
 }
 
 RowsView view_rows(const mx::array& rows) {

@@ -13,9 +13,11 @@ namespace mx = mlx::core;
 
 std::string shape_text(const mx::Shape& shape);
 
-// std::invalid_argument (ValueError in Python) with `message` unless `holds`.
-inline void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
+// std::invalid_argument (ValueError in Python) with the text of `message()` unless `holds`. The text is
+// put together only when it is needed: these checks run for every layer of every step.
+template <class Message>
+inline void require(bool holds, Message message) {
+  if (!holds) throw std::invalid_argument(message());
 }
 
 // The layout of a layer's pool; `k_format` and `v_format` are "bf16", "fp16" or "fp4".
@@ -27,10 +29,10 @@ mx::Shape pool_shape(const PageLayout& layout);
 
 // Throws unless `pool` has the shape and type of the layout, and `array` is int32 of `shape`.
 void require_pool(const PageLayout& layout, const mx::array& pool);
-void require_ints(const std::string& name, const mx::array& array, const mx::Shape& shape);
+void require_ints(const char* name, const mx::array& array, const mx::Shape& shape);
 
-// The element type of activations, if they are [num_tokens, num_heads, dim] floats; throws otherwise.
-Float require_rows(const std::string& name, const mx::array& rows, const std::string& shape, bool matches);
+// Throws unless `rows` are floats [any, num_heads, dim], or, if `multiple`, [any, k * num_heads, dim].
+void require_rows(const char* name, const mx::array& rows, int num_heads, int dim, bool multiple = false);
 
 // To be called when the array has its data: views of any strides.
 RowsView view_rows(const mx::array& rows);

@@ -30,11 +30,11 @@ AttendPlan plan_attention(const AttendArgs& args, int width) {
       const int step = split ? kTilesPerSplit : count;
       for (int head = 0; head < args.layout.num_heads; ++head) {
         if (split)
-          plan.merges.push_back(
-              {head, first, num_tokens, (count + step - 1) / step, plan.partial_floats});
+          plan.merges.push_back({head, first, num_tokens, (count + step - 1) / step, plan.partial_floats});
         for (int tile = 0; tile < count; tile += step) {
           const int64_t partial = split ? plan.partial_floats : -1;
-          plan.items.push_back({sequence, head, first, num_tokens, tile, std::min(step, count - tile), partial});
+          const int num_tiles = std::min(step, count - tile);
+          plan.items.push_back({sequence, head, first, num_tokens, tile, num_tiles, partial});
           if (split) plan.partial_floats += partial_floats(args, num_tokens, width);
         }
       }

@@ -145,8 +145,8 @@ void attend_rows(const AttendArgs& args, const AttendItem& item, Workspace& work
 
 void merge(const AttendArgs& args, const MergeItem& item, const float* partials) {
   const int dim = args.layout.v.dim;
-  merge_partials(args, item, partials, accumulator_width(dim),
-                 [dim](const float* accumulator, float* row) { std::copy(accumulator, accumulator + dim, row); });
+  const auto copy = [dim](const float* from, float* row) { std::copy(from, from + dim, row); };
+  merge_partials(args, item, partials, accumulator_width(dim), copy);
 }
 
 void attend(const AttendArgs& args, const AttendItem& item, float* partials) {

@@ -19,7 +19,8 @@ inline constexpr int kMaxDim = 1024;
 inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim, float* row) {
   const int64_t at = token * view.row_stride + head * view.head_stride;
   if (view.dim_stride == 1) return load_floats(view.data, view.type, size_t(at), dim, row);
-  for (int i = 0; i < dim; ++i) load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
+  for (int i = 0; i < dim; ++i)
+    load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
 }
 
 // In place, dim a power of two: each pair (i, i + h) with i & h == 0 becomes its sum and difference

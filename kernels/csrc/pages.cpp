@@ -146,13 +146,10 @@ std::pair<mx::array, mx::array> write_pages(const PageLayout& layout, const mx::
                                             const mx::array& keys, const mx::array& values,
                                             const mx::array& slots, const mx::array& flags) {
   require_pool(layout, pool);
-  const auto check = [&](const char* name, const mx::array& rows, int dim) {
-    const std::string shape = "[T, " + std::to_string(layout.num_heads) + ", " + std::to_string(dim) + "]";
-    require_rows(name, rows, shape, rows.ndim() == 3 && rows.shape(1) == layout.num_heads && rows.shape(2) == dim);
-    require_ints("slots", slots, {rows.shape(0)});
-  };
-  check("keys", keys, layout.k.dim);
-  check("values", values, layout.v.dim);
+  require_rows("keys", keys, layout.num_heads, layout.k.dim);
+  require_rows("values", values, layout.num_heads, layout.v.dim);
+  require_ints("slots", slots, {keys.shape(0)});
+  require_ints("slots", slots, {values.shape(0)});
   require_ints("flags", flags, slots.shape());
   const Arrays out = mx::array::make_arrays({pool.shape(), flags.shape()}, {mx::uint8, mx::int32},
                                             std::make_shared<WritePages>(cpu_stream(), layout),
@@ -165,8 +162,9 @@ mx::array copy_pages(const PageLayout& layout, const mx::array& pool,
   require_pool(layout, pool);
   for (const auto& [source, target] : pairs)
     for (const int page : {source, target})
-      require(page >= 0 && page < layout.num_pages, "pages must lie in [0, " + std::to_string(layout.num_pages) +
-                                                        "), got " + std::to_string(page));
+      require(page >= 0 && page < layout.num_pages, [&, page = page] {
+        return "pages must lie in [0, " + std::to_string(layout.num_pages) + "), got " + std::to_string(page);
+      });
   return mx::array(pool.shape(), mx::uint8, std::make_shared<CopyPages>(cpu_stream(), layout, pairs), {pool});
 }
 
@@ -174,10 +172,11 @@ std::pair<mx::array, mx::array> gather_pages(const PageLayout& layout, const mx:
                                              const mx::array& page_table, const mx::array& kv_len,
                                              int length, const mx::array& like) {
   require_pool(layout, pool);
-  require(page_table.ndim() == 2, "page_table must be [B, P], got " + shape_text(page_table.shape()));
+  require(page_table.ndim() == 2,
+          [&] { return "page_table must be [B, P], got " + shape_text(page_table.shape()); });
   require_ints("page_table", page_table, page_table.shape());
   require_ints("kv_len", kv_len, {page_table.shape(0)});
-  require(length >= 0, "length must not be negative");
+  require(length >= 0, [&] { return "length must not be negative, got " + std::to_string(length); });
   const int num_sequences = kv_len.shape(0);
   const mx::Shape keys = {num_sequences, layout.num_heads, length, layout.k.dim};
   const mx::Shape values = {num_sequences, layout.num_heads, length, layout.v.dim};

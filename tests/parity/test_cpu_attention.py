@@ -12,7 +12,7 @@ import pytest  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
 from attention_backends import poison  # noqa: E402
-from attention_cases import FORMAT_PAIRS, Case, as_numpy, build_metadata, run_case  # noqa: E402
+from attention_cases import FORMAT_PAIRS, Case, as_numpy, build_metadata, shuffled_tables  # noqa: E402
 from octavo.kernels import _ext  # noqa: E402
 from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
@@ -43,17 +43,42 @@ LONG = (
 )
 
 
-def run_poisoned(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> float:
-    pool = CpuBackend().create_pool(case.spec(*formats))
+def rows_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Gaussian rows with one channel eight times as large."""
+    rows = rng.standard_normal(shape).astype(np.float32)
+    rows[..., 3] *= 8
+    return mx.array(rows).astype(dtype)
+
+
+def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> float:
+    """As ``run_case(...).error``, but the truth attends in the last step only: contexts are long here."""
+    spec, rng = case.spec(*formats), np.random.default_rng(0)
+    pool, truth = CpuBackend().create_pool(spec), TruthPool(spec).layers[0]
     poison(pool)
-    return run_case(case, pool, dtype=dtype).error
+    tables = shuffled_tables(case, rng, spec.num_pages)
+    sinks = rng.standard_normal(case.kv_heads * case.group).astype(np.float32) if case.sinks else None
+    for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
+        metadata = build_metadata(sequences, tables, case.page_size)
+        tokens = metadata.num_tokens
+        keys = rows_of(rng, (tokens, case.kv_heads, case.head_dim), dtype)
+        values = rows_of(rng, (tokens, case.kv_heads, case.layer.value_dim), dtype)
+        pool.begin_step(metadata)
+        pool.write(0, keys, values)
+        mx.eval(pool.pending())
+        truth.write(metadata, as_numpy(keys), as_numpy(values))
+    queries = rows_of(rng, (tokens, case.kv_heads * case.group, case.head_dim), dtype)
+    out = pool.attend(
+        0, queries, scale=0.1, sinks=None if sinks is None else mx.array(sinks), softcap=case.softcap
+    )
+    want = truth.attend(metadata, as_numpy(queries), scale=0.1, sinks=sinks, softcap=case.softcap)
+    return float(np.abs(as_numpy(out) - want).max() / np.abs(want).max())
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("formats", FORMAT_PAIRS, ids=PAIR_IDS)
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
 def test_long_contexts_equal_truth(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> None:
-    assert run_poisoned(case, formats, dtype) < TOLERANCE[dtype]
+    assert last_step_error(case, formats, dtype) < TOLERANCE[dtype]
 
 
 GRID_AT_LEVEL = """
@@ -63,7 +88,7 @@ from attention_cases import CASES, FORMAT_PAIRS, run_case
 from octavo.kernels import _ext
 from octavo.kernels.cpu.backend import CpuBackend
 worst = dict.fromkeys(("float32", "bfloat16"), 0.0)
-for index, case in enumerate(CASES):
+for index, case in enumerate(CASES[::2]):
     for formats in FORMAT_PAIRS:
         dtype = (mx.float32, mx.bfloat16)[index % 2]
         pool = CpuBackend().create_pool(case.spec(*formats))
