@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "serve a model over gRPC until SIGTERM or SIGINT",
     "generate": "continue one prompt, in this process or on a server",
     "bench": "measure the engine, the server, the kernels or the scheduler",
+    "replay": "say what the prefix cache would find in recorded traffic",
     "plan": "say how many pages and sequences fit into a memory budget",
     "doctor": "say what this machine runs on, and test its kernels",
 }

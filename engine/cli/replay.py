@@ -1,0 +1,57 @@
+"""``octavo replay``: what the prefix cache would have found in recorded traffic, without a model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from octavo.engine.cli.options import add_json_argument, print_json
+from octavo.engine.cli.usage import positive, seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from octavo.engine.replay.run import TOKEN_MS
+
+    add = parser.add_argument
+    add(
+        "trace",
+        type=Path,
+        metavar="TRACE.jsonl",
+        help="one request per line: timestamp (ms), input_length, output_length, hash_ids (one per page)",
+    )
+    add("--page-size", type=positive, default=512, metavar="N", help="tokens that one id stands for")
+    add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool")
+    add("--salt-field", metavar="F", help="a field of the trace: pages are shared where it is equal")
+    add("--timed", action="store_true", help="hold pages as long as a request runs, not just an instant")
+    add("--token-ms", type=seconds, default=TOKEN_MS, metavar="MS",
+        help="with --timed: milliseconds per generated token")  # fmt: skip
+    add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from octavo.engine.replay.optimum import optimal_hits
+    from octavo.engine.replay.run import replay
+    from octavo.engine.replay.trace import read_trace
+
+    requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)
+    replayed = replay(requests, args.num_pages, token_ms=args.token_ms if args.timed else None)
+    result = {"page_size": args.page_size, "num_pages": args.num_pages or "inf", **replayed.to_json()}
+    print(
+        f"{replayed.requests} requests ({replayed.skipped_requests} larger than the pool), "
+        f"{replayed.prompt_pages} pages: {replayed.hit_pages} found ({replayed.hit_ratio:.2%}), "
+        f"{replayed.evicted_pages} evicted, at most {replayed.peak_pages} in use"
+    )
+    if args.optimum:
+        bound = optimal_hits(requests, args.num_pages or replayed.prompt_pages)
+        result["optimal_hit_pages"] = bound
+        print(f"a policy that knows the future would find {bound / max(replayed.prompt_pages, 1):.2%}")
+    print(f"{result['pages_per_s']:,.0f} pages per second")
+    if args.json:
+        print_json(result)
+    return 0
+
+
+def _pages(text: str) -> int | None:
+    """A size, or None for as many as it takes."""
+    return None if text == "inf" else positive(text)
