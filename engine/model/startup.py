@@ -30,6 +30,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     max_model_len = model_length(read_config(path), config.max_model_len)
     choice = _choose(config)
     native = choice.backend.name == "cpu"
+    if not mx.metal.is_available():
+        mx.disable_compile()  # on a CPU it would run a C++ compiler in the middle of serving
     loaded = load_model(path, weights=config.weights)
     layout = discover_layout(loaded.model, loaded.architecture)
     num_pages = _num_pages(config, layout.layers, max_model_len)
