@@ -31,22 +31,27 @@ void report_divergence(Fiber& lane, const Fiber& other) {
 
 }  // namespace
 
-// Lets the waiting lanes go on if all live lanes wait at the same operation, or, with allow_subset, those
-// that wait at the first lane's operation. Returns whether anyone was let go.
+// Lets the waiting lanes go on when all live lanes wait (or some, with allow_subset). They must wait at the
+// same operation; unless strict, those at the earliest one of the source go: the others may meet them there.
+// Returns whether any went.
 bool release_simdgroup(uint32_t index, bool allow_subset) {
   Simdgroup& simdgroup = machine.simdgroups[index];
   if (simdgroup.num_waiting == 0) return false;
   if (simdgroup.num_waiting != simdgroup.num_live && !allow_subset) return false;
   const uint32_t num_lanes = std::min(kLanes, machine.num_threads - index * kLanes);
   Fiber* lanes = &machine.fibers[index * kLanes];
+  const bool is_strict = machine.launch->strict;
   const Fiber* first = nullptr;
+  for (uint32_t i = 0; i < num_lanes; ++i) {
+    if (lanes[i].state != State::kAtSimdgroup) continue;
+    if (!first || (!is_strict && lanes[i].line < first->line)) first = &lanes[i];
+  }
   uint32_t together = 0;
   for (uint32_t i = 0; i < num_lanes; ++i) {
     if (lanes[i].state != State::kAtSimdgroup) continue;
-    if (!first) first = &lanes[i];
     if (same_operation(lanes[i], *first)) {
       together |= 1u << i;
-    } else if (machine.launch->strict && !allow_subset) {
+    } else if (is_strict) {
       report_divergence(lanes[i], *first);
       return false;
     }
@@ -56,11 +61,15 @@ bool release_simdgroup(uint32_t index, bool allow_subset) {
     if (first->flags & kMemDevice) simdgroup.device_epoch++;
   }
   flush_traffic(index);
-  simdgroup.active[simdgroup.parity & 1] = together;
-  simdgroup.parity++;
+  const uint32_t ring_size = machine.launch->strict ? 2 : kLanes + 1;
+  const uint32_t index_in_ring = simdgroup.num_exchanges++ % ring_size;
+  Exchange& exchange = simdgroup.exchanges[index_in_ring];
+  exchange.active = together;
+  memcpy(exchange.values, simdgroup.brought, sizeof exchange.values);
   for (uint32_t i = 0; i < num_lanes; ++i) {
     if (!(together >> i & 1)) continue;
     simdgroup.num_waiting--;
+    lanes[i].exchange = index_in_ring;
     make_ready(lanes[i]);
   }
   return true;
@@ -132,8 +141,7 @@ MslGather meet(const void* value, uint32_t size, const char* operation, int line
   Fiber* fiber = machine.current;
   Simdgroup& simdgroup = machine.simdgroups[fiber->simdgroup];
   machine.launch->num_gathers++;
-  const uint32_t parity = simdgroup.parity & 1;
-  memcpy(simdgroup.exchange[parity] + kMslGatherStride * fiber->lane, value, size);
+  memcpy(simdgroup.brought + kMslGatherStride * fiber->lane, value, size);
   fiber->operation = operation;
   fiber->line = line;
   fiber->flags = flags;
@@ -143,7 +151,8 @@ MslGather meet(const void* value, uint32_t size, const char* operation, int line
   if (machine.is_aborted) leave();
   to_scheduler();
   if (machine.is_aborted) leave();
-  return {simdgroup.exchange[parity], simdgroup.active[parity], fiber->lane};
+  const Exchange& exchange = simdgroup.exchanges[fiber->exchange];
+  return {exchange.values, exchange.active, fiber->lane};
 }
 
 void wait_at_barrier(uint32_t flags, int line) {

@@ -2,7 +2,8 @@
 //
 // Lanes of a simdgroup run one after the other here but in lock-step on a GPU. So the k-th time that a lane
 // executes an instruction since the simdgroup last met is taken to be one execution together with the k-th
-// time of every other lane. Kernels whose lanes diverge between two meetings are counted approximately.
+// time of every other lane. Kernels whose lanes diverge between two meetings are counted approximately, and
+// what goes beyond kMaxOpen executions between two meetings as if each lane were alone: never too low.
 #include <algorithm>
 #include <unordered_map>
 
@@ -10,6 +11,8 @@
 
 namespace msl {
 namespace {
+
+constexpr uint32_t kMaxOpen = 1 << 14;
 
 struct Execution {  // of an instruction by a simdgroup
   uint32_t num_lanes;
@@ -99,6 +102,11 @@ void record_traffic(Region& region, uint64_t offset, uint64_t size, bool is_writ
   OpenSite& site = open.by_site[index];
   if (site.executions.empty()) open.touched.push_back(index);
   const uint32_t time = site.times[fiber.lane]++;
+  if (time >= kMaxOpen) {
+    Execution alone = {1, {offset}, {static_cast<uint32_t>(size)}};
+    add(sites[index], alone);
+    return;
+  }
   if (time == site.executions.size()) site.executions.push_back({});
   Execution& execution = site.executions[time];
   execution.offset[execution.num_lanes] = offset;
