@@ -1,0 +1,110 @@
+"""Device memory that the Metal kernels move, counted by the emulator, against what they must."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from attention_cases import Case
+from metal_backend import needs_compiler
+from metal_cases import run_watched, shape, visible_rows
+from metal_emulator import Count, Result
+from octavo.kernels import page_format
+from octavo.kernels.metadata import AttentionMetadata
+
+pytestmark = [needs_compiler, pytest.mark.timeout(300)]
+PAGES = ("k_codes", "k_scales", "v_codes", "v_scales")
+
+
+def pages_read(result: Result, *names: str) -> Count:
+    traffic = result.traffic
+    return traffic.read(*(name for name in names or PAGES if name in traffic.reads))
+
+
+def minimum_bytes(case: Case, formats: tuple[str, str]) -> int:
+    """Each row that a decode row sees, once per KV head: codes and scales of K and V."""
+    total = 0
+    for old, _ in case.sequences:
+        position = np.array([old], np.int32)
+        pages = -(-(old + 1) // case.page_size)
+        alone = AttentionMetadata(
+            positions=position,
+            slots=position,
+            q_start=np.array([0, 1], np.int32),
+            kv_len=position + 1,
+            page_table=np.arange(pages, dtype=np.int32)[None],
+            page_size=case.page_size,
+        )
+        rows = int(visible_rows(alone, case.layer, pages).sum())
+        k, v = (page_format(name) for name in formats)
+        total += rows * (k.row_bytes(case.layer.head_dim) + v.row_bytes(case.layer.value_dim))
+    return total
+
+
+def last_decode(case: Case, formats: tuple[str, str]) -> list[Result]:
+    """The decode launches of the case: rows that are split, and rows that are not."""
+    _, emulator = run_watched(case, formats, mx.float16)
+    return emulator.ran("decode")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "page_size", "formats", "options"),
+    [
+        (128, 4, 32, ("fp4", "fp4"), {}),
+        (64, 16, 16, ("fp4", "fp4"), {}),
+        (128, 2, 16, ("bf16", "bf16"), {}),
+        (80, 3, 64, ("fp4", "fp16"), {}),
+        (64, 2, 16, ("fp4", "fp4"), {"window": 300, "keep": 5}),
+    ],
+)
+def test_decode_reads_each_visible_row_once_for_all_its_query_heads(
+    head_dim: int, group: int, page_size: int, formats: tuple[str, str], options: dict[str, int]
+) -> None:
+    case = shape(
+        "", head_dim, group, page_size, kv_heads=1, sequences=((400, 1), (545, 1), (37, 1)), **options
+    )
+    launches = last_decode(case, formats)
+    minimum = minimum_bytes(case, formats)
+    assert sum(pages_read(launch).bytes for launch in launches) == minimum
+    everything = sum(launch.traffic.bytes_read for launch in launches)
+    queries = sum(launch.traffic.read("queries").bytes for launch in launches)
+    assert (everything - queries) / minimum < 1.05
+    assert launches[0].stats.threadgroup_bytes <= 32768
+
+
+@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize("formats", [("fp4", "fp4"), ("fp16", "bf16")])
+def test_loads_of_codes_are_coalesced(formats: tuple[str, str], page_size: int) -> None:
+    """Every load instruction of full tiles touches no more 128-byte lines than its bytes fill."""
+    case = shape("", 128, 2, page_size, kv_heads=2, sequences=((319, 1), (95, 1)))
+    for launch in last_decode(case, formats):
+        assert pages_read(launch, "k_codes").line_ratio == 1.0
+        assert pages_read(launch, "v_codes").line_ratio == 1.0
+
+
+def test_a_window_is_not_read_from_the_start() -> None:
+    """A chunk and a decode row deep in a sequence, behind a window of 24: two tiles, not ten."""
+    case = shape("", 64, 2, 16, kv_heads=1, window=24, sequences=((320, 1), (320, 5)))
+    _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+    row = 2 * page_format("fp4").row_bytes(64)
+    assert pages_read(emulator.ran("decode")[-1]).bytes == 24 * row
+    assert pages_read(emulator.ran("chunk")[-1]).bytes == (24 + 4) * row
+
+
+def test_a_chunk_reads_keys_once_per_tile_of_queries() -> None:
+    """32 rows are 8 tokens of 4 query heads: 24 tokens over 96 earlier ones read 3 times."""
+    case = shape("", 64, 4, 16, kv_heads=2, sequences=((96, 24),))
+    _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+    rows = sum(96 + 8 * tile for tile in (1, 2, 3))
+    chunk = emulator.ran("chunk")[-1]
+    assert pages_read(chunk).bytes == rows * 2 * 2 * page_format("fp4").row_bytes(64)
+    assert pages_read(chunk, "k_codes", "v_codes").line_ratio == 1.0
+
+
+def test_a_write_moves_each_row_once() -> None:
+    case = shape("", 128, 2, 16, kv_heads=2, sequences=((0, 33),))
+    _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+    for launch in emulator.ran("quantize"):
+        assert launch.traffic.read("rows").bytes == 33 * 2 * 128 * 2
+        assert launch.traffic.written("codes", "scales").bytes == 33 * 2 * page_format("fp4").row_bytes(128)
