@@ -27,7 +27,7 @@ TEMPLATES: list[list[tuple[str, Any]]] = [
 
 def mlx_text(kernel: KernelSource, inputs: list[mx.array], **arguments: Any) -> str:
     """What MLX hands to Metal's compiler, without its utilities."""
-    made = mx.fast.metal_kernel(
+    made: Any = mx.fast.metal_kernel(
         name=kernel.name,
         input_names=list(kernel.input_names),
         output_names=list(kernel.output_names),
@@ -38,7 +38,8 @@ def mlx_text(kernel: KernelSource, inputs: list[mx.array], **arguments: Any) -> 
 
     def call(*values: mx.array) -> mx.array:
         size = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
-        return made(inputs=list(values), verbose=True, **size, **arguments)[0]
+        outputs: list[mx.array] = made(inputs=list(values), verbose=True, **size, **arguments)
+        return outputs[0]
 
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as printed:
         sys.stdout.flush()
