@@ -40,7 +40,7 @@ void on_timer(int signal_number, siginfo_t*, void*) {
 uint64_t float_mode() { return _mm_getcsr(); }
 void set_float_mode(uint64_t mode) { _mm_setcsr(static_cast<uint32_t>(mode)); }
 constexpr uint64_t kFlushDenormals = 0x8040;  // flush to zero, denormals are zero
-#else  // aarch64; never yet run
+#else                                         // aarch64; never yet run
 uint64_t float_mode() {
   uint64_t mode;
   asm volatile("mrs %0, fpcr" : "=r"(mode));
