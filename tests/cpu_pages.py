@@ -31,10 +31,10 @@ def write_step(slots: NDArray[np.int32], page_size: int) -> AttentionMetadata:
 
 
 def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
-    """[count, heads, dim]: Gaussian, outliers, ties of the fp4 grid, denormal, huge, tiny and zero rows."""
+    """[count, heads, dim]: Gaussian, outliers, ties of codes and of scales, denormal, huge, tiny and zero rows."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, heads, dim)).astype(np.float32)
-    kind = np.arange(count) % 9
+    kind = np.arange(count) % 10
     rows[kind == 1, :, dim // 3] *= 40
     grid = np.array([0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.0, -0.25, -5], np.float32)
     rows[kind == 2] = rng.choice(grid, (int((kind == 2).sum()), heads, dim))
@@ -44,6 +44,8 @@ def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
     rows[kind == 6] = 0
     rows[kind == 7] *= np.float32(2e5)
     rows[kind == 8, :, 1:] = -0.0
+    rows[kind == 9] = 0
+    rows[kind == 9, :, 2] = 12 * 2.0**-24  # exact with scale 2 and with 3: the first candidate wins
     return rows
 
 
