@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.reference import ReferenceBackend
+from octavo.kernels.selftest import first_failure
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]
 
@@ -33,12 +34,12 @@ def choose_backend(name: str, threads: int | None = None) -> Choice:
         raise ValueError(f"threads must be at least 1, got {threads}; leave it out to use every core")
     if name == "reference":
         return Choice(ReferenceBackend(), "plain MLX operations, as asked for: slow, always right")
-    if name == "metal":
-        raise ValueError(f"backend 'metal' cannot run: {_why_no_metal()}; use --backend auto")
-    if name == "auto" and mx.metal.is_available():
-        return Choice(
-            ReferenceBackend(), f"plain MLX operations on the Metal device (slow): {_why_no_metal()}"
+    if name == "metal" and not mx.metal.is_available():
+        raise ValueError(
+            "backend 'metal' cannot run: MLX finds no Metal device on this machine; use --backend auto"
         )
+    if name == "metal" or (name == "auto" and mx.metal.is_available()):
+        return _choose_metal(asked_for=name == "metal")
     native, problem = _load_native(threads)
     if native is not None:
         return native
@@ -50,10 +51,21 @@ def choose_backend(name: str, threads: int | None = None) -> Choice:
     return Choice(ReferenceBackend(), f"plain MLX operations (the slow path): {problem}")
 
 
-def _why_no_metal() -> str:
-    if mx.metal.is_available():
-        return "this version has no Metal kernels"
-    return "MLX finds no Metal device on this machine"
+def _choose_metal(*, asked_for: bool) -> Choice:
+    """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
+    from octavo.kernels.metal.pool import MetalBackend
+
+    backend = MetalBackend()
+    if asked_for:
+        return Choice(backend, "Metal kernels, as asked for: `octavo doctor --backend metal` checks them")
+    failure = first_failure(backend)
+    if failure is None:
+        return Choice(backend, "Metal kernels, right on a short self-test on this device")
+    return Choice(
+        ReferenceBackend(),
+        f"plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "
+        f"({failure.name}); `octavo doctor --backend metal` shows all of it",
+    )
 
 
 def _load_native(threads: int | None) -> tuple[Choice | None, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -56,9 +58,31 @@ def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
     results = []
     for name in FORMAT_NAMES:
         for variant in _VARIANTS:
-            results.extend(_check(backend, name, variant))
-        results.append(_check_nonfinite(backend, name))
+            results += _attempt(f"{name}, {variant.name}", partial(_check, backend, name, variant))
+        results += _attempt(f"{name}, long", partial(_check_long, backend, name))
+        results += _attempt(f"NaN is reported, {name}", partial(_check_nonfinite, backend, name))
     return results
+
+
+def first_failure(backend: AttentionBackend) -> SelfTestResult | None:
+    """The first failed check of a few that reach every kernel: for a backend about to be used."""
+    for name, check in (
+        ("fp4", partial(_check, backend, "fp4", _VARIANTS[-1])),
+        ("bf16, long", partial(_check_long, backend, "bf16")),
+    ):
+        for result in _attempt(name, check):
+            if not result.ok:
+                return result
+    return None
+
+
+def _attempt(name: str, check: Callable[[], list[SelfTestResult]]) -> list[SelfTestResult]:
+    """The check's results; a kernel that does not compile or launch has failed it."""
+    try:
+        return check()
+    except RuntimeError as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return [SelfTestResult(f"{name}: {why}", float("inf"), ok=False)]
 
 
 def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> list[SelfTestResult]:
@@ -99,7 +123,37 @@ def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> li
     ]
 
 
-def _check_nonfinite(backend: AttentionBackend, format_name: str) -> SelfTestResult:
+def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
+    """One row over enough earlier ones that backends may divide them among threads."""
+    rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
+    layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
+    pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
+    truth = TruthPool(pool.spec).layers[0]
+    table, at = rng.permutation(40).astype(np.int32), np.arange(length, dtype=np.int32)
+    out, want = mx.zeros(0), np.zeros(0)
+    for first, end in ((0, length - 1), (length - 1, length)):
+        slots = table[at[first:end] // _PAGE_SIZE] * _PAGE_SIZE + at[first:end] % _PAGE_SIZE
+        metadata = AttentionMetadata(
+            positions=at[first:end],
+            slots=slots,
+            q_start=np.array([0, end - first], np.int32),
+            kv_len=np.array([end], np.int32),
+            page_table=table[None],
+            page_size=_PAGE_SIZE,
+        )
+        keys, values = (rng.standard_normal((end - first, 1, 64)).astype(np.float32) for _ in range(2))
+        pool.begin_step(metadata)
+        pool.write(0, mx.array(keys), mx.array(values))
+        truth.write(metadata, keys, values)
+        if end == length:
+            queries = rng.standard_normal((1, 2, 64)).astype(np.float32)
+            out = pool.attend(0, mx.array(queries), scale=0.125)
+            want = truth.attend(metadata, queries, scale=0.125)
+        mx.eval(out, *pool.pending())
+    return [_result(f"attend, {format_name}, {length} positions", _relative_error(np.array(out), want))]
+
+
+def _check_nonfinite(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
     """A row with NaN must be reported, stored as zeros, and spoil nothing else."""
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer))
@@ -113,7 +167,7 @@ def _check_nonfinite(backend: AttentionBackend, format_name: str) -> SelfTestRes
     mx.eval(out, *pool.pending())
     finite = bool(np.isfinite(np.array(out)).all())
     ok = finite and pool.nonfinite_tokens() == [3]
-    return SelfTestResult(f"NaN is reported, {format_name}", 0.0 if ok else float("inf"), ok)
+    return [SelfTestResult(f"NaN is reported, {format_name}", 0.0 if ok else float("inf"), ok)]
 
 
 def _stored_error(
@@ -141,9 +195,13 @@ def _result(name: str, error: float) -> SelfTestResult:
     return SelfTestResult(name, error, error < TOLERANCE)
 
 
-def _pool_spec(format_name: str, layer: LayerSpec) -> PoolSpec:
+def _pool_spec(format_name: str, layer: LayerSpec, num_pages: int = 16) -> PoolSpec:
     return PoolSpec(
-        layers=(layer,), num_pages=16, page_size=_PAGE_SIZE, k_format=format_name, v_format=format_name
+        layers=(layer,),
+        num_pages=num_pages,
+        page_size=_PAGE_SIZE,
+        k_format=format_name,
+        v_format=format_name,
     )
 
 
