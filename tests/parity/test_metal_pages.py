@@ -5,63 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from format_rows import tricky_rows
 from metal_backend import Emulator, needs_compiler
+from metal_checks import bits, check_bytes, make_pool, one_sequence
 from octavo.kernels import page_format
-from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.metal.pool import MetalPool
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 FORMATS = ("bf16", "fp16", "fp4")
-
-
-def bits(array: mx.array) -> NDArray[np.unsignedinteger]:
-    return np.array(array.view({2: mx.uint16, 4: mx.uint32}[array.dtype.size]))
-
-
-def make_pool(emulator: Emulator, name: str, head_dim: int, *, tokens: int, heads: int = 1) -> MetalPool:
-    layer = LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=head_dim)
-    spec = PoolSpec(
-        layers=(layer,), num_pages=-(-tokens // 16) + 1, page_size=16, k_format=name, v_format=name
-    )
-    return emulator.backend().create_pool(spec)
-
-
-def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
-    count = len(slots)
-    return AttentionMetadata(
-        positions=np.arange(count, dtype=np.int32),
-        slots=slots,
-        q_start=np.array([0, count], np.int32),
-        kv_len=np.array([count], np.int32),
-        page_table=np.arange(pages, dtype=np.int32)[None],
-        page_size=16,
-    )
-
-
-def check_bytes(name: str, head_dim: int, emulator: Emulator, *, subnormals: bool = True) -> None:
-    fmt = page_format(name)
-    rows = np.concatenate(
-        [r for kind, r in tricky_rows(head_dim).items() if subnormals or kind != "subnormal"]
-    )
-    rows = rows[np.random.default_rng(0).permutation(len(rows))]
-    pool = make_pool(emulator, name, head_dim, tokens=len(rows))
-    slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
-    pool.begin_step(one_sequence(slots, pool.spec.num_pages))
-    pool.write(0, mx.array(rows[:, None]), mx.array(rows[::-1, None].copy()))
-    mx.eval(pool.pending())
-    for part, written in enumerate((rows, rows[::-1])):
-        codes, scales, storable = fmt.store(written)
-        stored = pool._parts[0][part]
-        np.testing.assert_array_equal(bits(stored[0])[slots], codes)
-        if scales.shape[-1]:
-            np.testing.assert_array_equal(bits(stored[1])[slots], scales.view(np.uint16))
-        assert part or pool.nonfinite_tokens() == sorted(
-            set(np.flatnonzero(~storable)) | {len(rows) - 1 - int(t) for t in np.flatnonzero(~storable)}
-        )
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from attention_cases import Case
 from metal_backend import needs_compiler
-from metal_cases import run_watched, shape, visible_rows
-from metal_emulator import Count, Result
+from metal_cases import run_watched, shape
+from metal_checks import minimum_bytes, pages_read
+from metal_emulator import Result
 from octavo.kernels import page_format
-from octavo.kernels.metadata import AttentionMetadata
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
-PAGES = ("k_codes", "k_scales", "v_codes", "v_scales")
-
-
-def pages_read(result: Result, *names: str) -> Count:
-    traffic = result.traffic
-    return traffic.read(*(name for name in names or PAGES if name in traffic.reads))
-
-
-def minimum_bytes(case: Case, formats: tuple[str, str]) -> int:
-    """Each row that a decode row sees, once per KV head: codes and scales of K and V."""
-    total = 0
-    for old, _ in case.sequences:
-        position = np.array([old], np.int32)
-        pages = -(-(old + 1) // case.page_size)
-        alone = AttentionMetadata(
-            positions=position,
-            slots=position,
-            q_start=np.array([0, 1], np.int32),
-            kv_len=position + 1,
-            page_table=np.arange(pages, dtype=np.int32)[None],
-            page_size=case.page_size,
-        )
-        rows = int(visible_rows(alone, case.layer, pages).sum())
-        k, v = (page_format(name) for name in formats)
-        total += rows * (k.row_bytes(case.layer.head_dim) + v.row_bytes(case.layer.value_dim))
-    return total
 
 
 def last_decode(case: Case, formats: tuple[str, str]) -> list[Result]:

@@ -1,0 +1,117 @@
+"""Would the emulator's tests notice a bug in a Metal kernel? Plant each of in_metal.py, and count.
+
+``python tests/mutants/metal.py [WORD]`` (with WORD: bugs that have it in the name). Nothing on disk
+changes: a bug is planted in the text that the launcher reads. Prints a table, then caught/total;
+exits 1 if a bug is missed, or if the checks fail without one. About two minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+
+import mlx.core as mx  # noqa: E402
+from in_metal import MUTANTS  # noqa: E402
+from mutant import Mutant  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from metal_backend import Emulator  # noqa: E402
+from metal_cases import EVERYTHING, LONG, TOLERANCES, run_watched, shape  # noqa: E402
+from metal_checks import check_bytes, minimum_bytes, pages_read  # noqa: E402
+from metal_emulator import MetalEmulatorError  # noqa: E402
+from octavo.kernels.metal import units  # noqa: E402
+
+PLAIN = shape("", 80, 3, 16)
+
+
+def attend(case: object = EVERYTHING, formats: tuple[str, str] = ("fp4", "fp4")) -> None:
+    outcome, _ = run_watched(case, formats, mx.float16)  # type: ignore[arg-type]
+    assert outcome.error < TOLERANCES[mx.float16], f"error {outcome.error:.2g}"
+
+
+def split() -> None:
+    outcome, emulator = run_watched(LONG, ("fp4", "fp4"), mx.float16)
+    assert outcome.error < TOLERANCES[mx.float16], f"error {outcome.error:.2g}"
+    moved = sum(pages_read(launch).bytes for launch in emulator.ran("decode"))
+    minimum = minimum_bytes(LONG, ("fp4", "fp4"))
+    assert moved == minimum, f"{moved} bytes read, {minimum} needed"
+
+
+def write() -> None:
+    for name, dim in (("fp4", 64), ("fp4", 80), ("bf16", 64), ("fp16", 64)):
+        check_bytes(name, dim, Emulator(ftz=False, extra_flags=("-ffp-contract=fast",)))
+
+
+def everything() -> None:
+    attend()
+
+
+def plain() -> None:
+    attend(PLAIN, ("bf16", "fp4"))
+
+
+CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
+    "decode": (everything, split, plain),
+    "reduce": (split,),
+    "attention": (everything, split),
+    "chunk": (everything, plain),
+    "rows": (write,),
+    "quantize": (write,),
+    "format_fp4": (everything, write),
+    "format_half": (write, plain),
+}
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """The launcher reads ``mutant.file`` with the bug in it."""
+    read = units.read_source
+    helpers, body = read(mutant.file)
+    count = helpers.count(mutant.old) + body.count(mutant.old)
+    if count != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.file} has {count} times {mutant.old!r}")
+    spoilt = helpers.replace(mutant.old, mutant.new), body.replace(mutant.old, mutant.new)
+    units.read_source = lambda name: spoilt if name == mutant.file else read(name)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        units.read_source = read
+
+
+def caught_by(checks: tuple[Callable[[], None], ...]) -> str | None:
+    """What the first check that fails says, in one line; None if all pass."""
+    for check in checks:
+        try:
+            check()
+        except (MetalEmulatorError, AssertionError) as error:
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            return f"{check.__name__}: {lines[0].strip()[:110]}"
+    return None
+
+
+def main() -> int:
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    mutants = [mutant for mutant in MUTANTS if word in mutant.name]
+    for check in dict.fromkeys(check for checks in CHECKS.values() for check in checks):
+        if (problem := caught_by((check,))) is not None:
+            print(f"the checks fail without any bug: {problem}")
+            return 1
+    missed = 0
+    for mutant in tqdm(mutants, unit="bug", disable=None):
+        began = time.monotonic()
+        with planted(mutant):
+            problem = caught_by(CHECKS[mutant.file])
+        missed += problem is None
+        tqdm.write(f"{mutant.name:46} {time.monotonic() - began:5.1f} s  {problem or 'MISSED'}")
+    print(f"{len(mutants) - missed}/{len(mutants)} bugs caught")
+    return 1 if missed or not mutants else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
