@@ -20,6 +20,7 @@ class SamplingParams:
     """Names, ranges and meanings are those of vLLM and the OpenAI API.
 
     max_tokens           tokens to generate at most (None: up to the model's length)
+    min_tokens           tokens to generate before anything but max_tokens may end the output
     temperature          0 is greedy
     top_k                keep the k likeliest tokens (0: all)
     top_p                keep the smallest set whose probability reaches p (1: all)
@@ -38,6 +39,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -57,6 +59,11 @@ class SamplingParams:
         """Raise InvalidRequest naming the first value that is out of its range."""
         if self.max_tokens is not None:
             _within("max_tokens", self.max_tokens, 1, math.inf)
+        _within("min_tokens", self.min_tokens, 0, math.inf)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
         _within("temperature", self.temperature, 0, 100)
         _within("top_k", self.top_k, 0, math.inf)
         if not 0 < self.top_p <= 1:

@@ -55,7 +55,11 @@ class Request:
                 Sequence(f"{request_id}/{index}", list(prompt_ids), max_tokens, salt=salt),
                 # Each sample has a seed of its own, or all n would say the same.
                 SampleState(
-                    params, seed=(seed + index) % 2**64, prompt_ids=prompt_ids, vocab_size=vocab_size
+                    params,
+                    seed=(seed + index) % 2**64,
+                    prompt_ids=prompt_ids,
+                    vocab_size=vocab_size,
+                    end_ids=self.end_ids,
                 ),
                 tokenizer,
             )
@@ -122,7 +126,9 @@ class Sample:
             text = self._stops.flush()
             reason, match = FinishReason.STOP, token
         else:
-            text = self._stops.add(self._detokenizer.add(token))
+            text = self._detokenizer.add(token)
+            if self.num_tokens > self.request.params.min_tokens:
+                text = self._stops.add(text)
             if (match := self._stops.match) is not None:
                 reason = FinishReason.STOP
             elif self.num_tokens >= self.request.max_tokens:

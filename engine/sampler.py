@@ -11,7 +11,7 @@ on the batch, on preemption or on how many draws others made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,18 @@ class SampleState:
     """
 
     def __init__(
-        self, params: SamplingParams, *, seed: int, prompt_ids: Sequence[int], vocab_size: int
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        end_ids: Collection[int] = (),
     ) -> None:
-        """Raises InvalidRequest if the logit bias names a token outside the vocabulary."""
+        """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens.
+
+        Raises InvalidRequest if the logit bias names a token outside the vocabulary.
+        """
         outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
         if outside:
             raise InvalidRequest(
@@ -57,6 +66,8 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.greedy = params.temperature < GREEDY_BELOW
+        held = [token for token in end_ids if 0 <= token < vocab_size] if params.min_tokens else []
+        self._held_ids = np.array(sorted(held), np.intp)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -70,9 +81,15 @@ class SampleState:
             self.greedy
             and self.params.logprobs is None
             and not len(self._bias)
+            and not self._holds
             and self._seen is None
             and self._output is None
         )
+
+    @property
+    def _holds(self) -> bool:
+        """Whether the next token must not be an end token."""
+        return self.num_generated < self.params.min_tokens and len(self._held_ids) > 0
 
     def record(self, token: int) -> None:
         """The sample's next token is ``token``."""
@@ -82,8 +99,8 @@ class SampleState:
                 counts.add(token)
 
     def adjust(self, logits: Floats) -> Floats:
-        """Logits [V] after bias and penalties; the input itself when there are none."""
-        if not len(self._bias) and self._seen is None and self._output is None:
+        """Logits [V] after bias, penalties and min_tokens; the input itself when there are none."""
+        if not len(self._bias) and not self._holds and self._seen is None and self._output is None:
             return logits
         logits = logits.copy()
         logits[self._bias_ids] += self._bias
@@ -95,6 +112,8 @@ class SampleState:
             ids, counts = self._output.ids, self._output.counts
             logits[ids] -= np.float32(self.params.frequency_penalty) * counts
             logits[ids] -= np.float32(self.params.presence_penalty)
+        if self._holds:
+            logits[self._held_ids] = -np.inf
         return logits
 
     def uniform(self) -> float:

@@ -183,4 +183,4 @@ class ServerProbes:
             return reason
         if self.server is None:
             return "the model is being loaded"
-        return "the server is draining" if self.server.servicer.draining else None
+        return "the server is draining" if self.server.intake.draining else None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from octavo.engine.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from octavo.engine.outputs import Delta, FinishReason
 from octavo.engine.server import messages
-from octavo.engine.server.interface import Engine
+from octavo.engine.server.intake import Intake
 from octavo.engine.server.status import Context, errors_as_status, status_of
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
@@ -23,18 +21,12 @@ BatchItem = pb.GenerateResponse | Exception | None
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
-    """Serves requests until ``draining`` is set; then refuses new ones."""
+    """Speaks octavo.v1 for the engine behind ``intake``."""
 
-    def __init__(self, engine: Engine, *, batch_concurrency: int = BATCH_CONCURRENCY) -> None:
-        self.draining = False
-        self._engine = engine
+    def __init__(self, intake: Intake, *, batch_concurrency: int = BATCH_CONCURRENCY) -> None:
+        self._intake = intake
+        self._engine = intake.engine
         self._batch_concurrency = batch_concurrency
-        self._active: set[str] = set()  # ids of requests being served here
-        self._ready_since = time.monotonic()
-
-    @property
-    def num_active(self) -> int:
-        return len(self._active)
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
@@ -92,28 +84,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def _serve(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Responses of one request; closing it frees the request's pages."""
-        if self.draining:
-            raise EngineStopping("the server is draining and takes no new requests; send it to another one")
-        request_id = messages.request_id_of(request, uuid.uuid4().hex)
-        if request_id in self._active:
-            raise InvalidRequest(
-                f"request_id {request_id!r} is being served already; choose another, or leave it out"
-            )
         answer = _Answer(collect=messages.is_final_only(request))
-        deltas = self._engine.generate(
+        deltas = self._intake.generate(
             messages.prompt_of(request),
             messages.params_of(request.sampling),
-            request_id=request_id,
+            request_id=request.request_id,
             salt=request.cache_salt.encode(),
         )
-        self._active.add(request_id)
-        try:
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    if (response := answer.add(delta)) is not None:
-                        yield response
-        finally:
-            self._active.discard(request_id)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if (response := answer.add(delta)) is not None:
+                    yield response
 
     @errors_as_status
     async def Tokenize(self, request: pb.TokenizeRequest, _context: Context) -> pb.TokenizeResponse:
@@ -140,10 +121,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, _context: Context) -> pb.AbortResponse:
-        found = [request_id for request_id in request.request_ids if request_id in self._active]
-        for request_id in found:
-            await self._engine.abort(request_id)
-        return pb.AbortResponse(request_ids=found)
+        return pb.AbortResponse(request_ids=await self._intake.abort(list(request.request_ids)))
 
     @errors_as_status
     async def GetModelInfo(
@@ -156,7 +134,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self, _request: pb.GetServerInfoRequest, _context: Context
     ) -> pb.GetServerInfoResponse:
         gauges = self._engine.gauges()
-        return messages.server_info_message(gauges, ready_since=self._ready_since, draining=self.draining)
+        intake = self._intake
+        return messages.server_info_message(gauges, ready_since=intake.ready_since, draining=intake.draining)
 
 
 class _Answer:

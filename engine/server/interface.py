@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from octavo.engine.config import EngineConfig
 from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
@@ -32,6 +33,8 @@ class Tokenizer(Protocol):
 
 class Engine(Protocol):
     """A started engine; everything here is called on its event loop."""
+
+    config: EngineConfig
 
     @property
     def info(self) -> ModelInfo: ...

@@ -15,11 +15,9 @@ from octavo.engine.server.interface import Prompt, Tokenizer
 from octavo.engine.stats import Gauges
 from octavo.proto import generation_pb2 as pb
 
-MAX_REQUEST_ID = 256  # characters
-
 _SCALARS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "n", "ignore_eos", "logprobs",
+    "frequency_penalty", "seed", "n", "ignore_eos", "logprobs", "min_tokens",
 )  # fmt: skip
 _FINISH: Mapping[FinishReason, pb.FinishReason] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -79,16 +77,6 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
         known = ", ".join(pb.OutputMode.keys())
         raise InvalidRequest(f"output_mode {mode} is unknown; use one of {known}")
     return mode == pb.OUTPUT_MODE_FINAL
-
-
-def request_id_of(request: pb.GenerateRequest, default: str) -> str:
-    """The client's id, or the default when it has none."""
-    if len(request.request_id) > MAX_REQUEST_ID:
-        raise InvalidRequest(
-            f"request_id has {len(request.request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
-            "shorten it, or leave it out for one of the server's"
-        )
-    return request.request_id or default
 
 
 def response_of(delta: Delta, num_generated: int) -> pb.GenerateResponse:

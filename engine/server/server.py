@@ -9,10 +9,14 @@ import logging
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from octavo.engine.server.address import Address, port_in_use
 from octavo.engine.server.generation import GenerationServicer
+from octavo.engine.server.intake import Intake
 from octavo.engine.server.interface import Engine
+from octavo.engine.server.vllm_service import SERVICE_NAME as VLLM_SERVICE
+from octavo.engine.server.vllm_service import VllmEngineServicer
 from octavo.proto import generation_pb2, generation_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -37,10 +41,12 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class GrpcServer:
-    """Serves one started engine. ``start`` and ``stop`` are called once each."""
+    """Serves one started engine, by octavo.v1 and by vLLM's service. ``start`` and ``stop`` are
+    called once each."""
 
     def __init__(self, engine: Engine) -> None:
-        self.servicer = GenerationServicer(engine)
+        self.intake = Intake(engine)
+        self.servicer = GenerationServicer(self.intake)
         self._engine = engine
         self._server = grpc.aio.server(options=OPTIONS)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -49,9 +55,10 @@ class GrpcServer:
         generation_pb2_grpc.add_GenerationServicer_to_server(  # type: ignore[no-untyped-call]
             self.servicer, self._server
         )
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(self.intake), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         own = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
-        self.services = (own, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self.services = (own, VLLM_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(self.services, self._server)
 
     async def start(self, address: Address) -> Address:
@@ -72,14 +79,14 @@ class GrpcServer:
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Say NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout``
         seconds, end the rest with ABORT, close."""
-        self.servicer.draining = True
+        self.intake.draining = True
         if self._watch is not None:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
         await self._health.enter_graceful_shutdown()
-        if self.servicer.num_active:
-            logger.info("draining %d requests for up to %g s", self.servicer.num_active, drain_timeout)
+        if self.intake.num_active:
+            logger.info("draining %d requests for up to %g s", self.intake.num_active, drain_timeout)
         await self._engine.stop(drain_timeout=drain_timeout)
         await self._server.stop(CLOSE_GRACE_S)
 

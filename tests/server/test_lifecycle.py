@@ -25,6 +25,7 @@ from served import LOCAL, Served, collect, eventually, served
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 GENERATION = "octavo.v1.Generation"
+VLLM = "vllm.grpc.engine.VllmEngine"
 
 
 async def _health(its: Served, service: str = "") -> int:
@@ -36,7 +37,7 @@ async def _health(its: Served, service: str = "") -> int:
 
 async def test_every_service_is_healthy_and_unknown_ones_are_unknown() -> None:
     async with served() as its:
-        for service in ("", GENERATION, "grpc.health.v1.Health"):
+        for service in ("", GENERATION, VLLM, "grpc.health.v1.Health"):
             assert await _health(its, service) == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _health(its, "octavo.v1.Nothing")
@@ -60,7 +61,9 @@ async def test_reflection_describes_the_service() -> None:
         listed = await ask(Request(list_services=""))
         described = await ask(Request(file_containing_symbol=GENERATION))
     names = {service.name for service in listed.list_services_response.service}
-    assert names == {GENERATION, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {
+        GENERATION, VLLM, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
+    }  # fmt: skip
     file = descriptor_pb2.FileDescriptorProto.FromString(
         described.file_descriptor_response.file_descriptor_proto[0]
     )

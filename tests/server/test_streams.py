@@ -29,7 +29,7 @@ async def _freed_early(its: Served) -> None:
     """Every page is idle long before the 200 tokens could have been made."""
     await eventually(lambda: all_idle(its.engine), "pages idle")
     assert its.num_steps < 150, f"it ran on for {its.num_steps} steps"
-    assert its.server.servicer.num_active == 0
+    assert its.server.intake.num_active == 0
 
 
 async def test_32_concurrent_streams_say_what_each_says_alone() -> None:
@@ -160,7 +160,7 @@ async def test_generate_many_computes_only_so_many_at_once() -> None:
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, its.server.servicer.num_active)
+                most = max(most, its.server.intake.num_active)
                 await asyncio.sleep(0)
 
         watcher = asyncio.create_task(watch())
@@ -195,5 +195,5 @@ async def test_generate_many_whose_client_does_not_read_can_still_be_ended(
         await asyncio.sleep(0.1)
         call.cancel()
         await eventually(lambda: all_idle(its.engine), "pages idle")
-        await eventually(lambda: its.server.servicer.num_active == 0, "nobody is served")
+        await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
         await channel.close(None)

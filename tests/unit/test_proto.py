@@ -41,7 +41,7 @@ def test_every_number_of_the_contract_is_kept() -> None:
     assert numbers == {
         "max_tokens": 1, "temperature": 2, "top_k": 3, "top_p": 4, "min_p": 5, "repetition_penalty": 6,
         "presence_penalty": 7, "frequency_penalty": 8, "logit_bias": 9, "seed": 10, "n": 11, "stop": 12,
-        "stop_ids": 13, "ignore_eos": 14, "logprobs": 15,
+        "stop_ids": 13, "ignore_eos": 14, "logprobs": 15, "min_tokens": 16,
     }  # fmt: skip
     numbers = {field.name: field.number for field in pb.GenerateRequest.DESCRIPTOR.fields}
     assert numbers == {

@@ -58,6 +58,23 @@ def test_a_cold_temperature_is_greedy_and_a_very_cold_one_too() -> None:
         assert sample(LOGITS, [state(temperature=temperature)])[0].token == 1
 
 
+def test_end_tokens_are_not_drawn_before_min_tokens() -> None:
+    one = SampleState(
+        SamplingParams(min_tokens=2, logprobs=1), seed=0, prompt_ids=[], vocab_size=5, end_ids={1, 99}
+    )
+    for expected in (3, 3, 1):
+        [drawn] = sample(LOGITS, [one])
+        assert drawn.token == expected
+        assert drawn.logprob is not None
+        assert drawn.logprob.top[0][0] == expected, "logprobs speak of what could be drawn"
+        one.record(expected)
+    plain = SampleState(SamplingParams(min_tokens=2), seed=0, prompt_ids=[], vocab_size=5, end_ids={1})
+    assert not plain.plain_greedy
+    plain.record(3)
+    plain.record(3)
+    assert plain.plain_greedy
+
+
 def test_penalties_use_the_prompt_only_for_repetition() -> None:
     row = np.array([[2.0, 1.9, -1.0]], np.float32)
 

@@ -1,0 +1,112 @@
+"""Where the requests of every service enter the engine, so that limits, names and drain are one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from octavo.engine.errors import EngineStopping, InvalidRequest
+from octavo.engine.outputs import Delta
+from octavo.engine.params import SamplingParams
+from octavo.engine.server.interface import Engine, Prompt
+
+MAX_REQUEST_ID = 256  # characters
+
+
+class Intake:
+    """Serves requests until ``draining`` is set; then refuses new ones.
+
+    num_prompt_tokens, num_cached_tokens   of the requests served so far
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.draining = False
+        self.engine = engine
+        self.ready_since = time.monotonic()
+        self.last_request_at = 0.0  # seconds since the epoch; 0: none came yet
+        self.generated = Rate()
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._active: set[str] = set()  # ids of requests being served
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, *, request_id: str, salt: bytes = b""
+    ) -> AsyncGenerator[Delta, None]:
+        """Increments of one request; closing it frees the request's pages. An empty
+        ``request_id`` gets one of ours."""
+        self.last_request_at = time.time()
+        if self.draining:
+            raise EngineStopping("the server is draining and takes no new requests; send it to another one")
+        request_id = checked_id(request_id) or uuid.uuid4().hex
+        if request_id in self._active:
+            raise InvalidRequest(
+                f"request_id {request_id!r} is being served already; choose another, or leave it out"
+            )
+        deltas = self.engine.generate(prompt, params, request_id=request_id, salt=salt)
+        self._active.add(request_id)
+        begun = False
+        try:
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    if not begun:
+                        begun = True
+                        self.num_prompt_tokens += delta.prompt_tokens
+                        self.num_cached_tokens += delta.cached_tokens
+                    self.generated.add(len(delta.token_ids))
+                    yield delta
+        finally:
+            self._active.discard(request_id)
+
+    async def abort(self, request_ids: list[str]) -> list[str]:
+        """End requests; the ids of those that were being served."""
+        found = [request_id for request_id in request_ids if request_id in self._active]
+        for request_id in found:
+            await self.engine.abort(request_id)
+        return found
+
+
+def checked_id(request_id: str) -> str:
+    """The id itself; InvalidRequest when it is too long to be carried around."""
+    if len(request_id) > MAX_REQUEST_ID:
+        raise InvalidRequest(
+            f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
+            "shorten it, or leave it out for one of the server's"
+        )
+    return request_id
+
+
+class Rate:
+    """Events per second over the last ``window_s`` seconds, counted in tenths of a second."""
+
+    def __init__(self, window_s: float = 10.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._began = clock()
+        self._counts: deque[tuple[float, int]] = deque()  # (time, events) per tenth, oldest first
+
+    def add(self, num_events: int) -> None:
+        now = self._clock()
+        if self._counts and now - self._counts[-1][0] < 0.1:
+            began, count = self._counts[-1]
+            self._counts[-1] = (began, count + num_events)
+        else:
+            self._counts.append((now, num_events))
+            self._forget(now)
+
+    def per_second(self) -> float:
+        """The rate now; since the beginning while that is less than a window ago."""
+        now = self._clock()
+        self._forget(now)
+        span = min(self._window_s, now - self._began)
+        return sum(count for _, count in self._counts) / span if span > 0 else 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._counts and self._counts[0][0] <= now - self._window_s:
+            self._counts.popleft()
