@@ -1,0 +1,165 @@
+"""Write every Metal unit as MLX would compile it, and compile them with Apple's own compiler.
+
+``python tools/check_metal.py [FOLDER]`` (default build/metal) launches the kernels over all head dims,
+formats and options with a recorder in the GPU's place, and writes one .metal file per unit. Where
+``xcrun metal`` is (a Mac with Xcode), each is compiled; elsewhere it says so and ends well: then
+nothing was compiled. Exits 1 if a unit does not compile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))  # the emulator knows the text that MLX assembles
+
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
+
+from metal_emulator.assemble import KernelSource, assemble  # noqa: E402
+from metal_emulator.tensors import Tensor  # noqa: E402
+from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
+from octavo.kernels.metadata import AttentionMetadata  # noqa: E402
+from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
+from octavo.kernels.metal.pool import MetalBackend  # noqa: E402
+from octavo.kernels.metal.units import METAL_FORMATS  # noqa: E402
+
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+GROUPS = (1, 3, 16)
+DTYPES = (mx.float16, mx.bfloat16)
+PRELUDE = '#include "mlx/backend/metal/kernels/utils.h"\n'
+COMPILER = ("xcrun", "-sdk", "macosx", "metal")
+
+
+class Recorder:
+    """Stands in for ``mx.fast.metal_kernel``: keeps the text, returns zeros."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def __call__(
+        self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
+    ) -> Callable[..., list[mx.array]]:
+        kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header)
+
+        def launch(
+            *, inputs: Sequence[mx.array], output_shapes: Any, output_dtypes: Any, **_: Any
+        ) -> list[mx.array]:
+            assembled = assemble(kernel, [Tensor.of(array) for array in inputs], output_dtypes)
+            self.texts[assembled.kernel_name] = PRELUDE + assembled.text
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+
+        return launch
+
+
+def mixed_step() -> AttentionMetadata:
+    """A decode row, a decode row long enough to be split, and a chunk."""
+    lengths, rows = (5, 600, 40), (1, 1, 9)
+    used = [-(-length // 32) for length in lengths]
+    table = np.zeros((3, max(used)), np.int32)
+    for b, (first, count) in enumerate(zip(np.cumsum([0, *used]), used, strict=False)):
+        table[b, :count] = np.arange(first, first + count)
+    at = [np.arange(end - n, end, dtype=np.int32) for end, n in zip(lengths, rows, strict=True)]
+    slots = [table[b, p // 32] * 32 + p % 32 for b, p in enumerate(at)]
+    return AttentionMetadata(
+        positions=np.concatenate(at),
+        slots=np.concatenate(slots).astype(np.int32),
+        q_start=np.cumsum([0, *rows]).astype(np.int32),
+        kv_len=np.array(lengths, np.int32),
+        page_table=table,
+        page_size=32,
+    )
+
+
+def run_step(
+    recorder: Recorder,
+    formats: tuple[str, str],
+    layer: LayerSpec,
+    group: int,
+    dtype: mx.Dtype,
+    *,
+    options: bool,
+) -> None:
+    """Launch every kernel of one configuration; ``options``: with sinks, softcap and ALiBi."""
+    spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
+    pool = MetalBackend(KernelLibrary(recorder)).create_pool(spec)
+    metadata, heads = mixed_step(), layer.num_kv_heads * group
+    pool.begin_step(metadata)
+    rows = (metadata.num_tokens, layer.num_kv_heads)
+    pool.write(0, mx.zeros((*rows, layer.head_dim), dtype), mx.zeros((*rows, layer.value_dim), dtype))
+    pool.attend(
+        0,
+        mx.zeros((metadata.num_tokens, heads, layer.head_dim), dtype),
+        scale=0.1,
+        sinks=mx.zeros(heads) if options else None,
+        softcap=30.0 if options else None,
+        alibi_slopes=mx.zeros(heads) if options else None,
+    )
+
+
+def record_all() -> dict[str, str]:
+    """Text of every unit by kernel name."""
+    recorder = Recorder()
+    pairs = [(name, name) for name in METAL_FORMATS] + [("bf16", "fp4"), ("fp4", "fp16")]
+    dtypes = itertools.cycle(DTYPES)
+    for head_dim, group, formats in itertools.product(HEAD_DIMS, GROUPS, pairs):
+        layer, dtype = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim), next(dtypes)
+        run_step(recorder, formats, layer, group, dtype, options=False)
+    for head_dim, formats in itertools.product((64, 128), pairs):
+        layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
+        run_step(recorder, formats, layer, 4, mx.float16, options=True)
+    layer = LayerSpec(num_kv_heads=2, head_dim=192, value_dim=128)
+    run_step(recorder, ("fp4", "fp4"), layer, 4, mx.float16, options=False)
+    return recorder.texts
+
+
+def has_compiler() -> bool:
+    try:
+        return subprocess.run([*COMPILER, "--version"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def compile_unit(path: Path) -> str | None:
+    """What Apple's compiler has against a file; None if it compiles."""
+    include = Path(mx.__file__).parent / "include"
+    command = [
+        *COMPILER,
+        "-std=metal3.1",
+        "-fno-fast-math",
+        f"-I{include}",
+        "-c",
+        str(path),
+        "-o",
+        "/dev/null",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else done.stderr
+
+
+def main() -> int:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "metal"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = record_all()
+    for name, text in texts.items():
+        (folder / f"{name}.metal").write_text(text)
+    print(f"{len(texts)} units written to {folder}")
+    if not has_compiler():
+        print(f"`{' '.join(COMPILER)}` is not on this machine: nothing was compiled")
+        return 0
+    failed = 0
+    for name in texts:
+        if (said := compile_unit(folder / f"{name}.metal")) is not None:
+            failed += 1
+            print(f"{name} does not compile:\n{said}")
+    print(f"{len(texts) - failed} of {len(texts)} units compile")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
