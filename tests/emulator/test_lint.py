@@ -124,7 +124,9 @@ REFUSED = [
         "if (x[0] > 0) { threadgroup float s[4]; s[0] = 1; out[0] = s[0]; }",
         "nested scope",
     ),
-    Snippet("float to bfloat, implicit", "bfloat b = x[0]; out[0] = float(b);", "float const to bfloat"),
+    Snippet(
+        "float to bfloat, implicit", "float a = x[0]; bfloat b = a; out[0] = float(b);", "float to bfloat"
+    ),
     Snippet("half to bfloat, implicit", "half h = 1.0h; bfloat b = h; out[0] = float(b);", NOT_COMPILED),
     Snippet("float4 to half4, implicit", "float4 a = float4(1.0f); half4 h = a; out[0] = h.x;", NOT_COMPILED),
     Snippet("max of float and int", "out[0] = max(x[0], 0);", NOT_COMPILED),

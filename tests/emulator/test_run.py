@@ -129,6 +129,45 @@ def test_a_seed_repeats_a_schedule() -> None:
 
 
 @needs_compiler
+def test_schedules_differ_in_who_runs_first() -> None:
+    """Each thread takes a number: 2 threadgroups of 2 simdgroups."""
+
+    def order(schedule: str, seed: int = 0) -> list[int]:
+        result = emulate(
+            "tickets",
+            ["x"],
+            ["next", "who"],
+            "const uint ticket = atomic_fetch_add_explicit(&next[0], 1, memory_order_relaxed);"
+            "atomic_store_explicit(&who[ticket], thread_position_in_grid.x, memory_order_relaxed);",
+            inputs=[0],
+            output_shapes=[(1,), (128,)],
+            output_dtypes=[np.uint32, np.uint32],
+            init_value=0,
+            atomic_outputs=True,
+            grid=(128, 1, 1),
+            threadgroup=(64, 1, 1),
+            schedule=schedule,
+            seed=seed,
+        )
+        return [int(thread) for thread in result.outputs[1]]
+
+    assert order("inorder") == order("inorder", seed=1) == list(range(128))
+    assert order("random") != order("random", seed=1)
+    # in each threadgroup, the last simdgroup runs to its end before the first begins
+    simdgroups = [thread // 32 % 2 for thread in order("reverse")]
+    assert simdgroups == ([1] * 32 + [0] * 32) * 2
+    assert len({tuple(order("greedy", seed=seed)) for seed in range(4)}) == 4
+    assert sorted(order("mixed")) == list(range(128))
+
+
+@needs_compiler
+def test_denormals_are_zero_unless_asked_for() -> None:
+    tiny = np.full(64, 1e-39, np.float32)
+    assert run_one("out[0] = x[0] * 2;", x=tiny).outputs[0][0] == 0
+    assert run_one("out[0] = x[0] * 2;", x=tiny, ftz=False).outputs[0][0] == np.float32(2e-39)
+
+
+@needs_compiler
 def test_fast_math_shows_who_leans_on_infinities() -> None:
     body = """
       const float lowest = -INFINITY;

@@ -135,7 +135,8 @@ void run_threadgroup() {
   const uint32_t schedule = machine.launch->schedule;
   const uint32_t mode = schedule == kMixed ? kRandom + machine.random() % 3 : schedule;
   const auto rotation = static_cast<uint32_t>(machine.random());
-  uint32_t simdgroup = 0;
+  const auto count = static_cast<uint32_t>(machine.simdgroups.size());
+  uint32_t simdgroup = mode == kReverse ? count - 1 : mode == kGreedy ? rotation % count : 0;
   while (machine.num_live && !machine.is_aborted) {
     if (machine.is_out_of_time) {
       report_timeout();
