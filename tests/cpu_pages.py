@@ -31,7 +31,7 @@ def write_step(slots: NDArray[np.int32], page_size: int) -> AttentionMetadata:
 
 
 def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
-    """[count, heads, dim]: Gaussian, outliers, ties of codes and of scales, denormal, huge, tiny and zero rows."""
+    """[count, heads, dim]: Gaussian, outlier, denormal, huge, tiny, zero rows; ties of codes and scales."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, heads, dim)).astype(np.float32)
     kind = np.arange(count) % 10
