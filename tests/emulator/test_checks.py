@@ -236,6 +236,26 @@ def test_lanes_that_read_and_later_write_their_own_element_do_not_race() -> None
         assert run_one(body, threads=32, seed=seed).reports == []
 
 
+@pytest.mark.parametrize("threads", [32, 64])
+def test_a_write_may_not_follow_an_unordered_read(threads: int) -> None:
+    """In order, the last thread writes when all have read: nobody reads what it wrote."""
+    body = """
+      threadgroup float shared[1];
+      const uint i = thread_index_in_threadgroup;
+      if (i == 0) shared[0] = 5;
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      out[i] = shared[0];
+      ORDERED
+      if (i + 1 == threads_per_threadgroup.x) shared[0] = 6;
+    """
+    barrier = "simdgroup_barrier" if threads == 32 else "threadgroup_barrier"
+    ordered = body.replace("ORDERED", f"{barrier}(mem_flags::mem_threadgroup);")
+    assert run_one(ordered, threads=threads, schedule="inorder").reports == []
+    with pytest.raises(MetalRuntimeError, match="write after unordered read by thread") as raised:
+        run_one(body.replace("ORDERED", ""), threads=threads, schedule="inorder")
+    assert "after unordered write" not in str(raised.value)
+
+
 def test_both_sides_of_a_race_are_named() -> None:
     body = edited(ROW_SUM, "mem_flags::mem_threadgroup", "mem_flags::mem_none")
     result = run_row_sum(body, raise_on_report=False)

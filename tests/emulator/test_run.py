@@ -217,6 +217,7 @@ def test_nothing_is_cached_in_the_tree() -> None:
 
 def test_a_compiler_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find_compiler.cache_clear()
+    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv(COMPILER_VARIABLE, "no-such-clang --flag")
     try:
         with pytest.raises(NoMetalCompilerError, match=r"no-such-clang --flag.*apt-get install -y clang-19"):
@@ -227,6 +228,7 @@ def test_a_compiler_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find_compiler.cache_clear()
+    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv(COMPILER_VARIABLE, raising=False)
     monkeypatch.setattr("shutil.which", lambda _name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)

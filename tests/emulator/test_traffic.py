@@ -113,3 +113,19 @@ def test_a_long_loop_without_a_meeting_is_counted_too_high_rather_than_too_low()
     count = run_one(body, threads=2).traffic.read("x")
     assert count.thread_bytes == 2 * 4 * 20000
     assert 20000 <= count.lines <= 2 * 20000
+
+
+def test_a_meeting_aligns_lanes_that_skipped_a_load() -> None:
+    body = """
+      const uint lane = thread_index_in_simdgroup;
+      float sum = 0;
+      #pragma clang loop unroll(disable)
+      for (uint round = 0; round < 3; ++round) {
+        float value = 0;
+        if (round > 0 || lane % 2) value = x[round * 32 + lane];
+        sum += simd_max(value);
+      }
+      out[lane] = sum;
+    """
+    count = run_one(body, threads=32, x=np.ones(96, np.float32)).traffic.read("x")
+    assert count == Count(thread_bytes=320, bytes=320, unique_bytes=320, lines=3, min_lines=3)
