@@ -63,25 +63,18 @@ struct Fiber {
   const char* operation;  // what it waits at, and where
   int line;
   uint32_t flags;
-  uint32_t exchange;  // which of its simdgroup's it may read
   MslIds ids;
-};
-
-// What the lanes that met have told each other.
-struct Exchange {
-  uint32_t active;  // bit i: lane i was there
-  uint8_t values[kLanes * kMslGatherStride];
 };
 
 struct Simdgroup {
   uint32_t num_live, num_waiting;
-  uint32_t threadgroup_epoch, device_epoch;    // simdgroup_barrier's
-  std::vector<uint16_t> ready;                 // lanes
-  uint8_t brought[kLanes * kMslGatherStride];  // by the lanes that wait
-  // A ring: slow lanes still read the last exchange while fast ones have the next. If lanes may diverge,
-  // each lane can be the last reader of another one.
-  Exchange exchanges[kLanes + 1];
-  uint32_t num_exchanges;
+  uint32_t threadgroup_epoch, device_epoch;  // simdgroup_barrier's
+  std::vector<uint16_t> ready;               // lanes
+  // What the lanes that wait have brought, and what those that met last have got. One of the latter is
+  // enough: the next meeting is when no lane is ready any more, so all have read it.
+  uint8_t brought[kLanes * kMslGatherStride];
+  uint8_t exchanged[kLanes * kMslGatherStride];
+  uint32_t active;  // bit i: lane i was at the last meeting
 };
 
 struct ThreadgroupVariable {

@@ -61,15 +61,11 @@ bool release_simdgroup(uint32_t index, bool allow_subset) {
     if (first->flags & kMemDevice) simdgroup.device_epoch++;
   }
   flush_traffic(index);
-  const uint32_t ring_size = machine.launch->strict ? 2 : kLanes + 1;
-  const uint32_t index_in_ring = simdgroup.num_exchanges++ % ring_size;
-  Exchange& exchange = simdgroup.exchanges[index_in_ring];
-  exchange.active = together;
-  memcpy(exchange.values, simdgroup.brought, sizeof exchange.values);
+  simdgroup.active = together;
+  memcpy(simdgroup.exchanged, simdgroup.brought, sizeof simdgroup.exchanged);
   for (uint32_t i = 0; i < num_lanes; ++i) {
     if (!(together >> i & 1)) continue;
     simdgroup.num_waiting--;
-    lanes[i].exchange = index_in_ring;
     make_ready(lanes[i]);
   }
   return true;
@@ -151,8 +147,7 @@ MslGather meet(const void* value, uint32_t size, const char* operation, int line
   if (machine.is_aborted) leave();
   to_scheduler();
   if (machine.is_aborted) leave();
-  const Exchange& exchange = simdgroup.exchanges[fiber->exchange];
-  return {exchange.values, exchange.active, fiber->lane};
+  return {simdgroup.exchanged, simdgroup.active, fiber->lane};
 }
 
 void wait_at_barrier(uint32_t flags, int line) {

@@ -74,7 +74,7 @@ void start_threadgroup() {
   for (uint32_t i = 0; i < machine.simdgroups.size(); ++i) {
     Simdgroup& simdgroup = machine.simdgroups[i];
     simdgroup.num_live = std::min(kLanes, machine.num_threads - i * kLanes);
-    simdgroup.num_waiting = simdgroup.num_exchanges = 0;
+    simdgroup.num_waiting = 0;
     simdgroup.threadgroup_epoch = simdgroup.device_epoch = 0;
     simdgroup.ready.clear();
   }
