@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,6 +11,9 @@ import mlx.core as mx
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.reference import ReferenceBackend
 from octavo.kernels.selftest import first_failure
+
+IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
+"""Set to 1, Metal kernels write pages in place, where a self-test shows that the device allows it."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]
 
@@ -53,14 +57,19 @@ def choose_backend(name: str, threads: int | None = None) -> Choice:
 
 def _choose_metal(*, asked_for: bool) -> Choice:
     """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
-    from octavo.kernels.metal.pool import MetalBackend
+    from octavo.kernels.metal.backend import MetalBackend
 
     backend = MetalBackend()
-    if asked_for:
-        return Choice(backend, "Metal kernels, as asked for: `octavo doctor --backend metal` checks them")
-    failure = first_failure(backend)
+    failure = None if asked_for else first_failure(backend)
     if failure is None:
-        return Choice(backend, "Metal kernels, right on a short self-test on this device")
+        reason = (
+            "Metal kernels, as asked for: `octavo doctor --backend metal` checks them"
+            if asked_for
+            else "Metal kernels, right on a short self-test on this device"
+        )
+        if os.environ.get(IN_PLACE_VARIABLE) == "1":
+            reason += f"; {backend.try_in_place()}"
+        return Choice(backend, reason)
     return Choice(
         ReferenceBackend(),
         f"plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "

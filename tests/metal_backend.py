@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from metal_emulator import MetalKernel, Result, why_unavailable
+from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.launch import KernelLibrary
-from octavo.kernels.metal.pool import MetalBackend
 
 needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 

@@ -25,8 +25,8 @@ from metal_emulator.assemble import KernelSource, assemble  # noqa: E402
 from metal_emulator.tensors import Tensor  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.metadata import AttentionMetadata  # noqa: E402
+from octavo.kernels.metal.backend import MetalBackend  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
-from octavo.kernels.metal.pool import MetalBackend  # noqa: E402
 from octavo.kernels.metal.units import METAL_FORMATS  # noqa: E402
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)

@@ -28,10 +28,12 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """Arrays of one layer: (codes, scales) or (codes,) of K and of V."""
+    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``written`` is what the writers
+    of K and of V made, where only that orders the reads after the writes."""
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
+    written: tuple[mx.array, ...] = ()
 
     def inputs(self) -> dict[str, mx.array]:
         names = ("codes", "scales")
@@ -39,7 +41,7 @@ class StoredPages:
             f"{letter}_{name}": array
             for letter, arrays in (("k", self.keys), ("v", self.values))
             for name, array in zip(names, arrays, strict=False)
-        }
+        } | dict(zip(("k_written", "v_written"), self.written, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class PagedAttention:
             sinks=sinks is not None,
             softcap=softcap is not None,
             alibi=slopes is not None,
+            ordered=bool(pages.written),
         )
         inputs = pages.inputs() | {
             "queries": queries,

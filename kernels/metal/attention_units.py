@@ -23,7 +23,11 @@ MAX_GROUP = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
-    """What an attention kernel is compiled for. ``group``: query heads per KV head."""
+    """What an attention kernel is compiled for.
+
+    group     query heads per KV head
+    ordered   inputs k_written and v_written order it after writes that MLX does not see
+    """
 
     layer: LayerSpec
     group: int
@@ -33,6 +37,7 @@ class AttentionConfig:
     sinks: bool
     softcap: bool
     alibi: bool
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         check_dim("head_dim", self.layer.head_dim)
@@ -66,7 +71,9 @@ class AttentionConfig:
     def _suffix(self) -> str:
         layer = self.layer
         flags = "".join(
-            letter for letter, on in (("s", self.sinks), ("c", self.softcap), ("a", self.alibi)) if on
+            letter
+            for letter, on in zip("scao", (self.sinks, self.softcap, self.alibi, self.ordered), strict=True)
+            if on
         )
         return (
             f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_h{layer.num_kv_heads}"
@@ -115,6 +122,8 @@ class AttentionConfig:
             ("v_scales", self.value_scales),
             ("sinks", self.sinks),
             ("slopes", self.alibi),
+            ("k_written", self.ordered),
+            ("v_written", self.ordered),
         )
         fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes")
         return fixed + tuple(name for name, on in optional if on)

@@ -41,19 +41,13 @@ class MetalPool(ReferencePool):
         self._attention.begin_step(metadata)
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        spec = self._spec.layers[layer]
-        tokens, targets = self._step.num_tokens, self._targets(spec.num_kv_heads)
-        bad = self._unstorable
-        for part, (rows, dim) in enumerate(((keys, spec.head_dim), (values, spec.value_dim))):
+        spec, tokens = self._spec.layers[layer], self._step.num_tokens
+        for name, rows, dim in (("keys", keys, spec.head_dim), ("values", values, spec.value_dim)):
             if rows.shape != (tokens, spec.num_kv_heads, dim):
-                name = "values" if part else "keys"
                 raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
-            *encoded, storable = self._quantize(part, rows)
-            for stored, new in zip(self._parts[layer][part], encoded, strict=True):
-                stored[targets] = new.reshape(tokens, spec.num_kv_heads, -1)
-            failed = mx.logical_not(storable.reshape(tokens, -1).all(axis=-1))
-            bad = failed if bad is None else mx.logical_or(bad, failed)
-        self._unstorable = bad
+        stored = mx.logical_and(self._store(layer, 0, keys), self._store(layer, 1, values))
+        bad = mx.logical_not(stored.reshape(tokens, -1).all(axis=-1))
+        self._unstorable = bad if self._unstorable is None else mx.logical_or(self._unstorable, bad)
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def attend(
@@ -68,25 +62,41 @@ class MetalPool(ReferencePool):
     ) -> mx.array:
         """As ``KVPool.attend``; ``alibi_slopes`` [Hq] m adds ``m * (j - p)`` to the logit of the
         key at position j for the query at p."""
-        pages = StoredPages(*(tuple(part) for part in self._parts[layer]))
         return self._attention.attend(
-            layer, queries, pages, scale=scale, sinks=sinks, softcap=softcap, slopes=alibi_slopes
+            layer,
+            queries,
+            self._pages(layer),
+            scale=scale,
+            sinks=sinks,
+            softcap=softcap,
+            slopes=alibi_slopes,
         )
 
-    def _quantize(self, part: int, rows: mx.array) -> list[mx.array]:
-        """codes [R, width], (scales [R, 1]), storable [R] of rows [T, Hkv, dim], R = T * Hkv."""
-        fmt, dim = self._formats[part], rows.shape[-1]
-        flat = rows.reshape(-1, dim)
-        count = len(flat)
+    def _pages(self, layer: int) -> StoredPages:
+        keys, values = self._parts[layer]
+        return StoredPages(tuple(keys), tuple(values))
+
+    def _store(self, layer: int, part: int, rows: mx.array) -> mx.array:
+        """Put rows [T, Hkv, dim] of K (part 0) or V into their slots; which [T * Hkv] were storable."""
+        tokens, heads, dim = rows.shape
         layout = self._codecs[part].layout(dim)
-        outputs = tuple(((count, width), dtype) for width, dtype in layout)
-        threads = 32 * NUM_SIMDGROUPS
-        launch = Launch(
-            grid=(-(-count // NUM_SIMDGROUPS) * threads, 1, 1),
-            threadgroup=(threads, 1, 1),
-            outputs=(*outputs, ((count,), mx.bool_)),
-        )
-        return self._library.run(quantize_unit(fmt, dim), {"rows": flat}, launch)
+        launch = rows_launch(tokens * heads, *layout)
+        unit = quantize_unit(self._formats[part], dim)
+        *encoded, storable = self._library.run(unit, {"rows": rows.reshape(-1, dim)}, launch)
+        for stored, new in zip(self._parts[layer][part], encoded, strict=True):
+            stored[self._targets(heads)] = new.reshape(tokens, heads, -1)
+        return storable
+
+
+def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:
+    """One simdgroup per row; outputs of ``layout`` (width, dtype) for each row, then storable."""
+    threads = 32 * NUM_SIMDGROUPS
+    outputs = tuple(((count, width), dtype) for width, dtype in layout)
+    return Launch(
+        grid=(-(-count // NUM_SIMDGROUPS) * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(*outputs, ((count,), mx.bool_)),
+    )
 
 
 def _check(spec: PoolSpec) -> None:
@@ -107,21 +117,3 @@ def _check(spec: PoolSpec) -> None:
             )
     for name in (spec.k_format, spec.v_format):
         struct_name(page_format(name))
-
-
-class MetalBackend:
-    """``AttentionBackend`` on Metal; ``library`` says who compiles the kernels."""
-
-    def __init__(self, library: KernelLibrary | None = None) -> None:
-        self._library = KernelLibrary() if library is None else library
-
-    @property
-    def name(self) -> str:
-        return "metal"
-
-    @property
-    def library(self) -> KernelLibrary:
-        return self._library
-
-    def create_pool(self, spec: PoolSpec) -> MetalPool:
-        return MetalPool(spec, self._library)

@@ -15,7 +15,6 @@ from importlib import resources
 import numpy as np
 
 from octavo.kernels.formats import PageFormat
-from octavo.kernels.formats.rotation import is_power_of_two
 
 NUM_SIMDGROUPS = 4
 THREADGROUP_BYTES = 32768
@@ -84,17 +83,41 @@ def has_scales(fmt: PageFormat, dim: int) -> bool:
 
 def quantize_unit(fmt: PageFormat, dim: int) -> Unit:
     """rows [R, dim] -> codes, (scales), storable: see sources/quantize.metal."""
-    scaled = has_scales(fmt, dim)
-    macros: dict[str, int | str] = {
+    parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
+    return make_unit(
+        "quantize",
+        f"{fmt.name}_{dim}",
+        ("rows",),
+        (*parts, "storable"),
+        _row_macros(fmt, dim),
+        {"Format": fmt},
+        ("rows",),
+    )
+
+
+def write_unit(fmt: PageFormat, dim: int) -> Unit:
+    """rows, targets, codes, (scales), after -> storable: see sources/write.metal."""
+    parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
+    return make_unit(
+        "write",
+        f"{fmt.name}_{dim}",
+        ("rows", "targets", *parts, "after"),
+        ("storable",),
+        _row_macros(fmt, dim),
+        {"Format": fmt},
+        ("rows",),
+    )
+
+
+def _row_macros(fmt: PageFormat, dim: int) -> dict[str, int | str]:
+    return {
         "DIM": dim,
         "LANE_DIM": lane_dim(dim),
         "NUM_SIMDGROUPS": NUM_SIMDGROUPS,
         "ROTATE": rotates(fmt, dim),
-        "NORM_BITS": norm_bits(dim) if is_power_of_two(dim) else 0,
-        "SCALES": "scales" if scaled else "nullptr",
+        "NORM_BITS": norm_bits(dim),
+        "SCALES": "scales" if has_scales(fmt, dim) else "nullptr",
     }
-    outputs = ("codes", "scales", "storable") if scaled else ("codes", "storable")
-    return make_unit("quantize", f"{fmt.name}_{dim}", ("rows",), outputs, macros, {"Format": fmt}, ("rows",))
 
 
 def make_unit(

@@ -63,14 +63,14 @@ DECODE = (
     Mutant(
         "race: simdgroups add their outputs at once",
         "decode",
-        "if (simdgroup == turn && lane",
+        "if (simd_index == turn && lane",
         "if (lane",
     ),
     Mutant(
         "race: no barrier between the turns",
         "decode",
-        "    }\n  }\n  " + TG_BARRIER + "\n}\nfor (uint g = simdgroup",
-        "    }\n  }\n}\nfor (uint g = simdgroup",
+        "    }\n  }\n  " + TG_BARRIER + "\n}\nfor (uint g = simd_index",
+        "    }\n  }\n}\nfor (uint g = simd_index",
     ),
     Mutant(
         "a simdgroup sum in one lane's branch",
@@ -81,8 +81,8 @@ DECODE = (
     Mutant(
         "a barrier in a divergent branch",
         "decode",
-        "  }\n  " + TG_BARRIER + "\n}\nfor (uint g = simdgroup",
-        "    " + TG_BARRIER + "\n  }\n}\nfor (uint g = simdgroup",
+        "  }\n  " + TG_BARRIER + "\n}\nfor (uint g = simd_index",
+        "    " + TG_BARRIER + "\n  }\n}\nfor (uint g = simd_index",
     ),
     Mutant("old outputs keep their weight", "decode", "    low_out[g] *= factor[g];\n", ""),
     Mutant("old sums keep their weight", "decode", "sum[g] * factor[g] + weight", "sum[g] + weight"),

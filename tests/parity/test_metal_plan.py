@@ -9,6 +9,7 @@ import pytest
 from attention_cases import build_metadata
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.launch import KernelLibrary, padded
 from octavo.kernels.metal.plan import (
     MAX_SPLITS,
@@ -19,7 +20,6 @@ from octavo.kernels.metal.plan import (
     plan_decode,
     restore_order,
 )
-from octavo.kernels.metal.pool import MetalBackend
 
 
 def step(*sequences: tuple[int, int]) -> AttentionMetadata:

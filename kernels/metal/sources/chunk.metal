@@ -33,7 +33,7 @@ threadgroup uint key_rows[KEYS];
 threadgroup float key_scales[KEYS];
 threadgroup float value_scales[KEYS];
 
-const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
+const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
 const uint thread_index = thread_index_in_threadgroup;
 const uint kv_head = threadgroup_position_in_grid.y, first_head = kv_head * GROUP;
 const uint first_row = tiles[4 * threadgroup_position_in_grid.x], tokens = tiles[4 * threadgroup_position_in_grid.x + 1];
@@ -43,7 +43,7 @@ const int first_position = positions[first_row], last_position = positions[first
 
 simdgroup_float8x8 query[HEAD_DIM / 8];
 for (uint i = 0; i < 8; ++i) {
-  const uint r = simdgroup * 8 + i, token = r / GROUP;
+  const uint r = simd_index * 8 + i, token = r / GROUP;
   float x[KEY_LANE];
   for (uint j = 0; j < KEY_LANE; ++j) {
     x[j] = 0.0f;
@@ -63,19 +63,19 @@ for (uint i = 0; i < 8; ++i) {
 }
 simdgroup_barrier(mem_flags::mem_threadgroup);
 for (uint k = 0; k < HEAD_DIM / 8; ++k) {
-  simdgroup_load(query[k], shared_tile + simdgroup * 8 * QUERY_STRIDE + k * 8, QUERY_STRIDE);
+  simdgroup_load(query[k], shared_tile + simd_index * 8 * QUERY_STRIDE + k * 8, QUERY_STRIDE);
 }
 simdgroup_float8x8 output[VALUE_DIM / 8];
 for (uint n = 0; n < VALUE_DIM / 8; ++n) {
   output[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 }
-threadgroup float* const weights = all_weights + simdgroup * 8 * WEIGHT_STRIDE;
-threadgroup float* const diagonal = diagonals + simdgroup * 64;
+threadgroup float* const weights = all_weights + simd_index * 8 * WEIGHT_STRIDE;
+threadgroup float* const diagonal = diagonals + simd_index * 64;
 diagonal[lane] = 0.0f;
 diagonal[lane + 32] = 0.0f;
 
 // In the softmax, four lanes share a row.
-const uint my_row = simdgroup * 8 + lane / 4, my_token = my_row / GROUP, my_head = first_head + my_row % GROUP;
+const uint my_row = simd_index * 8 + lane / 4, my_token = my_row / GROUP, my_head = first_head + my_row % GROUP;
 const int my_position = my_token < tokens ? positions[first_row + my_token] : -1;
 float top = LOWEST, sum = 0.0f;
 threadgroup typename Keys::Tile* const key_tile = (threadgroup typename Keys::Tile*)shared_tile;
@@ -172,13 +172,13 @@ for (int index = 0; index < num_tiles; ++index) {
 }
 
 for (uint n = 0; n < VALUE_DIM / 8; ++n) {
-  simdgroup_store(output[n], shared_tile + simdgroup * 8 * OUT_STRIDE + n * 8, OUT_STRIDE);
+  simdgroup_store(output[n], shared_tile + simd_index * 8 * OUT_STRIDE + n * 8, OUT_STRIDE);
 }
 simdgroup_barrier(mem_flags::mem_threadgroup);
 sum += simd_shuffle_xor(sum, 1);
 sum += simd_shuffle_xor(sum, 2);
 for (uint i = 0; i < 8; ++i) {
-  const uint r = simdgroup * 8 + i, token = r / GROUP;
+  const uint r = simd_index * 8 + i, token = r / GROUP;
   const float row_top = simd_shuffle(top, ushort(4 * i)), row_sum = simd_shuffle(sum, ushort(4 * i));
   if (token < tokens) {  // the whole simdgroup
     float x[VALUE_LANE];

@@ -24,14 +24,14 @@ threadgroup float scores[NUM_SIMDGROUPS * GROUP * 32];
 threadgroup float tops[NUM_SIMDGROUPS * GROUP];
 threadgroup float sums[NUM_SIMDGROUPS * GROUP];
 
-const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
+const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
 const uint item = threadgroup_position_in_grid.x, kv_head = threadgroup_position_in_grid.y;
 const uint row = items[4 * item], sequence = items[4 * item + 1];
 const int end_tile = items[4 * item + 3];
 const int position = positions[row];
 const uint first_head = kv_head * GROUP;
 
-for (uint g = simdgroup; g < GROUP; g += NUM_SIMDGROUPS) {
+for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
   float x[KEY_LANE];
   load_row<HEAD_DIM, KEY_LANE>(queries + (ulong(row) * NUM_HEADS + first_head + g) * HEAD_DIM, lane, x);
 #if ROTATE_KEYS
@@ -63,10 +63,10 @@ for (uint g = 0; g < GROUP; ++g) {
   top[g] = LOWEST;
   sum[g] = 0.0f;
 }
-threadgroup float* const weights = scores + simdgroup * GROUP * 32;
+threadgroup float* const weights = scores + simd_index * GROUP * 32;
 const Span span = span_from<32>(position);
 
-for (int index = items[4 * item + 2] + int(simdgroup); index < end_tile; index += NUM_SIMDGROUPS) {
+for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index += NUM_SIMDGROUPS) {
   const int start = span.tile(index) * 32;
   const int key = start + int(lane);
   const bool visible = is_visible(key, position);
@@ -139,8 +139,8 @@ for (int index = items[4 * item + 2] + int(simdgroup); index < end_tile; index +
 for (uint g = 0; g < GROUP; ++g) {
   const float total = simd_sum(sum[g]);
   if (lane == 0) {
-    tops[simdgroup * GROUP + g] = top[g];
-    sums[simdgroup * GROUP + g] = total;
+    tops[simd_index * GROUP + g] = top[g];
+    sums[simd_index * GROUP + g] = total;
   }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -162,7 +162,7 @@ for (uint g = 0; g < GROUP; ++g) {
   }
 }
 for (uint turn = 0; turn < NUM_SIMDGROUPS; ++turn) {
-  if (simdgroup == turn && lane < VALUE_OCTETS) {
+  if (simd_index == turn && lane < VALUE_OCTETS) {
     for (uint g = 0; g < GROUP; ++g) {
       for (uint i = 0; i < 4; ++i) {
         const uint low_at = g * MAX_DIM + lane * 8 + i, high_at = low_at + 4;
@@ -173,7 +173,7 @@ for (uint turn = 0; turn < NUM_SIMDGROUPS; ++turn) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
-for (uint g = simdgroup; g < GROUP; g += NUM_SIMDGROUPS) {
+for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
   float joint = LOWEST, total = 0.0f;
   for (uint s = 0; s < NUM_SIMDGROUPS; ++s) {
     joint = max(joint, tops[s * GROUP + g]);

@@ -1,0 +1,43 @@
+"""``AttentionBackend`` on Metal."""
+
+from __future__ import annotations
+
+from octavo.kernels.interface import PoolSpec
+from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.launch import KernelLibrary
+from octavo.kernels.metal.pool import MetalPool
+from octavo.kernels.selftest import first_failure
+
+
+class MetalBackend:
+    """``library`` says who compiles the kernels: MLX, unless given."""
+
+    def __init__(self, library: KernelLibrary | None = None) -> None:
+        self._library = KernelLibrary() if library is None else library
+        self._writes_in_place = False
+
+    @property
+    def name(self) -> str:
+        return "metal"
+
+    @property
+    def library(self) -> KernelLibrary:
+        return self._library
+
+    @property
+    def writes_in_place(self) -> bool:
+        return self._writes_in_place
+
+    def create_pool(self, spec: PoolSpec) -> MetalPool:
+        kind = InPlacePool if self._writes_in_place else MetalPool
+        return kind(spec, self._library)
+
+    def try_in_place(self) -> str:
+        """Write pages in place from now on, if a self-test that writes, reads back and attends
+        passes on this device; one line for people says which way it went."""
+        self._writes_in_place = True
+        failure = first_failure(self)
+        if failure is None:
+            return "pages are written in place"
+        self._writes_in_place = False
+        return f"pages are not written in place: its self-test failed ({failure.name})"
