@@ -157,6 +157,7 @@ def test_schedules_differ_in_who_runs_first() -> None:
     simdgroups = [thread // 32 % 2 for thread in order("reverse")]
     assert simdgroups == ([1] * 32 + [0] * 32) * 2
     assert len({tuple(order("greedy", seed=seed)) for seed in range(4)}) == 4
+    assert {order("reverse", seed=seed)[0] // 64 for seed in range(8)} == {0, 1}  # the first threadgroup
     assert sorted(order("mixed")) == list(range(128))
 
 
