@@ -7,14 +7,16 @@ BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml tools/install.sh $(wildcard CMakeLists.txt kernels/csrc/*)
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+HTTP := $(VENV)/.installed-http
 PYTEST_ARGS ?=
 SERVE_ARGS ?=
 
-.PHONY: help demo serve test test-slow lint format types check clean
+.PHONY: help demo serve serve-http test test-slow lint format types check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
 	@echo "make serve      octavo serve on 127.0.0.1:50051 (SERVE_ARGS='--kv-format fp4 ...')"
+	@echo "make serve-http the same behind an OpenAI-compatible router on 127.0.0.1:30000"
 	@echo "make test       the tests (PYTEST_ARGS='-k pages'); make test-slow: the slow ones"
 	@echo "make lint       ruff: rules and formatting; make format applies them"
 	@echo "make types      mypy --strict"
@@ -29,11 +31,18 @@ $(DEV): $(BUILD_INPUTS)
 	@tools/install.sh "$(PYTHON)" "$(VENV)" ".[dev]"
 	@touch $(RUNTIME) $@
 
+$(HTTP): $(BUILD_INPUTS)
+	@tools/install.sh "$(PYTHON)" "$(VENV)" ".[http]"
+	@touch $(RUNTIME) $@
+
 demo: $(RUNTIME)
 	@$(BIN)/python tools/demo.py
 
 serve: $(RUNTIME)
 	@exec $(BIN)/octavo serve $(SERVE_ARGS)
+
+serve-http: $(HTTP)
+	@exec $(BIN)/python deploy/router/serve_http.py $(SERVE_ARGS)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)

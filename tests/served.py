@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -85,6 +85,16 @@ async def eventually(condition: Callable[[], bool], what: str, *, within: float 
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {within} s"
         await asyncio.sleep(0.005)
+
+
+async def eventually_async(
+    condition: Callable[[], Awaitable[bool]], what: str, *, within: float = 20.0
+) -> None:
+    """The same for a condition that must be asked for."""
+    end = time.monotonic() + within
+    while not await condition():
+        assert time.monotonic() < end, f"{what}: not within {within} s"
+        await asyncio.sleep(0.05)
 
 
 def all_idle(engine: AsyncEngine) -> bool:

@@ -1,0 +1,165 @@
+"""The SMG router before real workers, driven by the openai package: `make serve-http`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from served import eventually_async
+
+SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "router" / "serve_http.py"
+SMG = shutil.which(
+    "smg", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+)
+FLAGS = ["--num-pages", "256", "--max-running", "32", "--max-step-tokens", "128", "--page-size", "16"]
+CHAT = [{"role": "user", "content": "Tell me a story about Mara and a lamp. " * 6}]
+
+needs_router = pytest.mark.skipif(
+    SMG is None or importlib.util.find_spec("openai") is None,
+    reason="needs the router and the openai package; install octavo[test,http]",
+)
+
+
+@asynccontextmanager
+async def http_server(*flags: str) -> AsyncIterator[dict[str, str]]:
+    """What the ready line of serve_http.py says; ended with SIGTERM, and with exit code 0."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(SCRIPT), "--listen", "127.0.0.1:0", "--router-metrics", "127.0.0.1:0", *flags,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            if line.startswith(b"octavo http ready:"):
+                break
+        else:
+            raise AssertionError(f"it ended with {await process.wait()} before it was ready")
+        yield dict(word.split("=", 1) for word in line.decode().split()[3:])
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        code = await asyncio.wait_for(process.wait(), 60)
+    assert code == 0
+
+
+@needs_router
+async def test_the_openai_package_before_two_workers() -> None:
+    import openai
+
+    async with http_server("--workers", "2", "--", *FLAGS) as ready:
+        client = openai.AsyncOpenAI(
+            base_url=f"http://{ready['http']}/v1", api_key="none", max_retries=0, timeout=60
+        )
+        async with client:
+            assert [model.id async for model in client.models.list()] == ["demo"]
+            await _check_chat(client)
+            await _check_stream(client)
+            await _check_choices(client)
+            await _check_refusals(client, openai)
+            await _check_many(client)
+            await _check_disconnect(client, ready["worker_metrics"].split(","))
+
+
+async def _chat(client: Any, **changes: Any) -> Any:
+    fields = {"model": "demo", "messages": CHAT, "temperature": 0, "max_tokens": 20} | changes
+    return await client.chat.completions.create(**fields)
+
+
+async def _check_chat(client: Any) -> None:
+    first, second = await _chat(client), await _chat(client)
+    assert first.choices[0].message.content == second.choices[0].message.content
+    assert first.choices[0].finish_reason == "length"
+    assert first.usage.completion_tokens == 20
+    assert second.usage.prompt_tokens_details.cached_tokens >= 48, "the router sends it where it was"
+    stopped = await _chat(client, stop=["there"])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert "there" not in (stopped.choices[0].message.content or "")
+    text = await client.completions.create(
+        model="demo", prompt="Once upon a time", temperature=0, max_tokens=9
+    )
+    assert text.usage.completion_tokens == 9
+    assert text.choices[0].text
+
+
+async def _check_stream(client: Any) -> None:
+    whole = (await _chat(client)).choices[0].message.content
+    events = [
+        event async for event in await _chat(client, stream=True, stream_options={"include_usage": True})
+    ]
+    assert "".join(e.choices[0].delta.content or "" for e in events if e.choices) == whole
+    assert [e.choices[0].finish_reason for e in events if e.choices][-1] == "length"
+    assert (events[-1].usage.completion_tokens, len(events) > 5) == (20, True)
+
+
+async def _check_choices(client: Any) -> None:
+    two = await _chat(client, n=2, temperature=0.9, seed=5)
+    assert [choice.index for choice in two.choices] == [0, 1]
+    scored = await _chat(client, logprobs=True, top_logprobs=2, max_tokens=3)
+    content = scored.choices[0].logprobs.content
+    assert len(content) == 3
+    assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in content), "greedy takes the top"
+
+
+async def _check_refusals(client: Any, openai: Any) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    with pytest.raises(openai.BadRequestError, match="json_schema"):
+        await _chat(client, response_format=schema)
+    with pytest.raises(openai.BadRequestError, match="8192"):
+        await _chat(client, messages=[{"role": "user", "content": "a b c " * 9000}])
+    with pytest.raises(openai.NotFoundError):
+        await _chat(client, model="nobody")
+
+
+async def _check_many(client: Any) -> None:
+    async def one(number: int) -> str:
+        messages = [{"role": "user", "content": f"Tell me a story about number {number}."}]
+        stream = await _chat(client, messages=messages, stream=True, max_tokens=24)
+        return "".join([e.choices[0].delta.content or "" async for e in stream if e.choices])
+
+    together = await asyncio.gather(*(one(number) for number in range(32)))
+    assert all(together)
+
+
+async def _check_disconnect(client: Any, metrics: list[str]) -> None:
+    stream = await _chat(client, stream=True, max_tokens=3900, extra_body={"ignore_eos": True})
+    await anext(aiter(stream))
+    await stream.close()
+
+    async def aborted() -> bool:
+        texts = [await asyncio.to_thread(_get, f"http://{address}/metrics") for address in metrics]
+        return any('octavo_requests_total{finish_reason="abort"} 1.0' in text for text in texts)
+
+    await eventually_async(aborted, "the worker stops what nobody reads")
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return str(reply.read().decode())
+
+
+async def test_without_the_router_there_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    python = tmp_path / "python"  # a Python beside which no router lies
+    python.symlink_to(sys.executable)
+    code = (
+        f"import runpy, sys; sys.executable = {str(python)!r}; sys.argv = ['serve_http.py']; "
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env=os.environ | {"PATH": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert b"octavo[http]" in errors
+    assert errors.count(b"\n") == 1
