@@ -298,6 +298,12 @@ def test_uninitialised_memory_is_nan() -> None:
     assert "read of uninitialised threadgroup memory 's'" in result.reports[0]
 
 
+@pytest.mark.parametrize("checks", [True, False])
+def test_uninitialised_variables_are_nan(checks: bool) -> None:
+    body = "float sums[8]; for (int i = 0; i < 8; ++i) sums[i] += x[i]; out[0] = sums[int(x[3])];"
+    assert np.isnan(run_one(body, checks=checks).outputs[0][0])
+
+
 def test_without_checks_guard_pages_still_hold() -> None:
     body = "out[0] = x[64];"
     with pytest.raises(MetalRuntimeError, match=r"access fault .guard page. at byte offset 256 of 'x'"):
