@@ -173,12 +173,11 @@ def test_fast_math_shows_who_leans_on_infinities() -> None:
     body = """
       const float lowest = -INFINITY;
       const float m = max(lowest, x[0] - INFINITY);
-      out[0] = m == -INFINITY ? 1.0f : exp(m - m);
+      out[0] = m == -INFINITY ? 1.0f : 0.0f;
     """
     ones = np.ones(64, np.float32)
     assert run_one(body, x=ones).outputs[0][0] == 1.0
-    fast = run_one(body, x=ones, extra_flags=FAST_MATH, raise_on_report=False)
-    assert fast.stats.compile_s >= 0
+    assert run_one(body, x=ones, extra_flags=FAST_MATH).outputs[0][0] != 1.0
     finite = "out[0] = exp2(max(Limits<float>::finite_min, x[0]) - x[0]);"
     assert run_one(finite, x=ones, extra_flags=FAST_MATH).outputs[0][0] == 1.0
 
