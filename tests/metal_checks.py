@@ -68,12 +68,15 @@ def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
     )
 
 
-def check_bytes(name: str, head_dim: int, emulator: Emulator, *, subnormals: bool = True) -> None:
+def check_bytes(
+    name: str, head_dim: int, emulator: Emulator, *, subnormals: bool = True, limit: int | None = None
+) -> None:
+    """Store rows of every kind (``limit`` of them) as K, and in reverse as V: the definition's bytes."""
     fmt = page_format(name)
     rows = np.concatenate(
         [r for kind, r in tricky_rows(head_dim).items() if subnormals or kind != "subnormal"]
     )
-    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    rows = rows[np.random.default_rng(0).permutation(len(rows))][:limit]
     pool = make_pool(emulator, name, head_dim, tokens=len(rows))
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
     pool.begin_step(one_sequence(slots, pool.spec.num_pages))

@@ -77,7 +77,7 @@ def mixed_step() -> AttentionMetadata:
 
 
 def run_step(
-    recorder: Recorder,
+    library: KernelLibrary,
     formats: tuple[str, str],
     layer: LayerSpec,
     group: int,
@@ -87,7 +87,7 @@ def run_step(
 ) -> None:
     """Launch every kernel of one configuration; ``options``: with sinks, softcap and ALiBi."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
-    pool = MetalBackend(KernelLibrary(recorder)).create_pool(spec)
+    pool = MetalBackend(library).create_pool(spec)
     metadata, heads = mixed_step(), layer.num_kv_heads * group
     pool.begin_step(metadata)
     rows = (metadata.num_tokens, layer.num_kv_heads)
@@ -105,16 +105,17 @@ def run_step(
 def record_all() -> dict[str, str]:
     """Text of every unit by kernel name."""
     recorder = Recorder()
+    library = KernelLibrary(recorder)
     pairs = [(name, name) for name in METAL_FORMATS] + [("bf16", "fp4"), ("fp4", "fp16")]
     dtypes = itertools.cycle(DTYPES)
     for head_dim, group, formats in itertools.product(HEAD_DIMS, GROUPS, pairs):
         layer, dtype = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim), next(dtypes)
-        run_step(recorder, formats, layer, group, dtype, options=False)
+        run_step(library, formats, layer, group, dtype, options=False)
     for head_dim, formats in itertools.product((64, 128), pairs):
         layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
-        run_step(recorder, formats, layer, 4, mx.float16, options=True)
+        run_step(library, formats, layer, 4, mx.float16, options=True)
     layer = LayerSpec(num_kv_heads=2, head_dim=192, value_dim=128)
-    run_step(recorder, ("fp4", "fp4"), layer, 4, mx.float16, options=False)
+    run_step(library, ("fp4", "fp4"), layer, 4, mx.float16, options=False)
     return recorder.texts
 
 

@@ -5,7 +5,9 @@ Device arrays of the step's metadata are made when first needed and shared by ev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -21,7 +23,7 @@ from octavo.kernels.metal.plan import (
     plan_decode,
     restore_order,
 )
-from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS
+from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit
 
 _LOG2_E = 1.4426950408889634
 
@@ -72,6 +74,7 @@ class PagedAttention:
         self._spec = spec
         self._library = library
         self._step: _Step | None = None
+        self._units: dict[tuple[AttentionConfig, str], Unit] = {}
         self._params: dict[tuple[float, float | None], mx.array] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
@@ -131,15 +134,14 @@ class PagedAttention:
         spec, dtype = config.layer, inputs["queries"].dtype
         heads, outs = spec.num_kv_heads * config.group, []
         if count := len(routes.decode.whole):
+            unit = self._unit(config, "decode")
             launch = _decode_launch(count, spec, ((count, heads, spec.value_dim), dtype))
-            outs += self._library.run(
-                config.decode_unit(split=False), inputs | {"items": routes.whole}, launch
-            )
+            outs += self._library.run(unit, inputs | {"items": routes.whole}, launch)
         if count := len(routes.decode.parts):
             launch = _decode_launch(
-                count, spec, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 2), mx.float32)
+                count, spec, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 4), mx.float32)
             )
-            unit = config.decode_unit(split=True)
+            unit = self._unit(config, "split")
             partial, stats = self._library.run(unit, inputs | {"items": routes.parts}, launch)
             rows = len(routes.decode.joins)
             launch = Launch(
@@ -148,7 +150,7 @@ class PagedAttention:
                 outputs=(((rows, heads, spec.value_dim), dtype),),
             )
             joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
-            outs += self._library.run(config.reduce_unit(), joined, launch)
+            outs += self._library.run(self._unit(config, "reduce"), joined, launch)
         return outs
 
     def _chunks(
@@ -165,7 +167,19 @@ class PagedAttention:
             threadgroup=(threads, 1, 1),
             outputs=((shape, inputs["queries"].dtype),),
         )
-        return self._library.run(config.chunk_unit(), inputs | {"tiles": routes.tiles}, launch)
+        return self._library.run(self._unit(config, "chunk"), inputs | {"tiles": routes.tiles}, launch)
+
+    def _unit(self, config: AttentionConfig, kind: str) -> Unit:
+        """The kernel's text, put together once per configuration."""
+        make: dict[str, Callable[[], Unit]] = {
+            "decode": partial(config.decode_unit, split=False),
+            "split": partial(config.decode_unit, split=True),
+            "reduce": config.reduce_unit,
+            "chunk": config.chunk_unit,
+        }
+        if (config, kind) not in self._units:
+            self._units[config, kind] = make[kind]()
+        return self._units[config, kind]
 
     def _routes(self, spec: LayerSpec, chunk_tokens: int) -> _Routes:
         step, key = self._begun, (spec.window, spec.keep, chunk_tokens)

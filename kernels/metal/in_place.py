@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from octavo.kernels.formats import PageFormat
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.attention import StoredPages
 from octavo.kernels.metal.launch import KernelLibrary, padded
 from octavo.kernels.metal.pool import MetalPool, rows_launch
-from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS, write_unit
+from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit, write_unit
 
 
 class InPlacePool(MetalPool):
@@ -74,10 +75,12 @@ class InPlacePool(MetalPool):
             "targets": self._target_rows(heads),
             "after": self._last_read[layer],
         } | dict(zip(("codes", "scales"), self._parts[layer][part], strict=False))
-        unit = write_unit(self._formats[part], dim)
-        (storable,) = self._library.run(unit, inputs, rows_launch(at_least))
+        (storable,) = self._library.run(self._row_unit(part, dim), inputs, rows_launch(at_least))
         self._written[layer][part] = storable
         return storable[:count]
+
+    def _make_row_unit(self, fmt: PageFormat, dim: int) -> Unit:
+        return write_unit(fmt, dim)
 
     def _target_rows(self, heads: int) -> mx.array:
         """The step's rows of the pool, [T * Hkv] or more."""

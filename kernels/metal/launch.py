@@ -49,13 +49,12 @@ class KernelLibrary:
     """Compiled units by name."""
 
     compile_kernel: CompileKernel = _metal_kernel
-    units: dict[str, Unit] = field(default_factory=dict)
+    _units: dict[str, Unit] = field(default_factory=dict)
     _compiled: dict[str, Callable[..., Sequence[mx.array]]] = field(default_factory=dict)
 
     def run(self, unit: Unit, inputs: dict[str, mx.array], launch: Launch) -> list[mx.array]:
         """Launch ``unit``; ``inputs`` by name, outputs in the unit's order."""
         if unit.name not in self._compiled:
-            self.units[unit.name] = unit
             self._compiled[unit.name] = self.compile_kernel(
                 name=unit.name,
                 input_names=list(unit.input_names),
@@ -63,6 +62,8 @@ class KernelLibrary:
                 source=unit.source,
                 header=unit.header,
             )
+            self._units[unit.name] = unit
+        assert self._units[unit.name] == unit, f"two kernels are called {unit.name}"
         arrays = [inputs[name] for name in unit.input_names]
         for name, array in zip(unit.input_names, arrays, strict=True):
             if array.size < MIN_ELEMENTS:

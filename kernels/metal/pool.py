@@ -11,7 +11,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.formats import page_format
+from octavo.kernels.formats import PageFormat, page_format
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.attention import PagedAttention, StoredPages
@@ -19,6 +19,7 @@ from octavo.kernels.metal.launch import KernelLibrary, Launch
 from octavo.kernels.metal.units import (
     MIN_ELEMENTS,
     NUM_SIMDGROUPS,
+    Unit,
     check_dim,
     quantize_unit,
     struct_name,
@@ -34,6 +35,7 @@ class MetalPool(ReferencePool):
         super().__init__(spec)
         self._library = library
         self._formats = (page_format(spec.k_format), page_format(spec.v_format))
+        self._row_units: dict[tuple[int, int], Unit] = {}
         self._attention = PagedAttention(spec, library)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
@@ -81,11 +83,20 @@ class MetalPool(ReferencePool):
         tokens, heads, dim = rows.shape
         layout = self._codecs[part].layout(dim)
         launch = rows_launch(tokens * heads, *layout)
-        unit = quantize_unit(self._formats[part], dim)
+        unit = self._row_unit(part, dim)
         *encoded, storable = self._library.run(unit, {"rows": rows.reshape(-1, dim)}, launch)
         for stored, new in zip(self._parts[layer][part], encoded, strict=True):
             stored[self._targets(heads)] = new.reshape(tokens, heads, -1)
         return storable
+
+    def _row_unit(self, part: int, dim: int) -> Unit:
+        """The kernel that stores rows of K or of V, put together once."""
+        if (part, dim) not in self._row_units:
+            self._row_units[part, dim] = self._make_row_unit(self._formats[part], dim)
+        return self._row_units[part, dim]
+
+    def _make_row_unit(self, fmt: PageFormat, dim: int) -> Unit:
+        return quantize_unit(fmt, dim)
 
 
 def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:

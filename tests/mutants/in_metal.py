@@ -106,7 +106,7 @@ DECODE = (
 
 REDUCE = (
     Mutant("splits of unequal tops are added", "reduce", "part[i] * share", "part[i]"),
-    Mutant("sums of unequal tops are added", "reduce", "stats[2 * at + 1] * share", "stats[2 * at + 1]"),
+    Mutant("sums of unequal tops are added", "reduce", "stats[4 * at + 1] * share", "stats[4 * at + 1]"),
     Mutant(
         "the next split's numbers",
         "reduce",

@@ -191,8 +191,10 @@ for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
     }
   }
   if (lane == 0) {
-    stats[2 * at] = joint;
-    stats[2 * at + 1] = total;
+    stats[4 * at] = joint;
+    stats[4 * at + 1] = total;
+    stats[4 * at + 2] = 0.0f;  // four each, so that no launch has fewer than 8
+    stats[4 * at + 3] = 0.0f;
   }
 #else
   write_output(x, normalizer(joint, total, SINK(first_head + g)), lane, out + at * VALUE_DIM);

@@ -1,0 +1,129 @@
+"""What the launcher hands to a compiler: valid Metal as far as it can be told, and whole sources."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from check_metal import Recorder, record_all, run_step
+from metal_backend import Emulator, needs_compiler
+from metal_emulator import why_unavailable
+from metal_emulator.lint import lint
+from octavo.kernels.interface import LayerSpec
+from octavo.kernels.metal.backend import MetalBackend
+from octavo.kernels.metal.launch import KernelLibrary, Launch
+from octavo.kernels.metal.units import METAL_FORMATS, Unit, read_source
+from octavo.kernels.selftest import first_failure, run_selftest
+
+SOURCES = ("attention", "chunk", "decode", "format_fp4", "format_half", "quantize", "reduce", "rows", "write")
+
+
+class Linter:
+    """Stands in for the compiler: collects findings, returns zeros."""
+
+    def __init__(self) -> None:
+        self.findings: dict[str, list[str]] = {}
+
+    def __call__(
+        self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
+    ) -> Callable[..., Sequence[mx.array]]:
+        def launch(*, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+            self.findings[name] = lint(
+                name,
+                input_names,
+                output_names,
+                source,
+                header=header,
+                inputs=inputs,
+                output_dtypes=output_dtypes,
+            )
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+
+        return launch
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", METAL_FORMATS)
+def test_no_kernel_uses_what_metal_forbids(name: str) -> None:
+    linter = Linter()
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=560, keep=4)
+    run_step(KernelLibrary(linter), (name, name), layer, 3, mx.bfloat16, options=True)
+    kinds = {unit.split("_")[1] for unit in linter.findings}
+    assert kinds == {"quantize", "decode", "reduce", "chunk"}
+    assert {unit: found for unit, found in linter.findings.items() if found} == {}
+
+
+def test_every_unit_differs_by_name() -> None:
+    """MLX caches compiled kernels by name: two texts of one name would be one kernel."""
+    texts = record_all()
+    assert len(texts) > 300
+    assert all(text.count("[[kernel]]") == 1 for text in texts.values())
+    library = KernelLibrary(Emulator().compile)
+    launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
+    first = Unit("octavo_x", ("wide",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
+    if why_unavailable() is None:
+        library.run(first, {"wide": mx.zeros(8)}, launch)
+        with pytest.raises(AssertionError, match="two kernels are called octavo_x"):
+            library.run(
+                replace(first, source="out[thread_position_in_grid.x] = 2;"), {"wide": mx.zeros(8)}, launch
+            )
+
+
+def test_names_carry_everything_that_the_text_depends_on() -> None:
+    """One library, pools that differ in one thing each: it asserts that no name has two texts."""
+    recorder = Recorder()
+    library = KernelLibrary(recorder)
+    base = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+    layers = [
+        base,
+        replace(base, num_kv_heads=1),
+        replace(base, value_dim=128),
+        replace(base, head_dim=128),
+        replace(base, window=7),
+        replace(base, window=7, keep=2),
+    ]
+    for layer, group, options in itertools.product(layers, (1, 2), (False, True)):
+        run_step(library, ("fp4", "fp16"), layer, group, mx.float16, options=options)
+    chunks = [name for name in recorder.texts if "octavo_chunk" in name]
+    assert len(chunks) == len(layers) * 4
+
+
+def test_sources_are_there_as_package_data() -> None:
+    for name in SOURCES:
+        helpers, body = read_source(name)
+        assert helpers.startswith("//")
+        assert bool(body) == (name in ("chunk", "decode", "quantize", "reduce", "write"))
+
+
+def test_small_inputs_are_refused() -> None:
+    """MLX would put them into another address space, and compile other code for them."""
+    unit = Unit("octavo_x", ("small",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
+    launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
+    with pytest.raises(ValueError, match="input small has 7 elements; pad it to 8"):
+        KernelLibrary(Emulator().compile).run(unit, {"small": mx.zeros(7)}, launch)
+
+
+@needs_compiler
+def test_a_backend_about_to_be_used_is_tested_first() -> None:
+    emulator = Emulator()
+    assert first_failure(emulator.backend()) is None
+    assert all(emulator.ran(kernel) for kernel in ("quantize", "decode", "chunk", "reduce"))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_whole_self_test_passes() -> None:
+    results = run_selftest(Emulator().backend())
+    assert len(results) == 30
+    assert all(result.ok for result in results), results
+
+
+def test_a_backend_says_its_name() -> None:
+    backend = MetalBackend()
+    assert backend.name == "metal"
+    assert not backend.writes_in_place
