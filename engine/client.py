@@ -15,9 +15,11 @@ from octavo.engine.errors import (
     OctavoError,
     Overloaded,
     RequestFailed,
+    Unauthenticated,
 )
 from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
+from octavo.engine.server.client_credentials import ClientCredentials
 from octavo.engine.server.interface import Prompt
 from octavo.engine.server.messages import delta_of, params_message
 from octavo.engine.server.server import MAX_MESSAGE_BYTES
@@ -34,6 +36,7 @@ _ERRORS: Mapping[grpc.StatusCode, type[OctavoError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: EngineDead,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
 }
 
 
@@ -41,12 +44,19 @@ class Client:
     """``async with Client("127.0.0.1:50051") as client: async for delta in client.generate(...)``.
 
     Errors of the server come back as the engine's own: InvalidRequest, Overloaded, EngineDead
-    (also when nobody answers), RequestFailed.
+    (also when nobody answers), Unauthenticated, RequestFailed.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: ClientCredentials | None = None) -> None:
+        """InvalidConfig when a file of the credentials cannot be read."""
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        credentials = credentials or ClientCredentials()
+        self._metadata = credentials.metadata()
+        tls = credentials.channel_credentials()
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, tls, options=_OPTIONS)
         self.stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def __aenter__(self) -> Self:
@@ -71,7 +81,7 @@ class Client:
     ) -> AsyncGenerator[Delta, None]:
         """Increments of all samples; closing the generator cancels the request."""
         request = make_request(prompt, params, request_id=request_id, salt=salt)
-        call = self.stub.Generate(request, timeout=timeout)
+        call = self.stub.Generate(request, timeout=timeout, metadata=self._metadata)
         try:
             async for response in call:
                 yield delta_of(response)
@@ -85,7 +95,7 @@ class Client:
     ) -> AsyncGenerator[Delta, None]:
         """Increments of many requests over one stream; a refused one comes back as a delta with
         ``error`` set."""
-        call = self.stub.GenerateMany(_aiter(requests), timeout=timeout)
+        call = self.stub.GenerateMany(_aiter(requests), timeout=timeout, metadata=self._metadata)
         try:
             async for response in call:
                 yield delta_of(response)
@@ -118,13 +128,18 @@ class Client:
 
     async def _unary(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request)
+            return await method(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from error
 
     def _translate(self, error: grpc.aio.AioRpcError) -> OctavoError:
         code, text = error.code(), error.details() or "no details"
-        if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
+        if code is grpc.StatusCode.UNAVAILABLE and "handshake" in text.lower():
+            text = (
+                f"the TLS handshake with {self.address} failed; check that --tls-ca is the authority of "
+                "its certificate, and whether it asks for one of yours (--tls-cert, --tls-key)"
+            )
+        elif code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
             text = f"nobody answers at {self.address}; start a server there with `octavo serve --listen`"
         kind = _ERRORS.get(code, RequestFailed)
         return kind(text if kind is not RequestFailed else f"{code.name}: {text}")

@@ -2,7 +2,8 @@
 
 OctavoError
 ├── InvalidRequest      the caller's mistake: gRPC INVALID_ARGUMENT, exit code 2
-│   └── RequestTooLong  can never fit the model or the page pool
+│   ├── RequestTooLong  can never fit the model or the page pool
+│   └── Unauthenticated no valid token: gRPC UNAUTHENTICATED
 ├── InvalidConfig       the operator's mistake: exit code 2
 │   └── ModelLoadError  unreadable or unsupported model
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
@@ -24,6 +25,10 @@ class InvalidRequest(OctavoError, ValueError):
 
 class RequestTooLong(InvalidRequest):
     """The request could never fit, even alone."""
+
+
+class Unauthenticated(InvalidRequest):
+    """The caller did not show who it is."""
 
 
 class InvalidConfig(OctavoError, ValueError):

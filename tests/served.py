@@ -15,6 +15,8 @@ from octavo.engine.client import Client
 from octavo.engine.config import EngineConfig
 from octavo.engine.outputs import Delta
 from octavo.engine.server.address import Address
+from octavo.engine.server.client_credentials import ClientCredentials
+from octavo.engine.server.security import Security
 from octavo.engine.server.server import GrpcServer
 from octavo.engine.service import AsyncEngine
 from octavo.engine.stats import Observer
@@ -55,16 +57,21 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    core: FakeCore | None = None, *, observer: Observer | None = None, config: EngineConfig | None = None
+    core: FakeCore | None = None,
+    *,
+    observer: Observer | None = None,
+    config: EngineConfig | None = None,
+    security: Security | None = None,
+    credentials: ClientCredentials | None = None,
 ) -> AsyncIterator[Served]:
     """Started, and stopped whatever happens."""
     core = core or FakeCore()
     engine = AsyncEngine(config or small_config(), core_factory=core, observer=observer)
     await engine.start()
-    server = GrpcServer(engine)
+    server = GrpcServer(engine, security)
     address = str(await server.start(LOCAL))
     try:
-        async with Client(address) as client:
+        async with Client(address, credentials) as client:
             yield Served(engine, server, core, address, client)
     finally:
         await server.stop()

@@ -21,10 +21,12 @@ from octavo.engine.cli.options import (
     print_json,
     set_up_logging,
 )
+from octavo.engine.cli.security import add_connection_arguments, credentials_of
 from octavo.engine.cli.usage import token_ids
 from octavo.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
 from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
 from octavo.engine.params import SamplingParams
+from octavo.engine.server.client_credentials import ClientCredentials
 from octavo.engine.server.interface import Prompt
 
 
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("prompt", nargs="?", metavar="PROMPT|-", help="text to continue; - reads it from stdin")
     add("--prompt-ids", type=token_ids, metavar="1,2,3", help="token ids to continue, instead of text")
     add("--connect", metavar="HOST:PORT", help="ask the server there instead of loading a model")
+    add_connection_arguments(parser)
     add("--chat", action="store_true", help="send the prompt as a user's message")
     add("--system", metavar="S", help="system message; implies --chat")
     add("--max-tokens", type=int, default=128, metavar="N", help="tokens to generate at most")
@@ -62,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             f"{option} is the server's to choose; give it to `octavo serve`, or drop --connect"
         )
-    answer = asyncio.run(_generate(args, prompt, params))
+    credentials = credentials_of(args)  # also says when they are given without --connect
+    answer = asyncio.run(_generate(args, prompt, params, credentials))
     answer.print_rest()
     print(answer.summary(), file=sys.stderr)
     if args.json:
@@ -113,12 +117,14 @@ def params_of(args: argparse.Namespace) -> SamplingParams:
     )
 
 
-async def _generate(args: argparse.Namespace, prompt: Prompt, params: SamplingParams) -> Answer:
+async def _generate(
+    args: argparse.Namespace, prompt: Prompt, params: SamplingParams, credentials: ClientCredentials
+) -> Answer:
     if args.connect is not None:
         from octavo.engine.client import Client
         from octavo.engine.server.address import parse_address
 
-        async with Client(str(parse_address(args.connect))) as client:
+        async with Client(str(parse_address(args.connect)), credentials) as client:
             return await _collect(client.generate(prompt, params), params.n)
     from octavo.engine.service import AsyncEngine
 

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.engine.cli.options import (
@@ -17,6 +18,7 @@ from octavo.engine.cli.options import (
     engine_config,
     set_up_logging,
 )
+from octavo.engine.cli.security import add_security_arguments, tls_files
 from octavo.engine.cli.usage import checked, seconds
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import OctavoError
@@ -25,6 +27,7 @@ from octavo.engine.server.address import Address, check_free, parse_address
 from octavo.engine.stats import Gauges
 
 if TYPE_CHECKING:
+    from octavo.engine.server.security import Security, TlsFiles
     from octavo.engine.server.server import GrpcServer
     from octavo.engine.service import AsyncEngine
 
@@ -36,11 +39,14 @@ DEATH_LINGER_S = 10.0
 class ServeOptions:
     """listen   where gRPC listens
     metrics  where /metrics, /healthz and /readyz listen; None: nowhere
+    tls, auth_token_file   who may use gRPC; read again on SIGHUP
     """
 
     listen: Address
     metrics: Address | None
     drain_timeout: float
+    tls: TlsFiles | None = None
+    auth_token_file: Path | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="how long running requests may finish after SIGTERM",
     )
+    add_security_arguments(parser)
     add_log_level_argument(parser, "info")
     add_engine_arguments(parser)
 
@@ -75,18 +82,27 @@ def _metrics_address(text: str) -> Address | None:
 
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
-    options = ServeOptions(listen=args.listen, metrics=args.metrics, drain_timeout=args.drain_timeout)
+    options = ServeOptions(
+        listen=args.listen,
+        metrics=args.metrics,
+        drain_timeout=args.drain_timeout,
+        tls=tls_files(args),
+        auth_token_file=args.auth_token_file,
+    )
     return asyncio.run(serve(engine_config(args), options))
 
 
 async def serve(config: EngineConfig, options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
     from octavo.engine.metrics import Metrics, MetricsServer
+    from octavo.engine.server.security import Security
     from octavo.engine.server.server import GrpcServer
     from octavo.engine.service import AsyncEngine
 
     stopping = _signal_event()
     check_free(options.listen, "--listen")  # before time is spent on loading
+    security = Security(tls=options.tls, token_file=options.auth_token_file)
+    _reload_on_hangup(security, options.listen)
     metrics = Metrics()
     engine = AsyncEngine(config, observer=metrics)
     probes = ServerProbes(engine)
@@ -99,11 +115,21 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
         if not await _load(engine, stopping):
             return 0
         metrics.describe(engine.info)
-        server = GrpcServer(engine)
+        server = GrpcServer(engine, security)
         grpc_address = await server.start(options.listen)
         probes.server = server
         _announce(engine.info, grpc_address, http.address if http else None)
         return await _serve_until_end(server, stopping, options.drain_timeout)
+
+
+def _reload_on_hangup(security: Security, listen: Address) -> None:
+    """SIGHUP reads certificates and tokens again, if there are any."""
+    if security.tls is None and security.tokens is None:
+        return
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
+    local = listen.host == "localhost" or listen.host.startswith("127.") or listen.host == "::1"
+    if security.tls is None and not local:
+        logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
 
 
 async def _load(engine: AsyncEngine, stopping: asyncio.Event) -> bool:

@@ -31,7 +31,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         failure = ""
-        async with aclosing(self._serve(request)) as responses:
+        async with aclosing(self._serve(request, context)) as responses:
             async for response in responses:
                 failure = failure or response.error.message
                 await context.write(response)
@@ -43,7 +43,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         # Bounded: while the client does not read, its requests wait here and the engine
         # merges what they generate.
         output: asyncio.Queue[BatchItem] = asyncio.Queue(BATCH_BACKLOG)
-        reader = asyncio.create_task(self._serve_batch(requests, output))
+        reader = asyncio.create_task(self._serve_batch(requests, output, context))
         try:
             while (item := await output.get()) is not None:
                 if isinstance(item, Exception):
@@ -54,7 +54,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             await asyncio.wait([reader])
 
     async def _serve_batch(
-        self, requests: AsyncIterator[pb.GenerateRequest], output: asyncio.Queue[BatchItem]
+        self,
+        requests: AsyncIterator[pb.GenerateRequest],
+        output: asyncio.Queue[BatchItem],
+        context: Context,
     ) -> None:
         """Read requests as fast as they are served, and put what answers them into ``output``;
         then None, or what ended the whole call."""
@@ -62,7 +65,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
         async def serve(request: pb.GenerateRequest) -> None:
             try:
-                async with aclosing(self._serve(request)) as responses:
+                async with aclosing(self._serve(request, context)) as responses:
                     async for response in responses:
                         await output.put(response)
             except Exception as error:
@@ -82,12 +85,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         else:
             await output.put(None)
 
-    async def _serve(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async def _serve(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Responses of one request; closing it frees the request's pages."""
         answer = _Answer(collect=messages.is_final_only(request))
         deltas = self._intake.generate(
             messages.prompt_of(request),
             messages.params_of(request.sampling),
+            context=context,
             request_id=request.request_id,
             salt=request.cache_salt.encode(),
         )
@@ -120,8 +126,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         return pb.DetokenizeResponse(text=await asyncio.to_thread(self._engine.tokenizer.decode, ids))
 
     @errors_as_status
-    async def Abort(self, request: pb.AbortRequest, _context: Context) -> pb.AbortResponse:
-        return pb.AbortResponse(request_ids=await self._intake.abort(list(request.request_ids)))
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        return pb.AbortResponse(request_ids=await self._intake.abort(request.request_ids, context=context))
 
     @errors_as_status
     async def GetModelInfo(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 
 from octavo.engine.errors import EngineStopping, InvalidRequest
 from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.interface import Engine, Prompt
+from octavo.engine.server.security import Security, tenant_salt
+from octavo.engine.server.status import Context
 
 MAX_REQUEST_ID = 256  # characters
 
@@ -19,25 +22,34 @@ MAX_REQUEST_ID = 256  # characters
 class Intake:
     """Serves requests until ``draining`` is set; then refuses new ones.
 
+    Tenants do not see each other: request ids are theirs alone, and so are cached pages.
+
     num_prompt_tokens, num_cached_tokens   of the requests served so far
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, security: Security) -> None:
         self.draining = False
         self.engine = engine
+        self.security = security
         self.ready_since = time.monotonic()
         self.last_request_at = 0.0  # seconds since the epoch; 0: none came yet
         self.generated = Rate()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._active: set[str] = set()  # ids of requests being served
+        self._active: dict[tuple[str, str], str] = {}  # (tenant, its id): the engine's id
 
     @property
     def num_active(self) -> int:
         return len(self._active)
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str, salt: bytes = b""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        context: Context,
+        request_id: str,
+        salt: bytes = b"",
     ) -> AsyncGenerator[Delta, None]:
         """Increments of one request; closing it frees the request's pages. An empty
         ``request_id`` gets one of ours."""
@@ -45,12 +57,16 @@ class Intake:
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
         request_id = checked_id(request_id) or uuid.uuid4().hex
-        if request_id in self._active:
+        tenant = self.security.tenant_of(context)
+        name = (tenant, request_id)
+        if name in self._active:
             raise InvalidRequest(
                 f"request_id {request_id!r} is being served already; choose another, or leave it out"
             )
-        deltas = self.engine.generate(prompt, params, request_id=request_id, salt=salt)
-        self._active.add(request_id)
+        engine_id = f"{tenant}/{request_id}" if tenant else request_id
+        salt = tenant_salt(tenant) + salt
+        deltas = self.engine.generate(prompt, params, request_id=engine_id, salt=salt)
+        self._active[name] = engine_id
         begun = False
         try:
             async with aclosing(deltas):
@@ -60,15 +76,17 @@ class Intake:
                         self.num_prompt_tokens += delta.prompt_tokens
                         self.num_cached_tokens += delta.cached_tokens
                     self.generated.add(len(delta.token_ids))
-                    yield delta
+                    yield replace(delta, request_id=request_id) if tenant else delta
         finally:
-            self._active.discard(request_id)
+            del self._active[name]
 
-    async def abort(self, request_ids: list[str]) -> list[str]:
-        """End requests; the ids of those that were being served."""
-        found = [request_id for request_id in request_ids if request_id in self._active]
+    async def abort(self, request_ids: Iterable[str], *, context: Context) -> list[str]:
+        """End requests of the caller's tenant; the ids of those that were being served."""
+        tenant = self.security.tenant_of(context)
+        found = [request_id for request_id in request_ids if (tenant, request_id) in self._active]
         for request_id in found:
-            await self.engine.abort(request_id)
+            if (engine_id := self._active.get((tenant, request_id))) is not None:
+                await self.engine.abort(engine_id)
         return found
 
 

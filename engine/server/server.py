@@ -15,6 +15,7 @@ from octavo.engine.server.address import Address, port_in_use
 from octavo.engine.server.generation import GenerationServicer
 from octavo.engine.server.intake import Intake
 from octavo.engine.server.interface import Engine
+from octavo.engine.server.security import Security
 from octavo.engine.server.vllm_service import SERVICE_NAME as VLLM_SERVICE
 from octavo.engine.server.vllm_service import VllmEngineServicer
 from octavo.proto import generation_pb2, generation_pb2_grpc
@@ -44,11 +45,12 @@ class GrpcServer:
     """Serves one started engine, by octavo.v1 and by vLLM's service. ``start`` and ``stop`` are
     called once each."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.intake = Intake(engine)
+    def __init__(self, engine: Engine, security: Security | None = None) -> None:
+        self.security = security or Security()
+        self.intake = Intake(engine, self.security)
         self.servicer = GenerationServicer(self.intake)
         self._engine = engine
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(interceptors=self.security.interceptors(), options=OPTIONS)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._watch: asyncio.Task[None] | None = None
         self.died = asyncio.Event()
@@ -64,8 +66,12 @@ class GrpcServer:
     async def start(self, address: Address) -> Address:
         """Listen and say SERVING; returns the address with its real port.
         InvalidConfig when the address cannot be listened on."""
+        credentials = self.security.credentials()
         try:
-            port = self._server.add_insecure_port(str(address))
+            if credentials is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), credentials)
         except RuntimeError as error:
             raise port_in_use(address, "--listen") from error
         if port == 0:

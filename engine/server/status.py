@@ -17,7 +17,14 @@ import grpc.aio
 from google.protobuf import any_pb2, message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from octavo.engine.errors import EngineDead, InvalidConfig, InvalidRequest, OctavoError, Overloaded
+from octavo.engine.errors import (
+    EngineDead,
+    InvalidConfig,
+    InvalidRequest,
+    OctavoError,
+    Overloaded,
+    Unauthenticated,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +41,8 @@ Response = TypeVar("Response")
 def code_of(error: Exception) -> grpc.StatusCode:
     """The canonical code of an error; INTERNAL for what nobody foresaw."""
     match error:
+        case Unauthenticated():
+            return grpc.StatusCode.UNAUTHENTICATED
         case InvalidRequest() | InvalidConfig():
             return grpc.StatusCode.INVALID_ARGUMENT
         case Overloaded():

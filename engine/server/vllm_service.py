@@ -44,7 +44,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         vllm_messages.check_supported(request)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request)
-        deltas = self._intake.generate(prompt, params, request_id=request.request_id)
+        deltas = self._intake.generate(prompt, params, context=context, request_id=request.request_id)
         failure = ""
         async with aclosing(deltas):
             async for delta in deltas if request.stream else _collected(deltas):
@@ -58,9 +58,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             raise RequestFailed(failure)
 
     @errors_as_status
-    async def Abort(self, request: pb.AbortRequest, _context: Context) -> pb.AbortResponse:
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Their streams end normally, with finish reason "abort"; unknown ids have ended already."""
-        await self._intake.abort(list(request.request_ids))
+        await self._intake.abort(request.request_ids, context=context)
         return pb.AbortResponse()
 
     @errors_as_status

@@ -1,0 +1,289 @@
+"""TLS, client certificates, tokens and tenants, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
+
+from fakes import FakeCore
+from octavo.engine.cli import main
+from octavo.engine.client import Client
+from octavo.engine.errors import EngineDead, InvalidConfig, InvalidRequest, OctavoError, Unauthenticated
+from octavo.engine.outputs import FinishReason
+from octavo.engine.params import SamplingParams
+from octavo.engine.server.client_credentials import ClientCredentials
+from octavo.engine.server.process import ServerProcess
+from octavo.engine.server.security import Security, TlsFiles, read_tokens, tenant_salt
+from served import collect, eventually, eventually_async, served
+
+ALICE, BOB = "alice-0123456789", "bob~secret+/=="
+SHORT = SamplingParams(max_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def server_files(folder: Path, authority: trustme.CA, *, clients: trustme.CA | None = None) -> TlsFiles:
+    """A certificate for 127.0.0.1, as files."""
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    cert, key, ca = folder / "server.pem", folder / "server.key", folder / "clients.pem"
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    if clients is None:
+        return TlsFiles(cert=cert, key=key)
+    clients.cert_pem.write_to_path(ca)
+    return TlsFiles(cert=cert, key=key, client_ca=ca)
+
+
+def trusting(folder: Path, authority: trustme.CA, *, own: trustme.CA | None = None) -> ClientCredentials:
+    """A client that trusts ``authority``, with a certificate of the authority ``own``."""
+    ca, cert, key = folder / "ca.pem", folder / "client.pem", folder / "client.key"
+    authority.cert_pem.write_to_path(ca)
+    if own is None:
+        return ClientCredentials(ca=ca)
+    issued = own.issue_cert("client@example.org")
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    return ClientCredentials(ca=ca, cert=cert, key=key)
+
+
+def token_file(folder: Path, text: str, name: str = "tokens") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+async def refusal(address: str, credentials: ClientCredentials | None = None) -> OctavoError:
+    async with Client(address, credentials) as client:
+        with pytest.raises(OctavoError) as caught:
+            await client.model_info()
+    return caught.value
+
+
+async def test_tls_is_spoken_and_nothing_else(tmp_path: Path, authority: trustme.CA) -> None:
+    security = Security(tls=server_files(tmp_path, authority))
+    async with served(security=security, credentials=trusting(tmp_path, authority)) as its:
+        assert (await collect(its.client.generate("hello", SHORT)))[0].finish_reason is FinishReason.LENGTH
+        assert isinstance(await refusal(its.address), EngineDead), "plain text"
+        (tmp_path / "other").mkdir()
+        stranger = trusting(tmp_path / "other", trustme.CA())
+        assert "--tls-ca" in str(await refusal(its.address, stranger))
+
+
+async def test_mtls_wants_a_certificate_of_the_right_authority(tmp_path: Path, authority: trustme.CA) -> None:
+    own, other = trustme.CA(), trustme.CA()
+    security = Security(tls=server_files(tmp_path, authority, clients=own))
+    async with served(security=security, credentials=trusting(tmp_path, authority, own=own)) as its:
+        assert (await its.client.model_info()).name == "fake"
+        for name, certificate in (("none", None), ("wrong", other)):
+            (tmp_path / name).mkdir()
+            error = await refusal(its.address, trusting(tmp_path / name, authority, own=certificate))
+            assert isinstance(error, EngineDead), name
+
+
+async def test_a_renewed_certificate_is_used_after_a_reload(tmp_path: Path, authority: trustme.CA) -> None:
+    security = Security(tls=server_files(tmp_path, authority))
+    before = trusting(tmp_path, authority)
+    async with served(security=security, credentials=before) as its:
+        running = its.client.generate("hello", SamplingParams(max_tokens=200))
+        await anext(running)
+        renewed = trustme.CA()
+        server_files(tmp_path, renewed)
+        (tmp_path / "after").mkdir()
+        after = trusting(tmp_path / "after", renewed)
+        assert isinstance(await refusal(its.address, after), EngineDead), "not before the reload"
+        security.reload()
+        async with Client(its.address, after) as client:
+            assert (await client.model_info()).name == "fake"
+        assert isinstance(await refusal(its.address, before), EngineDead)
+        assert (await collect(running))[0].finish_reason is FinishReason.LENGTH, "connections go on"
+
+
+async def test_only_tokens_of_the_file_are_let_in(tmp_path: Path) -> None:
+    path = token_file(tmp_path, f"# who\n\nalice {ALICE}\nbob:{BOB}\n")
+    security = Security(token_file=path)
+    async with served(security=security, credentials=ClientCredentials(token_file=path)) as its:
+        await collect(its.client.generate("hello", SHORT))
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(its.channel())
+        for value in ("", "Bearer", "Bearer wrong", ALICE, f"Basic {ALICE}", f"Bearer {ALICE}x"):
+            metadata = (("authorization", value),) if value else ()
+            for call in (
+                stub.GetModelInfo(vllm_engine_pb2.GetModelInfoRequest(), metadata=metadata),
+                stub.Generate(vllm_engine_pb2.GenerateRequest(), metadata=metadata).read(),
+                its.client.stub.GenerateMany(iter([]), metadata=metadata).read(),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert ALICE not in str(caught.value.details())
+        for value in (f"Bearer {BOB}", f"bearer {ALICE}"):
+            await stub.GetModelInfo(
+                vllm_engine_pb2.GetModelInfoRequest(), metadata=(("authorization", value),)
+            )
+        health = health_pb2_grpc.HealthStub(its.channel())
+        reply = await health.Check(health_pb2.HealthCheckRequest())
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING, "probes carry no token"
+        assert isinstance(await refusal(its.address), Unauthenticated)
+
+
+async def test_tokens_follow_a_reload_and_a_broken_file_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = token_file(tmp_path, ALICE)
+    alice = ClientCredentials(token_file=token_file(tmp_path, ALICE, "alice"))
+    bob = ClientCredentials(token_file=token_file(tmp_path, BOB, "bob"))
+    security = Security(token_file=path)
+    async with served(security=security, credentials=alice) as its:
+        path.write_text(f"{BOB}\n")
+        await its.client.model_info()
+        security.reload()
+        with pytest.raises(Unauthenticated):
+            await its.client.model_info()
+        path.write_text("one two three secret\n")
+        with caplog.at_level(logging.ERROR):
+            security.reload()
+        assert "line 1" in caplog.text
+        assert "secret" not in caplog.text
+        async with Client(its.address, bob) as client:
+            await client.model_info()
+
+
+async def test_tenants_share_neither_pages_nor_request_ids(tmp_path: Path) -> None:
+    security = Security(token_file=token_file(tmp_path, f"a {ALICE}\na {ALICE}2\nb {BOB}\n"))
+    tokens = [ClientCredentials(token_file=token_file(tmp_path, t, t[:3])) for t in (ALICE, BOB)]
+    second = ClientCredentials(token_file=token_file(tmp_path, f"{ALICE}2", "second"))
+    core = FakeCore(before_step=lambda: time.sleep(0.002))
+    prompt = list(range(20, 40))
+    async with served(core, security=security, credentials=tokens[0]) as its, \
+            Client(its.address, tokens[1]) as bob, Client(its.address, second) as also_alice:  # fmt: skip
+        for client, cached in ((its.client, 0), (bob, 0), (bob, 16), (also_alice, 16)):
+            whole = await collect(client.generate(prompt, SHORT))
+            assert whole[0].cached_tokens == cached
+        streams = [
+            client.generate([9], SamplingParams(max_tokens=200), request_id="same")
+            for client in (its.client, bob)
+        ]
+        firsts = [await anext(stream) for stream in streams]
+        assert [first.request_id for first in firsts] == ["same", "same"]
+        with pytest.raises(InvalidRequest, match="same"):
+            await collect(also_alice.generate([9], SHORT, request_id="same"))
+        assert await bob.abort("same", "other") == ["same"]
+        assert (await collect(streams[1]))[0].finish_reason is FinishReason.ABORT
+        assert await bob.abort("same") == []
+        assert its.server.intake.num_active == 1
+        assert (await collect(streams[0]))[0].finish_reason is FinishReason.LENGTH
+        await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
+
+
+def test_salts_of_tenants_cannot_be_made_by_others() -> None:
+    assert tenant_salt("") == b""
+    assert len(tenant_salt("a")) == len(tenant_salt("ab" * 20)) == 32
+    assert tenant_salt("a") != tenant_salt("b")
+
+
+WRONG_TOKENS = {
+    "empty": ("", "no tokens"),
+    "comments only": ("# nothing\n\n", "no tokens"),
+    "three words": ("a b c", "line 1"),
+    "control character": ("ok\nna\x07ughty", "line 2"),
+    "not ASCII": ("tökén", "line 1"),
+    "tenant": ("a/b token", "line 1"),
+    "repeated": ("a same\nb same", "line 2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TOKENS)
+def test_unusable_token_files(case: str, tmp_path: Path) -> None:
+    text, hint = WRONG_TOKENS[case]
+    with pytest.raises(InvalidConfig, match=hint) as caught:
+        read_tokens(token_file(tmp_path, text))
+    assert "same" not in str(caught.value)
+
+
+def test_a_token_without_a_tenant_is_one_of_its_own(tmp_path: Path) -> None:
+    tenants = read_tokens(token_file(tmp_path, f"{ALICE}\nx {BOB}\nx: third\n fourth \n")).values()
+    assert len(set(tenants)) == 3
+    assert list(tenants).count("x") == 2
+    assert not any(ALICE in tenant for tenant in tenants)
+
+
+def test_unusable_certificates(tmp_path: Path, authority: trustme.CA) -> None:
+    good = server_files(tmp_path, authority, clients=authority)
+    assert good.client_ca is not None
+    other = tmp_path / "other.key"
+    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(other)
+    rubbish = token_file(tmp_path, "rubbish", "rubbish.pem")
+    for files, hint in (
+        (TlsFiles(cert=tmp_path / "none.pem", key=good.key), "none.pem"),
+        (TlsFiles(cert=good.cert, key=tmp_path / "none.key"), "none.key"),
+        (TlsFiles(cert=rubbish, key=good.key), "rubbish.pem"),
+        (TlsFiles(cert=good.cert, key=other), "other.key"),
+        (TlsFiles(cert=good.cert, key=good.key, client_ca=rubbish), "rubbish.pem"),
+    ):
+        with pytest.raises(InvalidConfig, match=hint):
+            Security(tls=files)
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["serve", "--tls-cert", "a"], "--tls-key"),
+        (["serve", "--tls-client-ca", "a"], "--tls-cert"),
+        (["serve", "--tls-cert", "no.pem", "--tls-key", "no.key"], "no.pem"),
+        (["serve", "--auth-token-file", "no-tokens"], "no-tokens"),
+        (["generate", "x", "--tls-ca", "a"], "--connect"),
+        (["generate", "x", "--connect", "127.0.0.1:1", "--tls-cert", "a"], "--tls-key"),
+        (["generate", "x", "--connect", "127.0.0.1:1", "--auth-token-file", "no-tokens"], "no-tokens"),
+    ],
+)
+def test_wrong_options_are_said_in_one_line(
+    argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--listen", "127.0.0.1:0", "--metrics", "off"] if argv[0] == "serve" else []
+    assert main([*argv, *more]) == 2
+    err = capsys.readouterr().err
+    assert hint in err
+    assert err.count("\n") == 1
+
+
+async def test_the_command_serves_tls_and_reloads_on_hangup(
+    tmp_path: Path, authority: trustme.CA, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = server_files(tmp_path, authority)
+    client = trusting(tmp_path, authority)
+    tokens = token_file(tmp_path, ALICE)
+    new = token_file(tmp_path, BOB, "new")
+    flags = ["--tls-cert", str(files.cert), "--tls-key", str(files.key), "--auth-token-file", str(tokens)]
+    small = ["--num-pages", "64", "--max-running", "8", "--max-step-tokens", "64"]
+    async with ServerProcess([*flags, *small]) as server:
+        address = server.ready["grpc"]
+
+        async def generate(token: Path) -> int:
+            ask = ["generate", "Once", "--max-tokens", "2", "--connect", address]
+            how = ["--tls-ca", str(client.ca), "--auth-token-file", str(token)]
+            return await asyncio.to_thread(main, [*ask, *how])
+
+        assert (await generate(tokens), await generate(new)) == (0, 2)
+        tokens.write_text(BOB)
+        server.signal(signal.SIGHUP)
+
+        async def reloaded() -> bool:
+            return await generate(new) == 0
+
+        await eventually_async(reloaded, "the new token is let in")
+        assert await generate(token_file(tmp_path, ALICE, "old")) == 2
+        assert "secret" not in "".join(server.last_errors)
+    assert server.returncode == 0
+    assert ALICE not in capsys.readouterr().err
