@@ -10,6 +10,7 @@ from octavo.kernels.metal.units import (
     NUM_SIMDGROUPS,
     Unit,
     check_dim,
+    format_source,
     has_scales,
     lane_dim,
     make_unit,
@@ -157,8 +158,8 @@ class AttentionConfig:
         layer, rows, keys = self.layer, 8 * self.chunk_simdgroups, self.chunk_keys
         floats = max(
             rows * (self._widest + 4),
-            keys * (layer.head_dim + 8) * _tile_bytes(self.k_format) // 4,
-            keys * (layer.value_dim + 8) * _tile_bytes(self.v_format) // 4,
+            keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes // 4,
+            keys * (layer.value_dim + 8) * format_source(self.v_format).tile_bytes // 4,
         )
         macros = self._macros() | {
             "NUM_SIMDGROUPS": self.chunk_simdgroups,
@@ -170,8 +171,3 @@ class AttentionConfig:
         return make_unit(
             "chunk", self._suffix, self._inputs("tiles"), ("out",), macros, formats, ("rows", "attention")
         )
-
-
-def _tile_bytes(format_name: str) -> int:
-    """Bytes of a value in a threadgroup tile: a half holds the codes of fp16 and fp4 exactly."""
-    return 4 if format_name == "bf16" else 2

@@ -21,8 +21,8 @@ from octavo.kernels.metal.units import (
     NUM_SIMDGROUPS,
     Unit,
     check_dim,
+    format_source,
     quantize_unit,
-    struct_name,
 )
 from octavo.kernels.reference import ReferencePool
 
@@ -127,4 +127,4 @@ def _check(spec: PoolSpec) -> None:
                 f"kernels, got {rows} ({spec.num_pages} pages); choose another number of pages"
             )
     for name in (spec.k_format, spec.v_format):
-        struct_name(page_format(name))
+        format_source(name)

@@ -24,8 +24,24 @@ MIN_ELEMENTS = 8
 """MLX puts arrays of fewer elements into another address space, which changes the signature."""
 
 _BODY = "//! body\n"
-_STRUCTS = {"bf16": ("Bf16", "format_half"), "fp16": ("Fp16", "format_half"), "fp4": ("Fp4", "format_fp4")}
-METAL_FORMATS = tuple(_STRUCTS)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSource:
+    """Where a page format's Metal twin is: a struct in a source. ``tile_bytes``: of a value in a
+    threadgroup tile, whose type holds every code's value exactly."""
+
+    struct: str
+    file: str
+    tile_bytes: int
+
+
+_FORMATS = {
+    "bf16": FormatSource("Bf16", "format_half", 4),
+    "fp16": FormatSource("Fp16", "format_half", 2),
+    "fp4": FormatSource("Fp4", "format_fp4", 2),
+}
+METAL_FORMATS = tuple(_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +63,11 @@ def read_source(name: str) -> tuple[str, str]:
     return helpers, body
 
 
-def struct_name(fmt: PageFormat) -> str:
-    """The Metal struct of a page format; ValueError if there is none."""
-    if fmt.name not in _STRUCTS:
-        raise ValueError(f"there is no Metal kernel for {fmt.name} pages; use {', '.join(METAL_FORMATS)}")
-    return _STRUCTS[fmt.name][0]
+def format_source(name: str) -> FormatSource:
+    """The Metal twin of the page format called ``name``; ValueError if there is none."""
+    if name not in _FORMATS:
+        raise ValueError(f"there is no Metal kernel for {name} pages; use {', '.join(METAL_FORMATS)}")
+    return _FORMATS[name]
 
 
 def lane_dim(dim: int) -> int:
@@ -131,10 +147,12 @@ def make_unit(
 ) -> Unit:
     """Join macros, the formats' structs under the names a kernel uses, shared headers and kernel."""
     helpers, body = read_source(kernel)
-    files = dict.fromkeys(_STRUCTS[fmt.name][1] for fmt in formats.values())
+    files = dict.fromkeys(format_source(fmt.name).file for fmt in formats.values())
     parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]
     parts += [read_source(name)[0] for name in files]
-    parts.append("".join(f"typedef {struct_name(fmt)} {name};\n" for name, fmt in formats.items()))
+    parts.append(
+        "".join(f"typedef {format_source(fmt.name).struct} {name};\n" for name, fmt in formats.items())
+    )
     parts += [read_source(name)[0] for name in shared]
     return Unit(
         name=f"octavo_{kernel}_{suffix}",

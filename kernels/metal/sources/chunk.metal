@@ -7,14 +7,14 @@
 // Keys start..start + KEYS of K or of V into a padded threadgroup tile; unused rows are zeros.
 template <typename Format, int D>
 METAL_FUNC void load_tile(
-    const device typename Format::Code* codes, threadgroup const uint* key_rows, threadgroup typename Format::Tile* tile,
-    uint thread_index) {
+    const device typename Format::Code* codes, const device typename Format::Scale* scales,
+    threadgroup const uint* key_rows, threadgroup typename Format::Tile* tile, uint thread_index) {
   constexpr uint octets = D / 8;
   for (uint unit = thread_index; unit < KEYS * octets; unit += 32 * NUM_SIMDGROUPS) {
     const uint key = unit / octets, octet = unit % octets;
     float4 low = float4(0.0f), high = float4(0.0f);
     if (key_rows[key] != UNUSED) {
-      Format::template octet<D>(codes, key_rows[key], octet, low, high);
+      Format::template octet<D>(codes, scales, key_rows[key], octet, low, high);
     }
     threadgroup typename Format::Tile* const to = tile + key * (D + 8) + octet * 8;
     for (uint i = 0; i < 4; ++i) {
@@ -104,7 +104,7 @@ for (int index = 0; index < num_tiles; ++index) {
     value_scales[thread_index] = value_scale;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // also: the queries or the last V tile are done with
-  load_tile<Keys, HEAD_DIM>(k_codes, key_rows, key_tile, thread_index);
+  load_tile<Keys, HEAD_DIM>(k_codes, KEY_SCALES, key_rows, key_tile, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   simdgroup_float8x8 products[KEYS / 8];
@@ -123,7 +123,7 @@ for (int index = 0; index < num_tiles; ++index) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // products are stored, and the K tile is done with
 
-  load_tile<Values, VALUE_DIM>(v_codes, key_rows, value_tile, thread_index);
+  load_tile<Values, VALUE_DIM>(v_codes, VALUE_SCALES, key_rows, value_tile, thread_index);
   float logits[KEYS / 4];
   float new_top = top;
   for (uint j = 0; j < KEYS / 4; ++j) {

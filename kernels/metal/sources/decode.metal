@@ -86,7 +86,7 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
     const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
     float4 low = float4(0.0f), high = float4(0.0f);
     if (reads && is_visible(start + int(r), position)) {
-      Keys::octet<HEAD_DIM>(k_codes, source, key_octet, low, high);
+      Keys::octet<HEAD_DIM>(k_codes, KEY_SCALES, source, key_octet, low, high);
     }
     for (uint g = 0; g < GROUP; ++g) {
 #if QUERIES_IN_REGISTERS
@@ -125,7 +125,7 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
     const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
     if (reads && is_visible(start + int(r), position)) {
       float4 low, high;
-      Values::octet<VALUE_DIM>(v_codes, source, value_octet, low, high);
+      Values::octet<VALUE_DIM>(v_codes, VALUE_SCALES, source, value_octet, low, high);
       for (uint g = 0; g < GROUP; ++g) {
         low_out[g] += weights[g * 32 + r] * low;
         high_out[g] += weights[g * 32 + r] * high;

@@ -7,6 +7,7 @@ constant uint FP4_FACTORS[5] = {0x3E2AAAABu, 0x3E206D3Au, 0x3E162FC9u, 0x3E3851E
 
 struct Fp4 {
   typedef uint Code;
+  typedef half Scale;
   typedef half Tile;
 
   // Two codes, at bits 0 and 16: sign to bit 15, exponent and mantissa to bits 11..9 of a half.
@@ -15,14 +16,15 @@ struct Fp4 {
   }
 
   template <int D>
-  static METAL_FUNC void octet(const device Code* codes, ulong row, uint octet, thread float4& low, thread float4& high) {
+  static METAL_FUNC void octet(
+      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
     const uint word = codes[row * (D / 8) + octet];
     const half2 a = pair(word), b = pair(word >> 4), c = pair(word >> 8), d = pair(word >> 12);
     low = float4(half4(a.x, b.x, c.x, d.x));
     high = float4(half4(a.y, b.y, c.y, d.y));
   }
 
-  static METAL_FUNC float row_scale(const device half* scales, ulong row) { return float(scales[row]) * 16384.0f; }
+  static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]) * 16384.0f; }
 
   static METAL_FUNC float magnitude(uint index) {
     return float(as_type<half>(ushort(index << 9))) * 16384.0f;
@@ -51,7 +53,7 @@ struct Fp4 {
   }
 
   template <int D, int E>
-  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device half* scales) {
+  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale* scales) {
     bool finite = true;
     for (int i = 0; i < E; ++i) {
       finite = finite && (as_type<uint>(x[i]) & 0x7F800000u) != 0x7F800000u;

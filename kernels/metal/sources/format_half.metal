@@ -20,20 +20,22 @@ struct HalfOctet {
 
 struct Fp16 {
   typedef float16_t Code;
+  typedef half Scale;
   typedef half Tile;  // what holds a code's value exactly
 
   // Values 8 * octet .. 8 * octet + 7 of a row of D.
   template <int D>
-  static METAL_FUNC void octet(const device Code* codes, ulong row, uint octet, thread float4& low, thread float4& high) {
+  static METAL_FUNC void octet(
+      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
     const uint4 words = ((const device uint4*)codes)[row * (D / 8) + octet];
     low = float4(as_type<half4>(words.xy));
     high = float4(as_type<half4>(words.zw));
   }
 
-  static METAL_FUNC float row_scale(const device half*, ulong) { return 1.0f; }
+  static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
 
   template <int D, int E>
-  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device half*) {
+  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {
     ushort bits[E];
     for (int i = 0; i < E; ++i) {
       bits[i] = as_type<ushort>(half(x[i]));  // to nearest, ties to even; beyond 65504 infinity
@@ -44,20 +46,22 @@ struct Fp16 {
 
 struct Bf16 {
   typedef bfloat16_t Code;
+  typedef half Scale;
   typedef float Tile;
 
   template <int D>
-  static METAL_FUNC void octet(const device Code* codes, ulong row, uint octet, thread float4& low, thread float4& high) {
+  static METAL_FUNC void octet(
+      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
     const uint4 words = ((const device uint4*)codes)[row * (D / 8) + octet];
     const uint4 even = words << 16, odd = words & 0xFFFF0000u;
     low = float4(as_type<float>(even.x), as_type<float>(odd.x), as_type<float>(even.y), as_type<float>(odd.y));
     high = float4(as_type<float>(even.z), as_type<float>(odd.z), as_type<float>(even.w), as_type<float>(odd.w));
   }
 
-  static METAL_FUNC float row_scale(const device half*, ulong) { return 1.0f; }
+  static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
 
   template <int D, int E>
-  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device half*) {
+  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {
     ushort bits[E];
     for (int i = 0; i < E; ++i) {
       // Integer rounding, to nearest with ties to even, keeps subnormals on devices that flush them.

@@ -17,7 +17,7 @@ load_row<DIM, LANE_DIM>(rows + ulong(row) * DIM, lane, x);
 hadamard<LANE_DIM>(x, lane, as_type<float>(NORM_BITS));
 #endif
 const bool finite = Format::store<DIM, LANE_DIM>(
-    x, lane, uint(targets[row]), (device Format::Code*)codes, (device half*)SCALES);
+    x, lane, uint(targets[row]), (device Format::Code*)codes, (device Format::Scale*)SCALES);
 if (lane == 0) {
   storable[row] = finite;
 }
