@@ -9,6 +9,7 @@ from collections.abc import Sequence as Tokens
 from typing import cast
 
 from octavo.block_manager.digests import TOKEN_BYTES, Hasher, pack, root, sha256_chain
+from octavo.block_manager.policies import DEFAULT_POLICY, make_policy
 from octavo.block_manager.pool import PagePool
 from octavo.block_manager.types import Digest, Fork, PageCopy, PageId, PageTable
 
@@ -20,18 +21,25 @@ class BlockManager:
     page_size      positions per page
     hasher         names the contents of pages; see digests.py
     prefix_cache   False: nothing is published and every ``open`` starts empty
+    policy         which idle page goes next, by its name in ``POLICIES``
 
     Who may hold, write and free a page, and when: README.md in this folder.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, hasher: Hasher = sha256_chain, prefix_cache: bool = True
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        hasher: Hasher = sha256_chain,
+        prefix_cache: bool = True,
+        policy: str = DEFAULT_POLICY,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}; 32 is a good start")
         self.page_size = page_size
         self.prefix_cache = prefix_cache
-        self._pool = PagePool(num_pages)
+        self._pool = PagePool(num_pages, make_policy(policy, num_pages))
         self._hasher = hasher
         self._tables: set[PageTable] = set()
         self._copies: list[PageCopy] = []  # handed out and not yet carried out

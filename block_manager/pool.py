@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Run
 
+from octavo.block_manager.policy import EvictionPolicy
 from octavo.block_manager.types import Digest, PageId
 
 
@@ -13,13 +13,13 @@ class PagePool:
     """A fixed set of pages, each held by somebody or idle.
 
     An idle page is *empty* (nothing worth keeping) or *cached* (its contents can be found by
-    digest). New pages come from the empty ones first, then from the cached ones, least
-    recently used first: both lists together are what is free.
+    digest). New pages come from the empty ones first, then from the cached ones, in the
+    policy's order: both lists together are what is free.
 
     Methods work on runs of pages, because a call per page costs more than the page.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, policy: EvictionPolicy) -> None:
         if num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {num_pages}; give the pool more memory")
         self.num_pages = num_pages
@@ -28,7 +28,7 @@ class PagePool:
         self._digest_of: list[Digest | None] = [None] * num_pages
         self._page_of: dict[Digest, PageId] = {}
         self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # next at the end
-        self._cached: OrderedDict[PageId, None] = OrderedDict()  # next at the front
+        self._cached = policy
 
     @property
     def num_idle(self) -> int:
@@ -61,20 +61,22 @@ class PagePool:
         pages = empty[split:]
         pages.reverse()  # the same order as one by one
         del empty[split:]
-        while len(pages) < num_pages:
-            pages.append(self._evict())
+        if len(pages) < num_pages:
+            pages += self._evict(num_pages - len(pages))
         for page in pages:
             num_holders[page] = 1
         return pages
 
-    def _evict(self) -> PageId:
-        page, _ = self._cached.popitem(last=False)
-        digest = self._digest_of[page]
-        assert digest is not None, f"idle page {page} is listed as cached and has no digest"
-        del self._page_of[digest]
-        self._digest_of[page] = None
-        self.num_evicted += 1
-        return page
+    def _evict(self, num_pages: int) -> list[PageId]:
+        pages = self._cached.evict(num_pages)
+        page_of, digest_of = self._page_of, self._digest_of
+        for page in pages:
+            digest = digest_of[page]
+            assert digest is not None, f"idle page {page} is listed as cached and has no digest"
+            del page_of[digest]
+            digest_of[page] = None
+        self.num_evicted += num_pages
+        return pages
 
     def hold(self, pages: Iterable[PageId]) -> None:
         """Add a holder to each of these held pages."""
@@ -84,21 +86,21 @@ class PagePool:
 
     def hold_prefix(self, digests: Iterable[Digest]) -> list[PageId]:
         """Hold the pages of the longest run of digests that can be found, from the first on."""
-        page_of, num_holders, cached = self._page_of, self._num_holders, self._cached
+        page_of, num_holders = self._page_of, self._num_holders
         pages = []
         for digest in digests:
             page = page_of.get(digest)
             if page is None:
                 break
-            if not num_holders[page]:
-                del cached[page]
             num_holders[page] += 1
             pages.append(page)
+        if pages:
+            self._cached.reuse(pages)
         return pages
 
     def drop(self, pages: Iterable[PageId]) -> None:
-        """Remove one holder of each page; pages dropped earlier are reused earlier."""
-        num_holders, digest_of, cached = self._num_holders, self._digest_of, self._cached
+        """Remove one holder of each page; a sequence's tail comes first."""
+        num_holders, digest_of, cached = self._num_holders, self._digest_of, []
         for page in pages:
             left = num_holders[page] - 1
             assert left >= 0, f"page {page} is dropped more often than held"
@@ -108,7 +110,9 @@ class PagePool:
             if digest_of[page] is None:
                 self._empty.append(page)
             else:
-                cached[page] = None
+                cached.append(page)
+        if cached:
+            self._cached.release(cached, digest_of)
 
     def publish(self, pages: Run[PageId], digests: Run[Digest]) -> None:
         """Let others find full, written pages. The first page of a digest stays the one found:

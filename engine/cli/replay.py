@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+from dataclasses import asdict
 from pathlib import Path
 
 from octavo.engine.cli.options import add_json_argument, print_json
 from octavo.engine.cli.usage import positive, seconds
+from octavo.engine.errors import InvalidConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
     from octavo.engine.replay.run import TOKEN_MS
 
     add = parser.add_argument
@@ -21,22 +25,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--page-size", type=positive, default=512, metavar="N", help="tokens that one id stands for")
     add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool")
+    add("--policy", choices=POLICIES, default=DEFAULT_POLICY, help="which idle pages go first")
     add("--salt-field", metavar="F", help="a field of the trace: pages are shared where it is equal")
     add("--timed", action="store_true", help="hold pages as long as a request runs, not just an instant")
     add("--token-ms", type=seconds, default=TOKEN_MS, metavar="MS",
         help="with --timed: milliseconds per generated token")  # fmt: skip
     add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
+    add("--compare", action="store_true",
+        help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
+    add(
+        "--plot", type=Path, metavar="F.png", help="draw hit ratio against size for every policy (matplotlib)"
+    )
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from octavo.engine.replay.compare import compare, plot, render
     from octavo.engine.replay.optimum import optimal_hits
     from octavo.engine.replay.run import replay
     from octavo.engine.replay.trace import read_trace
+    from octavo.engine.replay.workloads import WORKLOADS
 
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise InvalidConfig("--plot needs matplotlib, which is not installed; run `pip install matplotlib`")
     requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)
-    replayed = replay(requests, args.num_pages, token_ms=args.token_ms if args.timed else None)
-    result = {"page_size": args.page_size, "num_pages": args.num_pages or "inf", **replayed.to_json()}
+    replayed = replay(
+        requests,
+        args.num_pages,
+        policy=args.policy,
+        token_ms=args.token_ms if args.timed else None,
+    )
+    result = {
+        "page_size": args.page_size,
+        "policy": args.policy,
+        "num_pages": args.num_pages or "inf",
+        **replayed.to_json(),
+    }
     print(
         f"{replayed.requests} requests ({replayed.skipped_requests} larger than the pool), "
         f"{replayed.prompt_pages} pages: {replayed.hit_pages} found ({replayed.hit_ratio:.2%}), "
@@ -46,7 +70,14 @@ def run(args: argparse.Namespace) -> int:
         bound = optimal_hits(requests, args.num_pages or replayed.prompt_pages)
         result["optimal_hit_pages"] = bound
         print(f"a policy that knows the future would find {bound / max(replayed.prompt_pages, 1):.2%}")
-    print(f"{result['pages_per_s']:,.0f} pages per second")
+    print(f"{replayed.pages_per_s:,.0f} pages per second")
+    if args.plot is not None:
+        plot(compare({args.trace.stem: requests}), args.plot)
+    if args.compare:
+        made_up = {name: make() for name, make in WORKLOADS.items()}
+        rows = compare({args.trace.stem: requests, **made_up})
+        print(render(rows))
+        result["compared"] = [asdict(row) for row in rows]
     if args.json:
         print_json(result)
     return 0

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.block_manager import BlockManager, PageTable
+from octavo.block_manager.policies import DEFAULT_POLICY
 from octavo.engine.replay.trace import TraceRequest
 
 TOKEN_MS = 25.0  # between two generated tokens, with --timed
@@ -36,23 +37,33 @@ class Replayed:
     def hit_ratio(self) -> float:
         return self.hit_pages / self.prompt_pages if self.prompt_pages else 0.0
 
+    @property
+    def pages_per_s(self) -> float:
+        return self.prompt_pages / self.seconds if self.seconds else 0.0
+
     def to_json(self) -> dict[str, Any]:
-        rate = self.prompt_pages / self.seconds if self.seconds else 0.0
-        return {**asdict(self), "hit_ratio": self.hit_ratio, "pages_per_s": rate}
+        return {**asdict(self), "hit_ratio": self.hit_ratio, "pages_per_s": self.pages_per_s}
 
 
-def replay(requests: Run[TraceRequest], num_pages: int | None, *, token_ms: float | None = None) -> Replayed:
+def replay(
+    requests: Run[TraceRequest],
+    num_pages: int | None,
+    *,
+    policy: str = DEFAULT_POLICY,
+    token_ms: float | None = None,
+) -> Replayed:
     """Look up and publish each prompt in order, and release it when the request is done.
 
     Each id of the trace is one page of one position, named by the ids up to it as a page
     is by its tokens; one more position follows, so that the last page can be found as well.
 
     num_pages   of the pool; None: as many as the trace could need
+    policy      which idle pages go first, see block_manager/policies.py
     token_ms    None: done at once. Otherwise a request holds its pages for so many milliseconds
                 per generated token, and one that finds no room waits for the next to end
     """
     total = sum(len(request.page_ids) for request in requests)
-    blocks = BlockManager(total if num_pages is None else num_pages, 1)
+    blocks = BlockManager(total if num_pages is None else num_pages, 1, policy=policy)
     prompts = [[*request.page_ids, 0] for request in requests]
     holding = _Holding(blocks, token_ms)
     skipped = prompt_pages = hit_pages = 0

@@ -5,21 +5,28 @@ from __future__ import annotations
 from mutant import Mutant
 
 POOL = "block_manager/pool.py"
+POLICY = "block_manager/policy.py"
 MANAGER = "block_manager/manager.py"
 DIGESTS = "block_manager/digests.py"
 
 MUTANTS = (
-    Mutant("take leaves the digest findable", POOL, "del self._page_of[digest]", "pass"),
-    Mutant("take keeps the digest on the page", POOL, "self._digest_of[page] = None\n", "pass\n"),
-    Mutant("take evicts the most recent", POOL, "popitem(last=False)", "popitem(last=True)"),
+    Mutant("take leaves the digest findable", POOL, "del page_of[digest]", "pass"),
+    Mutant("take keeps the digest on the page", POOL, "digest_of[page] = None\n", "pass\n"),
+    Mutant("take evicts the most recent", POLICY, "popitem(last=False)", "popitem(last=True)"),
     Mutant("take hands out pages nobody holds", POOL, "num_holders[page] = 1", "num_holders[page] = 0"),
-    Mutant("found pages stay idle", POOL, "del cached[page]", "pass"),
+    Mutant(
+        "found pages stay idle",
+        POLICY,
+        "            if page in idle:\n                del idle[page]",
+        "            pass",
+    ),
+    Mutant("found pages are not taken off the list", POOL, "self._cached.reuse(pages)", "pass"),
     Mutant("found pages are not counted", POOL, "num_holders[page] += 1\n            pages", "pages"),
     Mutant(
         "a prefix may have holes",
         POOL,
-        "                break\n            if not",
-        "                continue\n            if not",
+        "                break\n            num_holders",
+        "                continue\n            num_holders",
     ),
     Mutant("forks do not count their pages", POOL, "self._num_holders[page] += 1", "pass"),
     Mutant("drop frees while others hold", POOL, "            if left:\n                continue\n", ""),

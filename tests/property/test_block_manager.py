@@ -27,11 +27,12 @@ salts = st.sampled_from([b"", b"other tenant"])
 class Machine(RuleBasedStateMachine):
     """Writers write into reserved pages only; everything else may come in any order."""
 
+    policy = "lru"
     tables = Bundle("tables")
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = BlockManager(NUM_PAGES, PAGE_SIZE)
+        self.blocks = BlockManager(NUM_PAGES, PAGE_SIZE, policy=self.policy)
         self.ledger = Ledger(PAGE_SIZE)
         self.tokens: dict[PageTable, list[int]] = {}  # of every open table, as far as written
         self.salts: dict[PageTable, bytes] = {}

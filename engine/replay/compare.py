@@ -1,0 +1,68 @@
+"""Every policy at several pool sizes, beside what the future's knowledge would give."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from octavo.block_manager.policies import POLICIES
+from octavo.engine.replay.optimum import optimal_hits
+from octavo.engine.replay.run import replay
+from octavo.engine.replay.trace import TraceRequest
+
+SIZES = (300, 1000, 3000, 10_000, 30_000)
+OPTIMUM = "optimum"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Hit ratios of one workload and pool size, by policy and for ``OPTIMUM``."""
+
+    workload: str
+    num_pages: int
+    hit_ratios: dict[str, float]
+
+
+def compare(workloads: Mapping[str, Run[TraceRequest]], sizes: Run[int] = SIZES) -> list[Row]:
+    """Replay each workload at each size with each policy."""
+    rows = []
+    todo = [(name, size) for name in workloads for size in sizes]
+    for name, size in tqdm(todo, unit="size", disable=None, file=sys.stderr):
+        requests = workloads[name]
+        replays = {policy: replay(requests, size, policy=policy) for policy in POLICIES}
+        ratios = {policy: replayed.hit_ratio for policy, replayed in replays.items()}
+        prompt_pages = next(iter(replays.values())).prompt_pages
+        ratios[OPTIMUM] = optimal_hits(requests, size) / max(prompt_pages, 1)
+        rows.append(Row(name, size, ratios))
+    return rows
+
+
+def render(rows: Run[Row]) -> str:
+    """The rows as a table for people."""
+    names = [*POLICIES, OPTIMUM]
+    lines = [f"{'workload':24} {'pages':>7}" + "".join(f"{name:>10}" for name in names)]
+    for row in rows:
+        ratios = "".join(f"{row.hit_ratios[name]:>10.4f}" for name in names)
+        lines.append(f"{row.workload:24} {row.num_pages:>7}{ratios}")
+    return "\n".join(lines)
+
+
+def plot(rows: Run[Row], path: Path) -> None:
+    """Hit ratio against pool size; needs matplotlib."""
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for name in (*POLICIES, OPTIMUM):
+        style = "k--" if name == OPTIMUM else "o-"
+        axes.plot([row.num_pages for row in rows], [row.hit_ratios[name] for row in rows], style, label=name)
+    axes.set(xscale="log", xlabel="pages in the pool", ylabel="hit ratio", title=rows[0].workload)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
