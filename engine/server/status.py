@@ -1,8 +1,8 @@
 """From the engine's errors to gRPC statuses, with details a program can read.
 
 Details follow google.rpc (https://google.aip.dev/193): BadRequest for the caller's mistakes,
-ErrorInfo with domain "octavo" for the rest. Nothing unforeseen reaches a client: it gets a
-fixed text, and the traceback goes to the log.
+ErrorInfo with domain "octavo" for the rest, RetryInfo for "not now". Nothing unforeseen reaches a
+client: it gets a fixed text, and the traceback goes to the log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2, message
+from google.protobuf import duration_pb2, message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from octavo.engine.errors import (
@@ -29,6 +29,7 @@ from octavo.engine.errors import (
 logger = logging.getLogger(__name__)
 
 DOMAIN = "octavo"
+RETRY_S = 1  # when a full server may be asked again
 INTERNAL_TEXT = "internal error of the server; its log says more"
 _DETAILS_KEY = "grpc-status-details-bin"  # where gRPC carries a google.rpc.Status
 
@@ -64,17 +65,20 @@ def text_of(error: Exception) -> str:
 def status_of(error: Exception) -> status_pb2.Status:
     """Code, message and details of an error."""
     code, text = code_of(error), text_of(error)
-    detail: message.Message
+    details: list[message.Message] = []
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         violation = error_details_pb2.BadRequest.FieldViolation(description=text)
-        detail = error_details_pb2.BadRequest(field_violations=[violation])
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     else:
         name = type(error).__name__ if isinstance(error, OctavoError) else "Internal"
         reason = "".join(f"_{c}" if c.isupper() else c.upper() for c in name).lstrip("_")
-        detail = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)
-    packed = any_pb2.Any()
-    packed.Pack(detail)
-    return status_pb2.Status(code=code.value[0], message=text, details=[packed])
+        details.append(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        details.append(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=RETRY_S)))
+    status = status_pb2.Status(code=code.value[0], message=text)
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
 
 
 async def abort_with(context: Context, error: Exception) -> NoReturn:
