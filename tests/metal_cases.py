@@ -67,6 +67,7 @@ def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
     yield shape("", 256, 2, 32, kv_heads=1), fp4, half
     yield shape("wide", 64, 16, 16, kv_heads=1), fp4, half
     yield shape("values", 192, 1, 16, value_dim=128), fp4, half
+    yield shape("", 16, 2, 8, value_dim=24), fp4, half
     yield EVERYTHING, fp4, half
 
 
@@ -102,6 +103,8 @@ def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
         (64, 80, 96, 128, 192, 256), (1, 2, 4, 7, 8, 16), (16, 32, 64)
     ):
         yield shape("", head_dim, group, page_size, kv_heads=2 if group < 4 else 1), next(pairs), next(dtypes)
+    for head_dim in (8, 16, 24, 32, 40, 112):
+        yield shape("", head_dim, 2, 16), next(pairs), next(dtypes)
     for window, keep in ((1, 0), (16, 0), (17, 4), (33, 40), (64, 16)):
         for pair in FORMAT_PAIRS:
             yield (

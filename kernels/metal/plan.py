@@ -47,38 +47,35 @@ class ChunkPlan:
     rows: Ints
 
 
-def num_tiles(position: int, window: int | None, keep: int) -> int:
-    """Tiles of 32 keys that a query at ``position`` reads: ``span_from`` of the sources."""
-    end = position // DECODE_TILE + 1
+def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
+    """Tiles of 32 keys that queries at ``positions`` read: ``span_from`` of the sources."""
+    end = positions // DECODE_TILE + 1
     if window is None:
         return end
-    low = max(0, position - window + 1)
+    low = np.maximum(0, positions - window + 1)
     first = low // DECODE_TILE
-    return end - first + min(-(-min(keep, low) // DECODE_TILE), first)
+    return np.asarray(end - first + np.minimum(-(-np.minimum(keep, low) // DECODE_TILE), first), np.int32)
 
 
-def num_splits(tiles: int) -> int:
-    return min(-(-tiles // SPLIT_TILES), MAX_SPLITS)
+def num_splits(tiles: Ints) -> Ints:
+    return np.minimum(-(-tiles // SPLIT_TILES), MAX_SPLITS)
 
 
 def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
-    counts = np.diff(metadata.q_start)
-    whole: list[tuple[int, int, int, int]] = []
+    sequences = np.flatnonzero(np.diff(metadata.q_start) == 1).astype(np.int32)
+    rows = metadata.q_start[sequences]
+    tiles = num_tiles(metadata.positions[rows], window, keep)
+    splits = num_splits(tiles)
+    single = splits == 1
+    whole = np.stack([rows, sequences, np.zeros_like(rows), tiles], axis=1)[single]
     parts: list[tuple[int, int, int, int]] = []
     joins: list[tuple[int, int, int, int]] = []
-    split_rows: list[int] = []
-    for sequence in np.flatnonzero(counts == 1).tolist():
-        row = int(metadata.q_start[sequence])
-        tiles = num_tiles(int(metadata.positions[row]), window, keep)
-        splits = num_splits(tiles)
-        if splits == 1:
-            whole.append((row, sequence, 0, tiles))
-            continue
-        joins.append((len(parts), splits, 0, 0))
-        split_rows.append(row)
-        edges = [tiles * s // splits for s in range(splits + 1)]
-        parts += [(row, sequence, first, end) for first, end in pairwise(edges)]
-    return DecodePlan(_fours(whole), _fours(parts), _fours(joins), _ints([r for r, *_ in whole] + split_rows))
+    for at in np.flatnonzero(~single).tolist():
+        count, end = int(splits[at]), int(tiles[at])
+        joins.append((len(parts), count, 0, 0))
+        edges = pairwise(end * s // count for s in range(count + 1))
+        parts += [(int(rows[at]), int(sequences[at]), first, last) for first, last in edges]
+    return DecodePlan(whole, _fours(parts), _fours(joins), np.concatenate([rows[single], rows[~single]]))
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> ChunkPlan:

@@ -86,9 +86,9 @@ def rotates(fmt: PageFormat, dim: int) -> int:
 
 def check_dim(name: str, dim: int) -> None:
     """ValueError unless kernels can spread a row of ``dim`` values over a simdgroup."""
-    if dim % 8 or not 32 <= dim <= 256:
+    if dim % 8 or not 8 <= dim <= 256:
         raise ValueError(
-            f"{name} must be a multiple of 8 from 32 to 256 for the Metal kernels, got {dim}; "
+            f"{name} must be a multiple of 8 from 8 to 256 for the Metal kernels, got {dim}; "
             "use --backend reference"
         )
 

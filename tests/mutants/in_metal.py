@@ -138,8 +138,8 @@ ATTENTION = (
     Mutant(
         "the rotation of V stays",
         "attention",
-        "  hadamard<VALUE_LANE>(x, lane",
-        "  if (false) hadamard<VALUE_LANE>(x, lane",
+        "  hadamard<VALUE_DIM, VALUE_LANE>(x, lane",
+        "  if (false) hadamard<VALUE_DIM, VALUE_LANE>(x, lane",
     ),
 )
 

@@ -14,7 +14,7 @@ pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 FORMATS = ("bf16", "fp16", "fp4")
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 64, 80, 96, 128, 192, 256])
 def test_fp4_pages_are_bit_equal(head_dim: int) -> None:
     """All rows at head_dim 64; elsewhere as many as the lanes' arithmetic needs."""
     check_bytes("fp4", head_dim, Emulator(ftz=False), limit=None if head_dim == 64 else 700)

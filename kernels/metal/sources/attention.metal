@@ -64,7 +64,7 @@ METAL_FUNC void write_output(thread float* x, float factor, uint lane, device T*
     x[i] *= factor;
   }
 #if ROTATE_VALUES
-  hadamard<VALUE_LANE>(x, lane, as_type<float>(VALUE_NORM_BITS));
+  hadamard<VALUE_DIM, VALUE_LANE>(x, lane, as_type<float>(VALUE_NORM_BITS));
 #endif
   for (int i = 0; i < VALUE_LANE; ++i) {
     if (lane * VALUE_LANE + i < VALUE_DIM) {

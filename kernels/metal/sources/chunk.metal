@@ -53,7 +53,7 @@ for (uint i = 0; i < 8; ++i) {
         queries + (ulong(first_row + token) * NUM_HEADS + first_head + r % GROUP) * HEAD_DIM, lane, x);
   }
 #if ROTATE_KEYS
-  hadamard<KEY_LANE>(x, lane, as_type<float>(KEY_NORM_BITS));
+  hadamard<HEAD_DIM, KEY_LANE>(x, lane, as_type<float>(KEY_NORM_BITS));
 #endif
   for (uint j = 0; j < KEY_LANE; ++j) {
     if (lane * KEY_LANE + j < HEAD_DIM) {

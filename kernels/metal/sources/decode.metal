@@ -35,7 +35,7 @@ for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
   float x[KEY_LANE];
   load_row<HEAD_DIM, KEY_LANE>(queries + (ulong(row) * NUM_HEADS + first_head + g) * HEAD_DIM, lane, x);
 #if ROTATE_KEYS
-  hadamard<KEY_LANE>(x, lane, as_type<float>(KEY_NORM_BITS));
+  hadamard<HEAD_DIM, KEY_LANE>(x, lane, as_type<float>(KEY_NORM_BITS));
 #endif
   for (uint i = 0; i < KEY_LANE; ++i) {
     if (lane * KEY_LANE + i < HEAD_DIM) {

@@ -9,7 +9,7 @@ if (row >= uint(rows_shape[0])) {
 float x[LANE_DIM];
 load_row<DIM, LANE_DIM>(rows + ulong(row) * DIM, lane, x);
 #if ROTATE
-hadamard<LANE_DIM>(x, lane, as_type<float>(NORM_BITS));
+hadamard<DIM, LANE_DIM>(x, lane, as_type<float>(NORM_BITS));
 #endif
 const bool finite = Format::store<DIM, LANE_DIM>(x, lane, row, codes, SCALES);
 if (lane == 0) {
