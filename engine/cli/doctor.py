@@ -51,7 +51,9 @@ def examine(backend_name: str, threads: int | None) -> dict[str, Any]:
     return {
         "backend": choice.backend.name,
         "reason": choice.reason,
-        "isa": isa if choice.backend.name == "cpu" else "none (plain MLX operations)",
+        "isa": {"cpu": isa, "metal": "Metal, compiled by MLX"}.get(
+            choice.backend.name, "none (plain MLX operations)"
+        ),
         "threads": num_threads if choice.backend.name == "cpu" else 1,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
