@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+from google.protobuf.message import DecodeError
+
 from octavo.engine.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from octavo.engine.outputs import Delta, FinishReason
 from octavo.engine.server import messages
@@ -77,11 +79,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         try:
             async with asyncio.TaskGroup() as group:
                 await slots.acquire()
-                async for request in requests:
+                async for request in _parsed(requests):
                     group.create_task(serve(request))
                     await slots.acquire()
-        except Exception as error:
-            await output.put(error)
+        except ExceptionGroup as group:  # of one: reading the requests failed, serving them does not raise
+            await output.put(group.exceptions[0])
         else:
             await output.put(None)
 
@@ -142,6 +144,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         gauges = self._engine.gauges()
         intake = self._intake
         return messages.server_info_message(gauges, ready_since=intake.ready_since, draining=intake.draining)
+
+
+async def _parsed(requests: AsyncIterator[pb.GenerateRequest]) -> AsyncGenerator[pb.GenerateRequest, None]:
+    """The requests of a stream; InvalidRequest where one is no message."""
+    try:
+        async for request in requests:
+            yield request
+    except DecodeError as error:
+        raise InvalidRequest(f"a message of the stream cannot be parsed: {error}") from error
 
 
 class _Answer:
