@@ -7,7 +7,7 @@ output and its rows are put into the pool's memory afterwards, as the device wou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attention_backends import poison
-from attention_cases import run_case
+from attention_cases import Case, build_metadata, run_case
 from metal_backend import Emulator, needs_compiler, to_mlx
 from metal_cases import EVERYTHING, TOLERANCES
 from metal_emulator import MetalKernel, MetalRuntimeError
@@ -136,6 +136,29 @@ def test_every_reader_waits_for_the_writers_and_every_writer_for_the_reader() ->
     assert writes[0][1]["after"].size == 8
     assert writes[2][1]["after"] is writes[3][1]["after"]
     assert writes[2][1]["after"].shape[1:] == (case.kv_heads * case.group, case.head_dim)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_pages_are_copied_and_gathered(in_place: bool) -> None:
+    """A fork: page 0 is copied onto page 2 and 2 onto 3, in order; then both are read densely."""
+    device = WritingDevice()
+    kind = InPlacePool if in_place else MetalPool
+    case = Case(name="", sequences=((0, 16),), page_size=16)
+    pool = kind(case.spec("fp4", "bf16"), KernelLibrary(device.compile))
+    poison(pool)
+    rng = np.random.default_rng(5)
+    rows = [mx.array(rng.standard_normal((16, 2, 64)).astype(np.float32)) for _ in "kv"]
+    step = build_metadata([(0, 16)], [np.array([0], np.int32)], 16)
+    pool.begin_step(step)
+    pool.write(0, *rows)
+    want = [np.array(array) for array in pool.gather(0)]
+    mx.eval(pool.pending())
+    pool.copy_pages([(0, 2), (2, 3)])
+    pool.begin_step(replace(step, page_table=np.array([[3]], np.int32)))
+    for got, array in zip(pool.gather(0), want, strict=True):
+        np.testing.assert_array_equal(np.array(got), array)
+    with pytest.raises(ValueError, match="page 99 lies outside the pool"):
+        pool.copy_pages([(0, 99)])
 
 
 @pytest.mark.parametrize("kind", ["forgets", "refuses"])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from check_metal import Recorder, record_all, run_step
+from check_metal import PRELUDE, Recorder, record_all, run_step
 from metal_backend import Emulator, needs_compiler
 from metal_emulator import why_unavailable
 from metal_emulator.lint import lint
@@ -72,6 +76,44 @@ def test_every_unit_differs_by_name() -> None:
             library.run(
                 replace(first, source="out[thread_position_in_grid.x] = 2;"), {"wide": mx.zeros(8)}, launch
             )
+
+
+def printed_by_mlx(folder: Path, call: Callable[..., list[mx.array]], inputs: Sequence[mx.array]) -> str:
+    """The source that MLX prints while it traces a verbose kernel call, on any machine."""
+    with tempfile.TemporaryFile("w+") as printed:
+        sys.stdout.flush()
+        terminal = os.dup(1)  # MLX prints from C++
+        os.dup2(printed.fileno(), 1)
+        try:
+            mx.export_function(str(folder / "kernel.mlxfn"), call, *inputs)
+        finally:
+            os.dup2(terminal, 1)
+            os.close(terminal)
+        printed.seek(0)
+        return printed.read().split("```\n", 1)[1].rsplit("\n```", 1)[0]
+
+
+def test_mlx_assembles_the_text_that_the_emulator_runs(tmp_path: Path) -> None:
+    """Each kernel of a step, through ``mx.fast.metal_kernel`` itself."""
+    recorder, texts = Recorder(), {}
+
+    def compile_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
+        recorded = recorder(**parts)
+        kernel: Any = mx.fast.metal_kernel(**parts)
+
+        def launch(**arguments: Any) -> Sequence[mx.array]:
+            inputs = arguments.pop("inputs")
+            texts[parts["name"]] = printed_by_mlx(
+                tmp_path, lambda *values: kernel(inputs=list(values), verbose=True, **arguments), inputs
+            )
+            return recorded(inputs=inputs, **arguments)
+
+        return launch
+
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=128, window=560, keep=4)
+    run_step(KernelLibrary(compile_kernel), ("fp4", "bf16"), layer, 2, mx.bfloat16, options=True)
+    assert len(texts) == 6  # two quantize, decode with and without splits, reduce, chunk
+    assert sorted(PRELUDE + text for text in texts.values()) == sorted(recorder.texts.values())
 
 
 def test_names_carry_everything_that_the_text_depends_on() -> None:
