@@ -1,15 +1,21 @@
 """Which page holds which position of which sequence. Standard library only; see README.md."""
 
 from octavo.block_manager.digests import Hasher, sha256_chain
+from octavo.block_manager.events import EventLog, EventsLost, PageEvent
 from octavo.block_manager.manager import BlockManager
+from octavo.block_manager.misses import Miss
 from octavo.block_manager.types import Digest, Fork, PageCopy, PageId, PageTable
 
 __all__ = [
     "BlockManager",
     "Digest",
+    "EventLog",
+    "EventsLost",
     "Fork",
     "Hasher",
+    "Miss",
     "PageCopy",
+    "PageEvent",
     "PageId",
     "PageTable",
     "sha256_chain",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from typing import cast
 
 from octavo.block_manager.digests import TOKEN_BYTES, Hasher, pack, root, sha256_chain
+from octavo.block_manager.events import EventLog
+from octavo.block_manager.misses import FirstPages, Miss
 from octavo.block_manager.policies import DEFAULT_POLICY, make_policy
 from octavo.block_manager.pool import PagePool
 from octavo.block_manager.types import Digest, Fork, PageCopy, PageId, PageTable
@@ -22,6 +25,7 @@ class BlockManager:
     hasher         names the contents of pages; see digests.py
     prefix_cache   False: nothing is published and every ``open`` starts empty
     policy         which idle page goes next, by its name in ``POLICIES``
+    clock          seconds, for saying when a page was evicted
 
     Who may hold, write and free a page, and when: README.md in this folder.
     """
@@ -34,14 +38,16 @@ class BlockManager:
         hasher: Hasher = sha256_chain,
         prefix_cache: bool = True,
         policy: str = DEFAULT_POLICY,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}; 32 is a good start")
         self.page_size = page_size
         self.prefix_cache = prefix_cache
-        self._pool = PagePool(num_pages, make_policy(policy, num_pages))
+        self._pool = PagePool(num_pages, make_policy(policy, num_pages), clock=clock)
         self._hasher = hasher
         self._tables: set[PageTable] = set()
+        self._first_pages = FirstPages(num_pages)
         self._copies: list[PageCopy] = []  # handed out and not yet carried out
 
     @property
@@ -75,6 +81,11 @@ class BlockManager:
         """Cached pages that were given to somebody else, since the start."""
         return self._pool.num_evicted
 
+    @property
+    def events(self) -> EventLog:
+        """What could be found since when, in order."""
+        return self._pool.events
+
     def open(
         self, tokens: Tokens[int], *, salt: bytes = b"", digests: list[Digest] | None = None
     ) -> PageTable:
@@ -101,20 +112,31 @@ class BlockManager:
         self._tables.add(table)
         return table
 
-    def explain_misses(self, num_tokens: int, num_hit: int) -> dict[str, int]:
-        """Why an ``open`` of ``num_tokens`` found ``num_hit`` and no more: tokens by reason.
-
-        disabled       the cache is off
-        new            the page was not found: never written, or evicted since
-        last_token     the page would be full, but it has the last token, which is always computed
-        partial_page   the tail does not fill a page
-        """
+    def explain_miss(self, table: PageTable, tokens: Tokens[int]) -> Miss:
+        """Why ``open`` with these tokens found what is in ``table`` and no more; before ``commit``."""
         if not self.prefix_cache:
+            return Miss(0, "disabled")
+        num_tokens, page = len(tokens), table.num_written // self.page_size
+        if page == max(num_tokens - 1, 0) // self.page_size:
+            tail = num_tokens - page * self.page_size
+            return Miss(page, "last_token" if tail == self.page_size else "partial_page")
+        evicted_at = self._pool.evictions.when(table.digests[page])
+        if evicted_at is not None:
+            return Miss(page, "evicted", evicted_at)
+        if page == 0 and self._first_pages.has_other(pack(tokens[: self.page_size]), table.salt):
+            return Miss(page, "other_salt")
+        return Miss(page, "new")
+
+    def count_misses(self, num_tokens: int, miss: Miss) -> dict[str, int]:
+        """Tokens that were not found, by reason: those after the first page that could have
+        been found and was not have its reason, for without it they are not looked for."""
+        if miss.reason == "disabled":
             return {"disabled": num_tokens}
         findable = max(num_tokens - 1, 0) // self.page_size * self.page_size
         tail = num_tokens - findable
-        reason = "last_token" if tail == self.page_size else "partial_page"
-        misses = {"new": findable - num_hit, reason: tail}
+        misses = {"last_token" if tail == self.page_size else "partial_page": tail}
+        if missing := findable - miss.page * self.page_size:
+            misses = {miss.reason: missing, **misses}
         return {reason: count for reason, count in misses.items() if count}
 
     def would_overflow(self, table: PageTable, num_tokens: int) -> bool:
@@ -143,7 +165,10 @@ class BlockManager:
         if first == last or not self.prefix_cache:
             return
         self._extend_digests(table, tokens, last)
-        self._pool.publish(_ids(table.pages[first:last]), table.digests[first:last])
+        if first == 0:
+            self._first_pages.add(pack(tokens[: self.page_size]), table.salt)
+        parent = table.digests[first - 1] if first else None
+        self._pool.publish(_ids(table.pages[first:last]), table.digests[first:last], parent)
 
     def fork(self, table: PageTable) -> Fork | None:
         """A second table with the same written positions; None, and no change, if the pool is short.
@@ -203,6 +228,10 @@ class BlockManager:
         self._tables.remove(table)
         self._trim(table, 0)
         table.num_written = 0
+
+    def flush(self) -> int:
+        """Forget the contents of every idle page; returns how many there were."""
+        return self._pool.flush()
 
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 
+from octavo.block_manager.events import EventLog
+from octavo.block_manager.misses import Evictions
 from octavo.block_manager.policy import EvictionPolicy
 from octavo.block_manager.types import Digest, PageId
+
+REMEMBERED = 16_384  # evictions and events, or as many as there are pages, if that is more
 
 
 class PagePool:
@@ -19,7 +24,9 @@ class PagePool:
     Methods work on runs of pages, because a call per page costs more than the page.
     """
 
-    def __init__(self, num_pages: int, policy: EvictionPolicy) -> None:
+    def __init__(
+        self, num_pages: int, policy: EvictionPolicy, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         if num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {num_pages}; give the pool more memory")
         self.num_pages = num_pages
@@ -29,6 +36,9 @@ class PagePool:
         self._page_of: dict[Digest, PageId] = {}
         self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # next at the end
         self._cached = policy
+        self._clock = clock
+        self.evictions = Evictions(max(num_pages, REMEMBERED))
+        self.events = EventLog(max(num_pages, REMEMBERED))
 
     @property
     def num_idle(self) -> int:
@@ -68,14 +78,32 @@ class PagePool:
         return pages
 
     def _evict(self, num_pages: int) -> list[PageId]:
+        pages = self._forget(num_pages)
+        self.num_evicted += num_pages
+        return pages
+
+    def flush(self) -> int:
+        """Make every cached page an empty one; returns how many there were. Pages that are held
+        can still be found."""
+        pages = self._forget(len(self._cached)) if len(self._cached) else []
+        self._empty.extend(pages)
+        if pages and not self._page_of:
+            self.events.add("cleared")
+        return len(pages)
+
+    def _forget(self, num_pages: int) -> list[PageId]:
+        """Give up the contents of so many cached pages, the policy's first choices."""
         pages = self._cached.evict(num_pages)
         page_of, digest_of = self._page_of, self._digest_of
+        digests = []
         for page in pages:
             digest = digest_of[page]
             assert digest is not None, f"idle page {page} is listed as cached and has no digest"
             del page_of[digest]
             digest_of[page] = None
-        self.num_evicted += num_pages
+            digests.append(digest)
+        self.evictions.add(digests, self._clock())
+        self.events.add("removed", digests)
         return pages
 
     def hold(self, pages: Iterable[PageId]) -> None:
@@ -114,13 +142,25 @@ class PagePool:
         if cached:
             self._cached.release(cached, digest_of)
 
-    def publish(self, pages: Run[PageId], digests: Run[Digest]) -> None:
+    def publish(self, pages: Run[PageId], digests: Run[Digest], parent: Digest | None) -> None:
         """Let others find full, written pages. The first page of a digest stays the one found:
-        a second one with the same contents remains private to its holders."""
-        page_of, digest_of = self._page_of, self._digest_of
+        a second one with the same contents remains private to its holders.
+
+        parent   digest of the page before the first one
+        """
+        page_of, digest_of, events = self._page_of, self._digest_of, self.events
+        stored: list[Digest] = []
         for page, digest in zip(pages, digests, strict=True):
             if digest_of[page] is None and page_of.setdefault(digest, page) is page:
                 digest_of[page] = digest
+                stored.append(digest)
+            else:
+                if stored:
+                    events.add("stored", stored, parent)
+                    stored = []
+                parent = digest
+        if stored:
+            events.add("stored", stored, parent)
 
     def check(self) -> None:
         """Raise AssertionError unless every page is held or idle in exactly one list."""

@@ -151,6 +151,8 @@ class Scheduler:
             if self._refused and self._refused[0] is sequence and blocks.num_idle <= self._refused[1]:
                 break  # looking again would cost time and find no room
             table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests)
+            is_first = sequence.num_cached is None  # explained before pages are evicted for it
+            miss = blocks.explain_miss(table, sequence.tokens) if is_first else None
             if not blocks.reserve(table, len(sequence.tokens)):
                 blocks.close(table)
                 self._refused = (sequence, blocks.num_idle)
@@ -159,8 +161,9 @@ class Scheduler:
             self._refused = None
             if sequence.num_cached is None:
                 sequence.num_cached = hit = table.num_written
-                misses = blocks.explain_misses(len(sequence.tokens), hit)
-                lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses))
+                assert miss is not None
+                misses = blocks.count_misses(len(sequence.tokens), miss)
+                lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
             budget -= _append(work, sequence, table.num_written + min(sequence.backlog, budget))
 
     def _make_room(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from octavo.block_manager import Digest, PageCopy, PageTable
+from octavo.block_manager import Digest, Miss, PageCopy, PageTable
 
 
 class Status(enum.Enum):
@@ -77,13 +77,15 @@ class Lookup(NamedTuple):
 
     num_tokens   tokens of the prompt
     num_hit      of those, found
-    misses       the others by reason, see BlockManager.explain_misses; the sum is the difference
+    misses       the others by reason, see BlockManager.count_misses; the sum is the difference
+    miss         the first page that was not found, and why
     """
 
     sequence: Sequence
     num_tokens: int
     num_hit: int
     misses: Mapping[str, int]
+    miss: Miss
 
 
 @dataclass(frozen=True, slots=True)

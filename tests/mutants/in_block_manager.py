@@ -12,7 +12,7 @@ DIGESTS = "block_manager/digests.py"
 MUTANTS = (
     Mutant("take leaves the digest findable", POOL, "del page_of[digest]", "pass"),
     Mutant("take keeps the digest on the page", POOL, "digest_of[page] = None\n", "pass\n"),
-    Mutant("take evicts the most recent", POLICY, "popitem(last=False)", "popitem(last=True)"),
+    Mutant("take evicts the most recent", POLICY, "popitem(last=False)[0]", "popitem(last=True)[0]"),
     Mutant("take hands out pages nobody holds", POOL, "num_holders[page] = 1", "num_holders[page] = 0"),
     Mutant(
         "found pages stay idle",
@@ -87,8 +87,8 @@ MUTANTS = (
     Mutant(
         "commit publishes one page too few",
         MANAGER,
-        "table.pages[first:last]), table.digests[first:last]",
-        "table.pages[first:last - 1]), table.digests[first:last - 1]",
+        "table.pages[first:last]), table.digests[first:last], parent",
+        "table.pages[first:last - 1]), table.digests[first:last - 1], parent",
     ),
     Mutant(
         "fork shares the partial page",

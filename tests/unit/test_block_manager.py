@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from octavo.block_manager import BlockManager, Digest, PageCopy, PageId, PageTable, sha256_chain
+from octavo.block_manager import BlockManager, Digest, Miss, PageCopy, PageId, PageTable, sha256_chain
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages and a half
 
@@ -257,9 +257,59 @@ def test_known_digests_are_not_computed_again() -> None:
         (1, 0, {"partial_page": 1}),
     ],
 )
-def test_misses_are_explained(num_tokens: int, num_hit: int, misses: dict[str, int]) -> None:
-    assert BlockManager(8, 4).explain_misses(num_tokens, num_hit) == misses
-    assert BlockManager(8, 4, prefix_cache=False).explain_misses(num_tokens, 0) == {"disabled": num_tokens}
+def test_misses_are_counted(num_tokens: int, num_hit: int, misses: dict[str, int]) -> None:
+    blocks = BlockManager(8, 4)
+    written(blocks, PROMPT[:num_hit])
+    table = blocks.open(PROMPT[:num_tokens])
+    miss = blocks.explain_miss(table, PROMPT[:num_tokens])
+    assert (miss.page, miss.reason) == (num_hit // 4, next(iter(misses)))
+    assert blocks.count_misses(num_tokens, miss) == misses
+
+
+def test_without_the_cache_that_is_the_reason() -> None:
+    blocks = BlockManager(8, 4, prefix_cache=False)
+    miss = blocks.explain_miss(blocks.open(PROMPT), PROMPT)
+    assert miss == Miss(0, "disabled")
+    assert blocks.count_misses(10, miss) == {"disabled": 10}
+
+
+def test_an_evicted_page_is_said_to_be_and_when() -> None:
+    now = 5.0
+    blocks = BlockManager(4, 4, clock=lambda: now)
+    blocks.close(written(blocks, PROMPT[:8]))
+    blocks.close(written(blocks, [7] * 12))  # takes the two empty pages and the tail
+    now = 9.0
+    again = [*PROMPT[:8], 1]
+    table = blocks.open(again)
+    assert blocks.explain_miss(table, again) == Miss(1, "evicted", 5.0)
+    blocks.close(table)
+    blocks.close(written(blocks, [8] * 16))
+    assert blocks.explain_miss(blocks.open(PROMPT), PROMPT) == Miss(0, "evicted", 9.0)
+
+
+def test_another_salt_is_the_reason_only_for_a_beginning_it_has_written() -> None:
+    blocks = BlockManager(8, 4)
+    written(blocks, PROMPT, salt=b"a")
+    for prompt, salt, reason in (
+        (PROMPT, b"b", "other_salt"),
+        (PROMPT, b"a", "partial_page"),
+        ([9] * 10, b"b", "new"),
+    ):
+        assert blocks.explain_miss(blocks.open(prompt, salt=salt), prompt).reason == reason
+    written(blocks, PROMPT, salt=b"b")
+    longer = [*PROMPT, 11, 12, 13]
+    assert blocks.explain_miss(blocks.open(longer, salt=b"b"), longer).reason == "new"
+
+
+def test_flushing_forgets_idle_pages_and_no_others() -> None:
+    blocks = BlockManager(8, 4)
+    held = written(blocks, PROMPT)
+    blocks.close(written(blocks, [7] * 8))
+    assert blocks.flush() == 2
+    assert blocks.num_idle_cached == blocks.num_evicted == 0
+    assert blocks.open([7] * 8).num_written == 0
+    assert blocks.open(PROMPT).pages == held.pages[:2]
+    blocks.check()
 
 
 def test_the_digest_chain_is_what_it_says() -> None:

@@ -1,0 +1,86 @@
+"""The log of what can be found: in order, without gaps, and bounded."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager, Digest, EventLog, EventsLost
+from octavo.block_manager.misses import Evictions
+
+
+def serve(blocks: BlockManager, tokens: list[int]) -> list[Digest]:
+    table = blocks.open(tokens)
+    assert blocks.reserve(table, len(tokens))
+    blocks.commit(table, tokens, len(tokens))
+    blocks.close(table)
+    return table.digests
+
+
+def test_stored_then_removed_then_cleared() -> None:
+    blocks = BlockManager(3, 2)
+    one = serve(blocks, [1, 2, 3, 4])
+    serve(blocks, [1, 2, 3, 4])  # a second copy of the last page: nothing new to find
+    other = serve(blocks, [1, 2, 5, 6])
+    assert blocks.flush() == 3
+    events = blocks.events.since(1)
+    assert [event.number for event in events] == list(range(1, len(events) + 1))
+    assert events[0][1:] == ("stored", one, None)
+    assert ("stored", other[1:], one[0]) in [event[1:] for event in events]
+    assert [event.kind for event in events[-2:]] == ["removed", "cleared"]
+    assert blocks.events.since(blocks.events.next_number) == []
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), max_size=12), st.integers(6, 12))
+def test_whoever_follows_the_events_knows_what_can_be_found(prompts: list[list[int]], num_pages: int) -> None:
+    blocks = BlockManager(num_pages, 2)
+    known: set[Digest] = set()
+    cursor = 1
+    for prompt in prompts:
+        digests = serve(blocks, prompt)
+        for event in blocks.events.since(cursor):
+            assert event.number == cursor
+            cursor += 1
+            if event.kind == "stored":
+                assert event.parent is None or event.parent in known
+                assert not known & set(event.digests)
+                known |= set(event.digests)
+            else:
+                assert set(event.digests) <= known
+                known -= set(event.digests)
+        assert set(digests) <= known
+        assert len(known) == blocks.num_idle_cached
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 8))
+def test_the_log_is_bounded_and_says_what_it_lost(sizes: list[int], capacity: int) -> None:
+    log = EventLog(capacity)
+    for size in sizes:
+        log.add("stored", [Digest(b"x")] * size)
+    kept = log.since(log.next_number - 1) if sizes else []
+    number = log.next_number - len(kept)
+    while number > 1:
+        try:
+            kept = log.since(number - 1)
+        except EventsLost:
+            break
+        number -= 1
+    assert (
+        len(kept) == 1 or max(len(kept), sum(len(event.digests) for event in kept)) <= capacity or not sizes
+    )
+    for bad in (number - 1, log.next_number + 1):
+        with pytest.raises(EventsLost, match=f"got {bad}"):
+            log.since(bad)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=20), st.integers(1, 12))
+def test_the_latest_evictions_are_remembered(runs: list[list[int]], capacity: int) -> None:
+    evictions, order = Evictions(capacity), list[tuple[int, float]]()
+    for now, run in enumerate(runs):
+        evictions.add([Digest(bytes([value])) for value in dict.fromkeys(run)], float(now))
+        order += [(value, float(now)) for value in dict.fromkeys(run)]
+    latest = dict(order)
+    for value, _ in order[-capacity:]:
+        assert evictions.when(Digest(bytes([value]))) == latest[value]
+    assert evictions.when(Digest(b"never")) is None
