@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def serve(args: argparse.Namespace, worker_flags: Sequence[str]) -> int:
-    """Serve until a signal (0), or until a worker or the router ends by itself (EngineDead)."""
+    """Serve until a signal (0), or until the router ends by itself (EngineDead). Around a worker
+    that has died the router finds its way alone."""
     smg = find_router()
     listen, metrics = (
         _real_port(args.listen, "--listen"),

@@ -148,6 +148,30 @@ def _get(url: str) -> str:
         return str(reply.read().decode())
 
 
+@needs_router
+async def test_a_full_worker_is_429_and_serves_what_it_took() -> None:
+    import openai
+
+    async with http_server("--", "--num-pages", "64", "--max-running", "1", "--max-waiting", "1") as ready:
+        client = openai.AsyncOpenAI(
+            base_url=f"http://{ready['http']}/v1", api_key="none", max_retries=0, timeout=60
+        )
+
+        async def one(number: int) -> str:
+            messages = [{"role": "user", "content": f"Tell me {number}."}]
+            try:
+                answer = await _chat(
+                    client, messages=messages, max_tokens=400, extra_body={"ignore_eos": True}
+                )
+            except openai.RateLimitError as error:
+                return "429" if "at most 2" in str(error) else str(error)
+            return str(answer.usage.completion_tokens)
+
+        async with client:
+            answers = await asyncio.gather(*(one(number) for number in range(16)))
+    assert set(answers) == {"429", "400"}
+
+
 async def test_without_the_router_there_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     python = tmp_path / "python"  # a Python beside which no router lies
     python.symlink_to(sys.executable)
