@@ -1,108 +1,27 @@
-"""vllm.grpc.engine.VllmEngine: the answers of vLLM 0.32's own gRPC server, from Octavo."""
+"""VllmEngine.Generate: the answers of vLLM 0.32's own gRPC server, from Octavo."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import io
-import json
 import threading
-import time
-import zipfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-import tokenizers
-from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-import octavo.engine
 from fakes import ALPHABET, EOS, VOCAB_SIZE, FakeCore, small_config
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
 from octavo.engine.params import SamplingParams
-from octavo.engine.server.intake import Rate
-from octavo.engine.server.model_files import read_model_files
-from octavo.engine.stats import Observer
-from served import Served, all_idle, collect, eventually, served
+from served import all_idle, collect, eventually
+from vllm_worker import PROMPT, alone, ask, by_index, pause, worker
 
-DEMO = Path(octavo.engine.__file__).parent / "demo"
-PROMPT = list(range(10, 40))
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 POISON = 7
 
 
-class DemoFiles(FakeCore):
-    """A fake model with the files of the embedded one."""
-
-    def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
-        core = super().__call__(config, observer)
-        assert self.runner is not None
-        self.runner.info = replace(self.runner.info, path=DEMO)
-        return core
-
-
-@dataclass
-class Worker:
-    """A server and the stub a router would use."""
-
-    its: Served
-    stub: Any
-
-    async def generate(self, **changes: Any) -> list[pb.GenerateResponse]:
-        return [response async for response in self.stub.Generate(ask(**changes))]
-
-
-@asynccontextmanager
-async def worker(core: FakeCore | None = None, **options: Any) -> AsyncIterator[Worker]:
-    async with served(core, **options) as its, its.channel() as channel:
-        yield Worker(its, vllm_engine_pb2_grpc.VllmEngineStub(channel))
-
-
-def ask(*, ids: list[int] | None = None, stream: bool = True, **changes: Any) -> pb.GenerateRequest:
-    """A request as a router writes it: greedy, five tokens."""
-    fields = {
-        key: changes.pop(key) for key in tuple(changes) if key in pb.GenerateRequest.DESCRIPTOR.fields_by_name
-    }
-    sampling = {
-        "max_tokens": 5,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "repetition_penalty": 1.0,
-        "n": 1,
-    } | changes
-    tokenized = pb.TokenizedInput(original_text="x", input_ids=PROMPT if ids is None else ids)
-    if not fields.keys() & {"text"}:
-        fields["tokenized"] = tokenized
-    return pb.GenerateRequest(stream=stream, sampling_params=pb.SamplingParams(**sampling), **fields)
-
-
-def by_index(responses: list[pb.GenerateResponse]) -> dict[int, tuple[list[Any], Any]]:
-    """Chunks and the one complete of each sample."""
-    found: dict[int, tuple[list[Any], Any]] = {}
-    for response in responses:
-        kind = response.WhichOneof("response")
-        part = getattr(response, kind)
-        chunks, complete = found.get(part.index, ([], None))
-        assert complete is None, f"sample {part.index} goes on after its end"
-        found[part.index] = ([*chunks, part], None) if kind == "chunk" else (chunks, part)
-    assert all(complete is not None for _, complete in found.values())
-    return found
-
-
-async def alone(its: Served, params: SamplingParams) -> dict[int, tuple[int, ...]]:
-    """What octavo.v1 says to the same prompt."""
-    return {i: d.token_ids for i, d in (await collect(its.client.generate(PROMPT, params))).items()}
-
-
 async def test_a_stream_is_deltas_and_then_the_last_one_again() -> None:
-    async with worker(FakeCore(before_step=_pause)) as its:
+    async with worker(FakeCore(before_step=pause)) as its:
         [(chunks, complete)] = by_index(await its.generate(max_tokens=9)).values()
         expected = (await alone(its.its, SamplingParams(max_tokens=9)))[0]
     assert sum((tuple(chunk.token_ids) for chunk in chunks), ()) == expected
@@ -201,7 +120,7 @@ async def test_logprobs_come_with_their_tokens(stream: bool) -> None:
 
 
 async def test_an_abort_ends_the_stream_normally() -> None:
-    async with worker(FakeCore(before_step=_pause)) as its:
+    async with worker(FakeCore(before_step=pause)) as its:
         call = its.stub.Generate(ask(request_id="gone", max_tokens=200))
         responses = aiter(call)
         assert (await anext(responses)).chunk.token_ids
@@ -213,7 +132,7 @@ async def test_an_abort_ends_the_stream_normally() -> None:
 
 
 async def test_a_cancelled_call_and_a_deadline_free_their_pages() -> None:
-    async with worker(FakeCore(before_step=_pause)) as its:
+    async with worker(FakeCore(before_step=pause)) as its:
         call = its.stub.Generate(ask(max_tokens=200))
         await call.read()
         call.cancel()
@@ -313,97 +232,6 @@ async def test_a_full_server_says_so_with_the_code_of_429() -> None:
         assert all(by_index(responses) for responses in await asyncio.gather(*inside))
 
 
-async def test_health_model_and_server() -> None:
-    async with worker(DemoFiles()) as its:
-        health = await its.stub.HealthCheck(pb.HealthCheckRequest())
-        assert health.healthy
-        info = await its.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert (info.served_model_name, info.model_type, list(info.architectures)) == (
-            "fake", "qwen3", ["Qwen3ForCausalLM"]
-        )  # fmt: skip
-        assert info.is_generation
-        assert (info.vocab_size, info.max_context_length, info.max_req_input_len) == (VOCAB_SIZE, 4096, 255)
-        assert list(info.eos_token_ids) == [EOS]
-        assert info.tokenizer_path == "", "paths are nobody's business outside"
-        await its.generate()
-        server = await its.stub.GetServerInfo(pb.GetServerInfoRequest())
-        assert (server.server_type, server.block_size, server.max_num_seqs) == ("vllm-grpc", 4, 8)
-        assert (server.kv_cache_dtype, server.data_parallel_size) == ("bf16", 1)
-        assert server.active_requests == 0
-        assert abs(time.time() - server.last_receive_timestamp) < 60
-        its.its.server.intake.draining = True
-        health = await its.stub.HealthCheck(pb.HealthCheckRequest())
-        assert (health.healthy, "draining" in health.message) == (False, True)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await its.generate()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_dead_engine_is_not_healthy() -> None:
-    def step() -> None:
-        raise MemoryError("out of luck")
-
-    async with worker(FakeCore(before_step=step)) as its:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await its.generate()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        health = await its.stub.HealthCheck(pb.HealthCheckRequest())
-        assert (health.healthy, "out of luck" in health.message) == (False, True)
-
-
-async def test_loads() -> None:
-    async with worker(FakeCore(before_step=_pause)) as its:
-        call = its.stub.Generate(ask(max_tokens=100))
-        for _ in range(3):
-            await call.read()
-        reply = await its.stub.GetLoads(pb.GetLoadsRequest())
-        [load] = reply.loads
-        assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (1, 0, 1)
-        assert 30 < load.num_used_tokens < load.max_total_num_tokens == 256
-        assert load.token_usage == load.num_used_tokens / 256
-        assert load.gen_throughput > 0
-        assert (load.max_running_requests, load.utilization, load.cache_hit_rate) == (8, 1 / 8, 0.0)
-        assert not (await its.stub.GetLoads(pb.GetLoadsRequest(dp_rank=1))).loads
-        call.cancel()
-        await eventually(lambda: all_idle(its.its.engine), "pages idle")
-
-
-async def test_the_tokenizer_comes_as_a_zip_in_chunks() -> None:
-    async with worker(DemoFiles()) as its:
-        parts = [part async for part in its.stub.GetTokenizer(common_pb2.GetTokenizerRequest())]
-        again = [part async for part in its.stub.GetTokenizer(common_pb2.GetTokenizerRequest())]
-    data = b"".join(part.data for part in parts)
-    assert all(len(part.data) <= 65536 for part in parts)
-    assert [bool(part.sha256) for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert parts[-1].sha256 == hashlib.sha256(data).hexdigest() == again[-1].sha256
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        assert archive.testzip() is None
-        assert {"tokenizer.json", "tokenizer_config.json", "config.json"} <= set(archive.namelist())
-        assert not any("safetensors" in name for name in archive.namelist())
-        tokenizer = tokenizers.Tokenizer.from_str(archive.read("tokenizer.json").decode())
-        assert "chat_template" in json.loads(archive.read("tokenizer_config.json"))
-    assert tokenizer.decode(tokenizer.encode("Once upon a time").ids) == "Once upon a time"
-
-
-async def test_what_is_not_there_is_unimplemented() -> None:
-    async with worker() as its:
-        calls = {
-            grpc.StatusCode.UNIMPLEMENTED: (
-                its.stub.Embed(pb.EmbedRequest()),
-                its.stub.StartProfile(common_pb2.StartProfileRequest()),
-                its.stub.StopProfile(common_pb2.StopProfileRequest()),
-                its.stub.FlushCache(common_pb2.FlushCacheRequest()),
-                its.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read(),
-            ),
-            grpc.StatusCode.NOT_FOUND: (its.stub.GetTokenizer(common_pb2.GetTokenizerRequest()).read(),),
-        }
-        for code, awaitables in calls.items():
-            for awaitable in awaitables:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await awaitable
-                assert caught.value.code() is code
-
-
 async def test_32_streams_say_what_each_says_alone() -> None:
     async with worker() as its:
         prompts = [[*PROMPT[:12], index] for index in range(32)]
@@ -415,37 +243,6 @@ async def test_32_streams_say_what_each_says_alone() -> None:
             ids = sum((tuple(c.token_ids) for c in chunks), ()) or tuple(complete.output_ids)
             whole = await collect(its.its.client.generate(prompt, SamplingParams(max_tokens=5)))
             assert ids == whole[0].token_ids
-
-
-def test_the_sampling_a_model_recommends(tmp_path: Path) -> None:
-    assert read_model_files(tmp_path).temperature == 1.0
-    assert read_model_files(tmp_path).sampling_json == ""
-    settings = {"temperature": 0.6, "top_p": 0.9, "do_sample": True, "eos_token_id": [1]}
-    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": [5, 6], "pad_token_id": None}))
-    files = read_model_files(tmp_path)
-    assert files.temperature == 0.6
-    assert json.loads(files.sampling_json) == {"temperature": 0.6, "top_p": 0.9}
-    assert (files.bos_token_id, files.pad_token_id, files.architectures) == (5, 0, ())
-
-
-def test_a_rate_forgets_what_is_older_than_its_window() -> None:
-    now = 0.0
-    rate = Rate(10.0, clock=lambda: now)
-    assert rate.per_second() == 0.0
-    for moment in (1.0, 1.05, 2.0):
-        now = moment
-        rate.add(10)
-    now = 4.0
-    assert rate.per_second() == 30 / 4
-    now = 11.5
-    assert rate.per_second() == 10 / 10
-    now = 20.0
-    assert rate.per_second() == 0.0
-
-
-def _pause() -> None:
-    time.sleep(0.002)
 
 
 def _wait(gate: threading.Event) -> None:
