@@ -119,7 +119,7 @@ class BlockManager:
         num_tokens, page = len(tokens), table.num_written // self.page_size
         if page == max(num_tokens - 1, 0) // self.page_size:
             tail = num_tokens - page * self.page_size
-            return Miss(page, "last_token" if tail == self.page_size else "partial_page")
+            return Miss(page, self._tail_reason(tail))
         evicted_at = self._pool.evictions.when(table.digests[page])
         if evicted_at is not None:
             return Miss(page, "evicted", evicted_at)
@@ -134,10 +134,13 @@ class BlockManager:
             return {"disabled": num_tokens}
         findable = max(num_tokens - 1, 0) // self.page_size * self.page_size
         tail = num_tokens - findable
-        misses = {"last_token" if tail == self.page_size else "partial_page": tail}
+        misses = {self._tail_reason(tail): tail}
         if missing := findable - miss.page * self.page_size:
             misses = {miss.reason: missing, **misses}
         return {reason: count for reason, count in misses.items() if count}
+
+    def _tail_reason(self, tail: int) -> str:
+        return "last_token" if tail == self.page_size else "partial_page"
 
     def would_overflow(self, table: PageTable, num_tokens: int) -> bool:
         """Whether writing positions ``[0, num_tokens)`` needs pages that are not yet reserved."""

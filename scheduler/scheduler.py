@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Run
 
-from octavo.block_manager import BlockManager
+from octavo.block_manager import BlockManager, Digest, PageTable
 from octavo.scheduler.limits import Limits, SequenceTooLong
 from octavo.scheduler.roster import Roster
 from octavo.scheduler.types import Lookup, Result, Sequence, Status, Step, Work
@@ -144,13 +144,18 @@ class Scheduler:
 
     def _plan_arrivals(self, budget: int, work: list[Work], lookups: list[Lookup]) -> None:
         """Admit the oldest waiting sequences, each with pages for all it has to compute: a
-        prompt that was let in does not run out of pages before its first token."""
+        prompt that was let in does not run out of pages before its first token. One whose next
+        page is computed in this very step waits for the next: it shares that page, then."""
         roster, blocks = self._roster, self.blocks
+        filling = self._filling(work) if roster.waiting and budget else set()
         while roster.waiting and budget and len(roster.running) < self.limits.max_running:
             sequence = roster.waiting[0]
             if self._refused and self._refused[0] is sequence and blocks.num_idle <= self._refused[1]:
                 break  # looking again would cost time and find no room
             table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests)
+            if _next_digest(table) in filling:
+                blocks.close(table)
+                break  # from the next step on it finds what this one computes
             is_first = sequence.num_cached is None  # explained before pages are evicted for it
             miss = blocks.explain_miss(table, sequence.tokens) if is_first else None
             if not blocks.reserve(table, len(sequence.tokens)):
@@ -165,6 +170,18 @@ class Scheduler:
                 misses = blocks.count_misses(len(sequence.tokens), miss)
                 lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
             budget -= _append(work, sequence, table.num_written + min(sequence.backlog, budget))
+            filling |= self._filling(work[-1:])
+
+    def _filling(self, work: list[Work]) -> set[Digest]:
+        """Digests of the prompt pages that this step fills."""
+        page_size = self.blocks.page_size
+        filling: set[Digest] = set()
+        for sequence, start, stop, _, _ in work:
+            first, last = start // page_size, stop // page_size
+            if first < last and stop - start > 1:
+                assert sequence.table is not None
+                filling.update(sequence.table.digests[first:last])
+        return filling
 
     def _make_room(
         self, sequence: Sequence, num_tokens: int, work: list[Work], preempted: list[Sequence]
@@ -204,6 +221,12 @@ class Scheduler:
             else:
                 survivors.append(member)
         self._roster.share(leader, survivors, trusted=trusted)
+
+
+def _next_digest(table: PageTable) -> Digest | None:
+    """Of the first page a look-up did not find; None if nothing was left to look up."""
+    index = len(table.pages)
+    return table.digests[index] if index < len(table.digests) else None
 
 
 def _append(work: list[Work], sequence: Sequence, stop: int) -> int:

@@ -135,4 +135,22 @@ MUTANTS = (
         "if unwanted := [copy for copy in self.copies if copy.target in table.pages]:",
         "if unwanted := []:",
     ),
+    Mutant(
+        "equal prompts are computed at once",
+        SCHEDULER,
+        "if _next_digest(table) in filling:",
+        "if table is None:",
+    ),
+    Mutant(
+        "an eviction is explained as news",
+        "block_manager/manager.py",
+        "if evicted_at is not None:",
+        "if evicted_at is None and page < 0:",
+    ),
+    Mutant(
+        "events of a run have no parent",
+        "block_manager/manager.py",
+        "parent = table.digests[first - 1] if first else None",
+        "parent = None",
+    ),
 )

@@ -52,7 +52,9 @@ def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> N
     """Safety alone would be satisfied by a cache that never hits."""
     served = Served(replace(workload, num_pages=500, prefix_cache=True)).run()
     size = workload.page_size
-    for sequence in set(served.everyone) - served.harmed:
+    for sequence in served.everyone:
+        if any(sequence in samples and served.harmed & set(samples) for samples in served.sequences):
+            continue  # the pages it shared with a failed sibling are not trusted, nor published
         found = served.blocks.open(sequence.tokens, salt=sequence.salt)
         assert found.num_written == (len(sequence.tokens) - 1) // size * size
     assert served.blocks.num_evicted == 0

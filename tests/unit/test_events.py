@@ -84,3 +84,14 @@ def test_the_latest_evictions_are_remembered(runs: list[list[int]], capacity: in
     for value, _ in order[-capacity:]:
         assert evictions.when(Digest(bytes([value]))) == latest[value]
     assert evictions.when(Digest(b"never")) is None
+
+
+def test_pages_that_follow_name_the_page_before_them() -> None:
+    blocks = BlockManager(8, 2)
+    table = blocks.open([1])
+    for length in (2, 6):
+        assert blocks.reserve(table, length)
+        blocks.commit(table, [1, 2, 3, 4, 5, 6], length)
+    first, then = blocks.events.since(1)
+    assert (first.digests, first.parent) == (table.digests[:1], None)
+    assert (then.digests, then.parent) == (table.digests[1:], table.digests[0])

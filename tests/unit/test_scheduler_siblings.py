@@ -159,7 +159,10 @@ def test_after_a_failed_row_nobody_trusts_its_pages() -> None:
     commit(s, plan(s), 10, None, 12)
     assert [m.status for m in (a, b, c)] == [Status.WAITING, Status.FINISHED, Status.WAITING]
     assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
-    assert [(w.sequence, w.start, w.stop) for w in plan(s).work] == [(a, 0, 7), (c, 0, 7)]
+    step = plan(s)
+    assert [(w.sequence, w.start, w.stop) for w in step.work] == [(a, 0, 7)], "c waits for a's page"
+    s.commit(step, [Result(13)])
+    assert [(w.sequence, w.start, w.stop) for w in plan(s).work] == [(a, 7, 8), (c, 4, 7)]
 
 
 def test_a_failed_row_is_not_trusted_though_the_one_it_failed_for_is_gone() -> None:
