@@ -4,6 +4,7 @@ from octavo.block_manager.digests import Hasher, sha256_chain
 from octavo.block_manager.events import EventLog, EventsLost, PageEvent
 from octavo.block_manager.manager import BlockManager
 from octavo.block_manager.misses import Miss
+from octavo.block_manager.pins import Pins
 from octavo.block_manager.types import Digest, Fork, PageCopy, PageId, PageTable
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "PageEvent",
     "PageId",
     "PageTable",
+    "Pins",
     "sha256_chain",
 ]

@@ -25,6 +25,7 @@ class BlockManager:
     hasher         names the contents of pages; see digests.py
     prefix_cache   False: nothing is published and every ``open`` starts empty
     policy         which idle page goes next, by its name in ``POLICIES``
+    max_pinned     pages that ``Pins`` may hold for good; sequences are not let in on them
     clock          seconds, for saying when a page was evicted
 
     Who may hold, write and free a page, and when: README.md in this folder.
@@ -38,11 +39,18 @@ class BlockManager:
         hasher: Hasher = sha256_chain,
         prefix_cache: bool = True,
         policy: str = DEFAULT_POLICY,
+        max_pinned: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}; 32 is a good start")
+        if not 0 <= max_pinned < max(num_pages, 1):
+            raise ValueError(
+                f"max_pinned must be at least 0 and less than the {num_pages} pages of the pool, "
+                f"got {max_pinned}; sequences need room, too"
+            )
         self.page_size = page_size
+        self.max_pinned = max_pinned
         self.prefix_cache = prefix_cache
         self._pool = PagePool(num_pages, make_policy(policy, num_pages), clock=clock)
         self._hasher = hasher
@@ -56,8 +64,8 @@ class BlockManager:
 
     @property
     def capacity(self) -> int:
-        """Positions the whole pool has room for."""
-        return self._pool.num_pages * self.page_size
+        """Positions that one sequence can have room for, whatever is pinned."""
+        return (self._pool.num_pages - self.max_pinned) * self.page_size
 
     @property
     def num_held(self) -> int:

@@ -1,0 +1,59 @@
+"""Prefixes that stay: held like an open table's pages, so that no policy may give them up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Tokens
+
+from octavo.block_manager.manager import BlockManager
+from octavo.block_manager.types import PageTable
+
+
+class Pins:
+    """Named prefixes, together at most ``blocks.max_pinned`` pages: the room that the block manager
+    keeps out of ``capacity``, so that no sequence is let in that only fits where a pin may be."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._tables: dict[str, PageTable] = {}
+        self._num_pins: Counter[int] = Counter()  # by page
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that are pinned, those of several pins once."""
+        return len(self._num_pins)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tables)
+
+    def pin(self, name: str, tokens: Tokens[int], *, salt: bytes = b"") -> int | None:
+        """Keep what is cached of these tokens, full pages only; returns how many positions that is.
+
+        None, and no change, if that would be more pages than may be pinned. A name that is
+        pinned already is pinned anew.
+        """
+        blocks = self._blocks
+        table = blocks.open([*tokens, 0], salt=salt)  # one more, because the last is never looked up
+        previous = self._tables.get(name)
+        after = self._num_pins + Counter(table.pages)
+        after.subtract(previous.pages if previous is not None else ())
+        after = +after
+        if len(after) > blocks.max_pinned:
+            blocks.close(table)
+            return None
+        if previous is not None:
+            blocks.close(previous)
+        self._tables[name] = table
+        self._num_pins = after
+        return table.num_written
+
+    def unpin(self, name: str) -> bool:
+        """Let the pages go; False if nothing has this name."""
+        table = self._tables.pop(name, None)
+        if table is None:
+            return False
+        self._num_pins.subtract(table.pages)
+        self._num_pins = +self._num_pins
+        self._blocks.close(table)
+        return True

@@ -1,0 +1,90 @@
+"""Pins: prefixes that no pressure evicts, and that never make a sequence wait for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager, Pins
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong
+
+
+def serve(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> int:
+    """How many positions were found."""
+    table = blocks.open(tokens, salt=salt)
+    found = table.num_written
+    assert blocks.reserve(table, len(tokens))
+    blocks.commit(table, tokens, len(tokens))
+    blocks.close(table)
+    return found
+
+
+def test_a_pinned_prefix_outlives_pressure_and_an_unpinned_one_does_not() -> None:
+    blocks = BlockManager(6, 4, max_pinned=2)
+    pins = Pins(blocks)
+    serve(blocks, [1] * 8)
+    assert pins.pin("system", [1] * 8) == 8
+    assert (pins.num_pages, pins.names) == (2, ["system"])
+    serve(blocks, [2] * 16)
+    assert serve(blocks, [1] * 9) == 8
+    assert pins.unpin("system")
+    assert not pins.unpin("system")
+    serve(blocks, [3] * 24)
+    assert serve(blocks, [1] * 9) == 0
+    assert blocks.num_held == pins.num_pages == 0
+    blocks.check()
+
+
+def test_more_than_may_be_pinned_is_refused_and_changes_nothing() -> None:
+    blocks = BlockManager(8, 4, max_pinned=3)
+    pins = Pins(blocks)
+    serve(blocks, [1] * 8)
+    serve(blocks, [1, 1, 1, 1, 2, 2, 2, 2])
+    serve(blocks, [3] * 8)
+    assert pins.pin("one", [1] * 8) == 8
+    assert pins.pin("other", [1, 1, 1, 1, 2, 2, 2, 2]) == 8, "they share their first page"
+    assert pins.pin("third", [3] * 8) is None
+    assert (pins.num_pages, blocks.num_held) == (3, 3)
+    assert pins.pin("one", [3] * 4) == 4, "a name is pinned anew"
+    assert (pins.num_pages, blocks.num_held) == (3, 3)
+
+
+def test_only_what_is_cached_under_the_same_salt_is_pinned() -> None:
+    blocks = BlockManager(8, 4, max_pinned=4)
+    serve(blocks, [1] * 8, salt=b"a")
+    assert Pins(blocks).pin("x", [1] * 8, salt=b"b") == 0
+    assert Pins(blocks).pin("x", [1] * 11, salt=b"a") == 8
+
+
+def test_what_fits_only_without_pins_is_refused_at_once() -> None:
+    scheduler = Scheduler(BlockManager(8, 4, max_pinned=3), Limits(64, 4))
+    with pytest.raises(SequenceTooLong):
+        scheduler.add(Sequence("a", [1] * 17, max_tokens=4))
+    scheduler.add(Sequence("b", [1] * 16, max_tokens=4))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=8), st.integers(0, 3))
+def test_with_everything_pinned_that_may_be_everybody_is_served(
+    prompts: list[tuple[int, int]], max_pinned: int
+) -> None:
+    blocks = BlockManager(4 + max_pinned, 4, max_pinned=max_pinned)
+    pins = Pins(blocks)
+    scheduler = Scheduler(blocks, Limits(16, 4))
+    for number, (token, length) in enumerate(prompts):
+        scheduler.add(Sequence(str(number), [token] * length, max_tokens=4))
+    while (step := scheduler.plan()) is not None:
+        scheduler.commit(step, [Result(7) for _ in step.sampled()])
+        pins.pin(str(step.num_tokens), step.work[0].sequence.tokens)
+        blocks.check()
+        assert pins.num_pages <= max_pinned
+    assert blocks.num_held == pins.num_pages
+    for name in pins.names:
+        assert pins.unpin(name)
+    assert blocks.num_held == 0
+
+
+@pytest.mark.parametrize("max_pinned", [-1, 8])
+def test_a_pool_that_could_be_pinned_whole_is_refused(max_pinned: int) -> None:
+    with pytest.raises(ValueError, match=f"got {max_pinned}"):
+        BlockManager(8, 4, max_pinned=max_pinned)
