@@ -1,0 +1,129 @@
+"""What is found equals what a dictionary of every published prefix that was not evicted says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from octavo.block_manager import BlockManager, Digest
+from octavo.block_manager.policies import POLICIES
+
+Prefix = tuple[bytes, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Serve:
+    """One sequence: its prompt, how much of it is written before it ends, and whether it forks on the
+    way and the fork goes on with ``more``."""
+
+    prompt: tuple[int, ...]
+    salt: bytes
+    share: float
+    more: tuple[int, ...]
+
+
+serves = st.builds(
+    Serve,
+    prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16).map(tuple),
+    salt=st.sampled_from([b"", b"", b"other tenant"]),
+    share=st.sampled_from([1.0, 1.0, 0.5, 0.0]),
+    more=st.sampled_from([(), (), (0,), (1, 1, 1, 0, 1)]),
+)
+
+
+class Oracle:
+    """Prefixes by name: which were published, and which of them the log says are gone."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self.blocks = blocks
+        self.findable: set[Prefix] = set()
+        self.prefix_of: dict[Digest, Prefix] = {}
+        self.cursor = 1
+
+    def wrote(self, digests: list[Digest], tokens: list[int], positions: range, salt: bytes) -> None:
+        """A sequence wrote these: the pages they fill are findable from now on, unless evicted."""
+        size = self.blocks.page_size
+        for index in range(positions.start // size, positions.stop // size):
+            digest = digests[index]
+            prefix = (salt, tuple(tokens[: (index + 1) * size]))
+            assert self.prefix_of.setdefault(digest, prefix) == prefix, "two prefixes of one name"
+            self.findable.add(prefix)
+        self.follow()
+
+    def follow(self) -> None:
+        events = self.blocks.events.since(self.cursor)
+        self.cursor = self.blocks.events.next_number
+        removed = [event.digests for event in events if event.kind == "removed"]
+        self.findable -= {self.prefix_of[digest] for digests in removed for digest in digests}
+
+    def hit(self, tokens: tuple[int, ...], salt: bytes) -> int:
+        size, found = self.blocks.page_size, 0
+        while found + size < len(tokens) and (salt, tokens[: found + size]) in self.findable:
+            found += size
+        return found
+
+
+@given(
+    st.lists(serves, min_size=1, max_size=14),
+    st.sampled_from([1, 2, 4]),
+    st.integers(0, 6),
+    st.sampled_from([*POLICIES]),
+)
+def test_what_is_found_is_what_was_published_and_not_evicted(
+    served: list[Serve], page_size: int, spare: int, policy: str
+) -> None:
+    need = max(-(-(len(item.prompt) + len(item.more) + 1) // page_size) for item in served)
+    blocks = BlockManager(2 * need + spare, page_size, policy=policy)
+    oracle = Oracle(blocks)
+    for item in served:
+        prompt = list(item.prompt)
+        expected = oracle.hit(item.prompt, item.salt)
+        table = blocks.open(prompt, salt=item.salt)
+        assert table.num_written == expected
+        stop = max(table.num_written, int(len(prompt) * item.share))
+        assert blocks.reserve(table, stop)
+        oracle.follow()
+        blocks.commit(table, prompt, stop)
+        oracle.wrote(table.digests, prompt, range(expected, stop), item.salt)
+        fork = blocks.fork(table) if item.more else None
+        if fork is not None:
+            blocks.copied([fork.copy] if fork.copy is not None else [])
+            tokens = [*prompt[:stop], *item.more]
+            assert blocks.reserve(fork.table, len(tokens))
+            oracle.follow()
+            blocks.commit(fork.table, tokens, len(tokens))
+            oracle.wrote(fork.table.digests, tokens, range(stop, len(tokens)), item.salt)
+            blocks.close(fork.table)
+        blocks.close(table)
+        oracle.follow()
+        blocks.check()
+        assert len(oracle.findable) == blocks.num_idle_cached
+
+
+@given(st.lists(serves, min_size=1, max_size=10), st.sampled_from([1, 2, 4]))
+def test_the_reason_of_a_miss_is_what_happened(served: list[Serve], page_size: int) -> None:
+    """Against all there ever was: in a small pool, with everything remembered."""
+    need = max(-(-len(item.prompt) // page_size) for item in served)
+    blocks = BlockManager(need + 1, page_size)
+    ever: set[Prefix] = set()
+    for item in served:
+        prompt = list(item.prompt)
+        table = blocks.open(prompt, salt=item.salt)
+        miss = blocks.explain_miss(table, prompt)
+        end = (miss.page + 1) * page_size
+        assert miss.page == table.num_written // page_size
+        if end >= len(prompt):
+            assert miss.reason == ("last_token" if end == len(prompt) else "partial_page")
+        else:
+            before = (item.salt, item.prompt[:end]) in ever
+            assert (miss.reason == "evicted") == before == (miss.evicted_at is not None)
+        if miss.reason == "other_salt":
+            assert miss.page == 0
+            assert any(salt != item.salt and tokens == item.prompt[:end] for salt, tokens in ever)
+        assert table.num_written + sum(blocks.count_misses(len(prompt), miss).values()) == len(prompt)
+        assert blocks.reserve(table, len(prompt))
+        blocks.commit(table, prompt, len(prompt))
+        ever |= {(item.salt, item.prompt[:stop]) for stop in range(page_size, len(prompt) + 1, page_size)}
+        blocks.close(table)
