@@ -45,7 +45,18 @@ MUTANTS = (
         "the oldest is preempted", SCHEDULER, "reversed(self._roster.running)", "iter(self._roster.running)"
     ),
     Mutant("a refused arrival never comes in", SCHEDULER, "blocks.num_idle <= self._refused[1]", "True"),
-    Mutant("a refused arrival keeps its pages", SCHEDULER, "                blocks.close(table)\n", ""),
+    Mutant(
+        "a refused arrival keeps its pages",
+        SCHEDULER,
+        "                blocks.close(table)\n                self._refused = ",
+        "                self._refused = ",
+    ),
+    Mutant(
+        "who waits for a page keeps others",
+        SCHEDULER,
+        "                blocks.close(table)\n                break  # from",
+        "                break  # from",
+    ),
     Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt, ", ""),
     Mutant(
         "max_tokens is not enforced", SCHEDULER, "return result.finished or", "return result.finished and"

@@ -118,6 +118,20 @@ def test_a_decode_without_a_page_waits_and_keeps_its_own() -> None:
     assert s.num_preemptions == 1
 
 
+def test_nobody_comes_in_while_others_are_preempted() -> None:
+    """Not even the one whose pages were taken, though it would find the older one's copies of them."""
+    s = scheduler(num_pages=4)
+    for name in ("old", "young"):
+        s.add(Sequence(name, [1], max_tokens=12))
+    for _ in range(8):
+        advance(s)
+    assert s.blocks.num_idle == 0
+    step = advance(s)
+    assert [sequence.sequence_id for sequence in step.preempted] == ["young"]
+    assert shape(step) == [("old", 8, 9, True)]
+    assert shape(advance(s)) == [("old", 9, 10, True), ("young", 8, 9, True)]
+
+
 def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
     s = scheduler(num_pages=5, budget=16)
     old, young = Sequence("old", [1] * 8, max_tokens=9), Sequence("young", [2] * 7, max_tokens=9)
