@@ -128,8 +128,20 @@ class Machine(RuleBasedStateMachine):
         assert self.blocks.num_held == 0
 
 
+class LfuMachine(Machine):
+    policy = "lfu"
+
+
+class GittinsMachine(Machine):
+    policy = "gittins"
+
+
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=30)
+TestLfuMachine = LfuMachine.TestCase
+TestLfuMachine.settings = TestMachine.settings
+TestGittinsMachine = GittinsMachine.TestCase
+TestGittinsMachine.settings = TestMachine.settings
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 3), min_size=1, max_size=40), salts)
