@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.kernels.interface import PoolSpec
-from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.in_place import InPlacePool, copies_pages
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.pool import MetalPool
 from octavo.kernels.selftest import first_failure
@@ -34,10 +34,11 @@ class MetalBackend:
 
     def try_in_place(self) -> str:
         """Write pages in place from now on, if a self-test that writes, reads back and attends
-        passes on this device; one line for people says which way it went."""
+        and copies passes on this device; one line for people says which way it went."""
         self._writes_in_place = True
         failure = first_failure(self)
-        if failure is None:
+        if failure is None and copies_pages(self._library):
             return "pages are written in place"
         self._writes_in_place = False
-        return f"pages are not written in place: its self-test failed ({failure.name})"
+        name = "pages are copied" if failure is None else failure.name
+        return f"pages are not written in place: its self-test failed ({name})"

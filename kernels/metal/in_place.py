@@ -2,21 +2,21 @@
 
 The writer changes an input, which MLX does not see. Its order comes from declared dependencies
 alone: readers take the writers' ``storable`` as inputs, the next writers take what the last reader
-made, and whatever reads pages by MLX's own operations waits for the writes first. It is an option,
+made, and whatever reads pages by MLX's own operations waits for the writes first. Copying a page is
+a write of the pool too: a kernel that moves the pages' bytes and nothing else. All this is an option,
 and only for a device on which a self-test has shown that it works.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 import numpy as np
 
 from octavo.kernels.formats import PageFormat
-from octavo.kernels.interface import PoolSpec
+from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.attention import StoredPages
+from octavo.kernels.metal.copy import copy_pages
 from octavo.kernels.metal.launch import KernelLibrary, padded
 from octavo.kernels.metal.pool import MetalPool, rows_launch
 from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit, write_unit
@@ -58,9 +58,15 @@ class InPlacePool(MetalPool):
         mx.eval(dense)  # before the next write
         return dense
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        mx.eval(self._written, self._last_read)
-        super().copy_pages(pairs)
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        """As every write: after the last writers and readers, before the next."""
+        for layer in range(len(self._spec.layers)):
+            tokens = dict(zip(("k_written", "v_written"), self._written[layer], strict=True))
+            tokens["after"] = self._last_read[layer]
+            parts = super()._pages(layer).inputs()
+            copied = copy_pages(self._library, self._spec, layer, parts, tokens, pairs)
+            self._written[layer] = [copied, copied]
+            self._last_read[layer] = copied
 
     def _pages(self, layer: int) -> StoredPages:
         keys, values = self._parts[layer]
@@ -89,3 +95,34 @@ class InPlacePool(MetalPool):
             rows = (page * heads + np.arange(heads)) * self._spec.page_size + offset
             self._rows[heads] = padded(rows.astype(np.uint32).ravel())
         return self._rows[heads]
+
+
+def copies_pages(library: KernelLibrary) -> bool:
+    """Whether this device copies a page that it has just written, to the bit."""
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+    pool = InPlacePool(
+        PoolSpec(layers=(layer,), num_pages=4, page_size=16, k_format="fp4", v_format="bf16"), library
+    )
+    rows = mx.random.normal((16, 2, 64), key=mx.random.key(0))
+    pool.begin_step(_one_page(0))
+    pool.write(0, rows, -rows)
+    pool.copy_pages([(0, 2), (2, 3)])
+    pages = [pool.gather(0)]
+    pool.begin_step(_one_page(3))
+    pages.append(pool.gather(0))
+    (keys, values), (copied_keys, copied_values) = pages
+    same = mx.array_equal(keys, copied_keys) & mx.array_equal(values, copied_values)
+    return bool(same & (keys != 0).any())
+
+
+def _one_page(page: int) -> AttentionMetadata:
+    """A step of one sequence that fills ``page`` of 16."""
+    positions = np.arange(16, dtype=np.int32)
+    return AttentionMetadata(
+        positions=positions,
+        slots=16 * page + positions,
+        q_start=np.array([0, 16], np.int32),
+        kv_len=np.array([16], np.int32),
+        page_table=np.array([[page]], np.int32),
+        page_size=16,
+    )

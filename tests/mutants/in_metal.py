@@ -240,4 +240,30 @@ WRITE = (
     ),
 )
 
-MUTANTS = DECODE + REDUCE + ATTENTION + CHUNK + FP4 + WRITE
+COPY = (
+    Mutant("a page is copied onto itself", "copy", "pairs[2 * pair + 1]", "pairs[2 * pair]"),
+    Mutant("the first pair for every pair", "copy", "uint(pairs[2 * pair])", "uint(pairs[0])"),
+    Mutant(
+        "every KV head copies the first",
+        "copy",
+        "source = ulong(uint(pairs[2 * pair])) * NUM_KV_HEADS + kv_head",
+        "source = ulong(uint(pairs[2 * pair])) * NUM_KV_HEADS",
+    ),
+    Mutant("a run too long", "copy", "i < words;", "i < words + 1;"),
+    Mutant("a run too short", "copy", "i < words;", "i + 1 < words;"),
+    Mutant(
+        "K's scales stay behind",
+        "copy",
+        "copy_run(k_scales, (device Keys::Scale*)to_k_scales, KEY_SCALE_WORDS, source, target, first);",
+        "",
+    ),
+    Mutant(
+        "every thread copies the whole run",
+        "copy",
+        "uint i = first; i < words; i += THREADS",
+        "uint i = 0; i < words; i += 1",
+    ),
+    Mutant("a token half written", "copy", "if (first < 8)", "if (first < 4)"),
+)
+
+MUTANTS = DECODE + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY

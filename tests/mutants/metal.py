@@ -25,6 +25,7 @@ from metal_backend import Emulator  # noqa: E402
 from metal_cases import EVERYTHING, LONG, TOLERANCES, run_watched, shape  # noqa: E402
 from metal_checks import check_bytes, minimum_bytes, pages_read  # noqa: E402
 from metal_emulator import MetalEmulatorError  # noqa: E402
+from metal_in_place import check_copies  # noqa: E402
 from octavo.kernels.metal import units  # noqa: E402
 
 PLAIN = shape("", 80, 3, 16)
@@ -48,6 +49,10 @@ def write() -> None:
         check_bytes(name, dim, Emulator(ftz=False, extra_flags=("-ffp-contract=fast",)))
 
 
+def copy() -> None:
+    check_copies(("fp4", "bf16"), 64, 16)
+
+
 def everything() -> None:
     attend()
 
@@ -65,6 +70,7 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "quantize": (write,),
     "format_fp4": (everything, write),
     "format_half": (write, plain),
+    "copy": (copy,),
 }
 
 

@@ -1,25 +1,21 @@
-"""Writing pages in place: the kernel and its order by tokens, and how a device that cannot is noticed.
-
-The emulator does not let a kernel write its inputs, so here the pool is given to the writer as an
-output and its rows are put into the pool's memory afterwards, as the device would have done.
-"""
+"""Writing pages in place: the kernel and its order by tokens, and how a device that cannot is noticed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from attention_backends import poison
 from attention_cases import Case, build_metadata, run_case
-from metal_backend import Emulator, needs_compiler, to_mlx
+from metal_backend import Emulator, needs_compiler
 from metal_cases import EVERYTHING, TOLERANCES
-from metal_emulator import MetalKernel, MetalRuntimeError
+from metal_emulator import MetalRuntimeError
+from metal_in_place import WritingDevice, check_copies
 from octavo.kernels import backends
 from octavo.kernels.backends import choose_backend
 from octavo.kernels.metal.backend import MetalBackend
@@ -30,48 +26,25 @@ from octavo.kernels.metal.pool import MetalPool
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 
 
-def memory_of(array: mx.array) -> NDArray[Any]:
-    """The array's own bytes as unsigned integers, writable."""
-    unsigned = array if array.dtype == mx.uint32 else array.view(mx.uint16)
-    mx.eval(unsigned)
-    return np.array(unsigned, copy=False)
+Calls = list[tuple[str, dict[str, mx.array], list[mx.array]]]
+"""Launches: name, inputs by name, outputs."""
+
+TWO_PAGES = Case(name="", sequences=((0, 16),), page_size=16)
 
 
-@dataclass
-class WritingDevice(Emulator):
-    """A device that lets kernels write their inputs; ``forgets`` one that loses what they wrote."""
+def recorded_by(device: Emulator, calls: Calls) -> KernelLibrary:
+    def recorded(**parts: Any) -> Callable[..., Sequence[mx.array]]:
+        launch = device.compile(**parts)
 
-    forgets: bool = False
+        def call(**arguments: Any) -> Sequence[mx.array]:
+            outputs = list(launch(**arguments))
+            inputs = dict(zip(parts["input_names"], arguments["inputs"], strict=True))
+            calls.append((parts["name"], inputs, outputs))
+            return outputs
 
-    def compile(
-        self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
-    ) -> Callable[..., Sequence[mx.array]]:
-        if not name.startswith("octavo_write_"):
-            return super().compile(
-                name=name, input_names=input_names, output_names=output_names, source=source, header=header
-            )
-        pools = [part for part in ("codes", "scales") if part in input_names]
-        read = [part for part in input_names if part not in pools]
-        kernel = MetalKernel(name, read, [*output_names, *pools], source, header)
+        return call
 
-        def launch(**arguments: Any) -> list[mx.array]:
-            inputs = dict(zip(input_names, arguments["inputs"], strict=True))
-            mx.eval(list(inputs.values()))
-            arrays = [inputs[part] for part in pools]
-            arguments["inputs"] = [inputs[part] for part in read]
-            arguments["output_shapes"] = [*arguments["output_shapes"], *(a.shape for a in arrays)]
-            arguments["output_dtypes"] = [*arguments["output_dtypes"], *(a.dtype for a in arrays)]
-            outputs = kernel(**arguments, seed=self.seed, init_value=0)
-            assert kernel.last is not None
-            self.results.append((name, kernel.last))
-            rows = np.array(inputs["targets"])[: len(inputs["rows"])]
-            for array, written in zip(arrays, outputs[len(output_names) :], strict=True):
-                memory = memory_of(array)
-                if not self.forgets:
-                    memory[rows] = written.view(memory.dtype)[rows]
-            return [to_mlx(output) for output in outputs[: len(output_names)]]
-
-        return launch
+    return KernelLibrary(recorded)
 
 
 def read_only(emulator: Emulator) -> KernelLibrary:
@@ -107,23 +80,9 @@ def test_pages_written_in_place_are_attended_to(formats: tuple[str, str]) -> Non
 
 
 def test_every_reader_waits_for_the_writers_and_every_writer_for_the_reader() -> None:
-    calls: list[tuple[str, dict[str, mx.array], list[mx.array]]] = []
-    device = WritingDevice()
-
-    def recorded(**parts: Any) -> Callable[..., Sequence[mx.array]]:
-        launch = device.compile(**parts)
-
-        def call(**arguments: Any) -> Sequence[mx.array]:
-            outputs = list(launch(**arguments))
-            calls.append(
-                (parts["name"], dict(zip(parts["input_names"], arguments["inputs"], strict=True)), outputs)
-            )
-            return outputs
-
-        return call
-
+    calls: Calls = []
     case = EVERYTHING
-    pool = InPlacePool(case.spec("fp4", "fp4"), KernelLibrary(recorded))
+    pool = InPlacePool(case.spec("fp4", "fp4"), recorded_by(WritingDevice(), calls))
     poison(pool)
     run_case(case, pool, dtype=mx.float16)
     writes = [call for call in calls if call[0].startswith("octavo_write_")]
@@ -143,8 +102,7 @@ def test_pages_are_copied_and_gathered(in_place: bool) -> None:
     """A fork: page 0 is copied onto page 2 and 2 onto 3, in order; then both are read densely."""
     device = WritingDevice()
     kind = InPlacePool if in_place else MetalPool
-    case = Case(name="", sequences=((0, 16),), page_size=16)
-    pool = kind(case.spec("fp4", "bf16"), KernelLibrary(device.compile))
+    pool = kind(TWO_PAGES.spec("fp4", "bf16"), KernelLibrary(device.compile))
     poison(pool)
     rng = np.random.default_rng(5)
     rows = [mx.array(rng.standard_normal((16, 2, 64)).astype(np.float32)) for _ in "kv"]
@@ -161,11 +119,48 @@ def test_pages_are_copied_and_gathered(in_place: bool) -> None:
         pool.copy_pages([(0, 99)])
 
 
-@pytest.mark.parametrize("kind", ["forgets", "refuses"])
+@pytest.mark.parametrize(
+    ("formats", "head_dim", "page_size"),
+    [
+        (("fp4", "fp4"), 64, 16),
+        (("bf16", "fp4"), 80, 32),
+        (("fp16", "bf16"), 128, 16),
+        (("fp4", "fp4"), 8, 2),
+    ],
+)
+def test_a_copy_moves_the_pages_bytes_once(formats: tuple[str, str], head_dim: int, page_size: int) -> None:
+    check_copies(formats, head_dim, page_size)
+
+
+def test_a_copy_waits_for_writers_and_readers_and_they_for_it() -> None:
+    calls: Calls = []
+    pool = InPlacePool(TWO_PAGES.spec("fp4", "fp4"), recorded_by(WritingDevice(), calls))
+    poison(pool)
+    rows = mx.ones((16, 2, 64))
+    step = build_metadata([(0, 16)], [np.array([0], np.int32)], 16)
+    for pairs in ([(0, 2), (2, 3)], []):
+        pool.begin_step(step)
+        pool.write(0, rows, rows)
+        out = pool.attend(0, rows, scale=0.1)
+        mx.eval(out, pool.pending())
+        pool.copy_pages(pairs)
+    kinds = [name.split("_")[1] for name, _, _ in calls]
+    assert kinds == ["write", "write", "chunk", "copy", "copy", "write", "write", "chunk"]
+    inputs, made = [call[1] for call in calls], [call[2][0] for call in calls]
+    assert inputs[3]["k_written"] is made[0]
+    assert inputs[3]["v_written"] is made[1]
+    assert inputs[3]["after"].shape == out.shape
+    assert inputs[3]["after"].size == made[2].size
+    for name in ("k_written", "v_written", "after"):
+        assert inputs[4][name] is made[3]
+    assert inputs[5]["after"] is inputs[6]["after"] is made[4]
+
+
+@pytest.mark.parametrize("kind", ["forgets writes", "forgets copies", "refuses"])
 def test_a_device_that_cannot_is_noticed_and_serves_without(kind: str) -> None:
-    library = (
-        KernelLibrary(WritingDevice(forgets=True).compile) if kind == "forgets" else read_only(Emulator())
-    )
+    forgets = {"forgets writes": ("write",), "forgets copies": ("copy",)}.get(kind)
+    device = Emulator() if forgets is None else WritingDevice(forgets=forgets)
+    library = read_only(device)
     backend = MetalBackend(library)
     said = backend.try_in_place()
     assert said.startswith("pages are not written in place: its self-test failed (")

@@ -24,7 +24,18 @@ from octavo.kernels.metal.launch import KernelLibrary, Launch
 from octavo.kernels.metal.units import METAL_FORMATS, Unit, read_source
 from octavo.kernels.selftest import first_failure, run_selftest
 
-SOURCES = ("attention", "chunk", "decode", "format_fp4", "format_half", "quantize", "reduce", "rows", "write")
+SOURCES = (
+    "attention",
+    "chunk",
+    "copy",
+    "decode",
+    "format_fp4",
+    "format_half",
+    "quantize",
+    "reduce",
+    "rows",
+    "write",
+)
 
 
 class Linter:
@@ -139,7 +150,7 @@ def test_sources_are_there_as_package_data() -> None:
     for name in SOURCES:
         helpers, body = read_source(name)
         assert helpers.startswith("//")
-        assert bool(body) == (name in ("chunk", "decode", "quantize", "reduce", "write"))
+        assert bool(body) == (name in ("chunk", "copy", "decode", "quantize", "reduce", "write"))
 
 
 def test_small_inputs_are_refused() -> None:

@@ -1,0 +1,70 @@
+"""Copying pages inside the pool, for pools that kernels write themselves: sources/copy.metal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.formats import page_format
+from octavo.kernels.interface import PoolSpec
+from octavo.kernels.metal.launch import KernelLibrary, Launch, padded
+from octavo.kernels.metal.units import Unit, make_unit
+
+_THREADS = 128
+
+
+def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> Unit:
+    """``run_bytes``: of one KV head's rows in one page, by the part's name (k_codes, k_scales, ...)."""
+    k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
+    # 16 bytes at a time, unless a run of few rows is no multiple of that.
+    wide = all(size % 16 == 0 for size in run_bytes.values())
+    size, word = (16, "uint4") if wide else (2, "ushort")
+    words = {name: run_bytes.get(name, 0) // size for name in ("k_codes", "k_scales", "v_codes", "v_scales")}
+    macros: dict[str, int | str] = {
+        "WORD": word,
+        "THREADS": _THREADS,
+        "NUM_KV_HEADS": heads.num_kv_heads,
+        "KEY_CODE_WORDS": words["k_codes"],
+        "KEY_SCALE_WORDS": words["k_scales"],
+        "VALUE_CODE_WORDS": words["v_codes"],
+        "VALUE_SCALE_WORDS": words["v_scales"],
+    }
+    return make_unit(
+        "copy",
+        f"{k_format.name}_{v_format.name}_{heads.head_dim}_{heads.value_dim}_{heads.num_kv_heads}"
+        f"_{spec.page_size}",
+        ("pairs", *run_bytes, *(f"to_{name}" for name in run_bytes), "k_written", "v_written", "after"),
+        ("copied",),
+        macros,
+        {"Keys": k_format, "Values": v_format},
+        (),
+    )
+
+
+def copy_pages(
+    library: KernelLibrary,
+    spec: PoolSpec,
+    layer: int,
+    parts: Mapping[str, mx.array],
+    tokens: Mapping[str, mx.array],
+    pairs: Sequence[tuple[int, int]],
+) -> mx.array:
+    """Copy page onto page (none of them both source and target) in one layer's ``parts``, arrays
+    [rows, width] by name. ``tokens`` are k_written, v_written and after; the result is the token of
+    the copy, for readers and writers that come later."""
+    heads = spec.layers[layer].num_kv_heads
+    run_bytes = {name: spec.page_size * array.shape[-1] * array.dtype.size for name, array in parts.items()}
+    inputs = {
+        "pairs": padded(np.array(pairs, np.int32).ravel()),
+        **parts,
+        **{f"to_{name}": array for name, array in parts.items()},
+        **tokens,
+    }
+    launch = Launch(
+        grid=(len(pairs) * _THREADS, heads, 1),
+        threadgroup=(_THREADS, 1, 1),
+        outputs=(((len(pairs) * heads, 8), mx.bool_),),
+    )
+    return library.run(copy_unit(spec, layer, run_bytes), inputs, launch)[0]

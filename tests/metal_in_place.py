@@ -1,0 +1,114 @@
+"""A device whose kernels write their inputs, on the emulator, and what a copy of pages must do there.
+
+The emulator does not let a kernel write its inputs, so the pool is given to the writer as an output
+and what it wrote is put into the pool's memory afterwards, as the device would have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from metal_backend import Emulator, to_mlx
+from metal_checks import bits, pages_read
+from metal_emulator import MetalKernel
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.launch import KernelLibrary
+
+PAIRS = [(0, 2), (5, 1), (2, 3), (0, 6)]
+"""The third must wait for the first."""
+
+
+def memory_of(array: mx.array) -> NDArray[Any]:
+    """The array's own bytes as unsigned integers, writable."""
+    unsigned = array if array.dtype == mx.uint32 else array.view(mx.uint16)
+    mx.eval(unsigned)
+    return np.array(unsigned, copy=False)
+
+
+@dataclass
+class WritingDevice(Emulator):
+    """A device that lets kernels write their inputs; ``forgets``: kernels whose writes are lost."""
+
+    forgets: tuple[str, ...] = ()
+
+    def compile(
+        self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
+    ) -> Callable[..., Sequence[mx.array]]:
+        kind = name.split("_")[1]
+        if kind not in ("write", "copy"):
+            return super().compile(
+                name=name, input_names=input_names, output_names=output_names, source=source, header=header
+            )
+        pools = [part for part in input_names if part in ("codes", "scales") or part.startswith("to_")]
+        read = [part for part in input_names if part not in pools]
+        kernel = MetalKernel(name, read, [*output_names, *pools], source, header)
+
+        def launch(**arguments: Any) -> list[mx.array]:
+            inputs = dict(zip(input_names, arguments["inputs"], strict=True))
+            mx.eval(list(inputs.values()))
+            arrays = [inputs[part] for part in pools]
+            arguments["inputs"] = [inputs[part] for part in read]
+            arguments["output_shapes"] = [*arguments["output_shapes"], *(a.shape for a in arrays)]
+            arguments["output_dtypes"] = [*arguments["output_dtypes"], *(a.dtype for a in arrays)]
+            outputs = kernel(**arguments, seed=self.seed, schedule=self.schedule, init_value=0)
+            assert kernel.last is not None
+            self.results.append((name, kernel.last))
+            rows = _written_rows(name, inputs, arguments["grid"])
+            for array, written in zip(arrays, outputs[len(output_names) :], strict=True):
+                memory = memory_of(array)
+                new = written.view(memory.dtype)
+                assert not np.delete(new, rows, axis=0).any(), f"{name} wrote rows that are not its own"
+                if kind not in self.forgets:
+                    memory[rows] = new[rows]
+            return [to_mlx(output) for output in outputs[: len(output_names)]]
+
+        return launch
+
+
+def _written_rows(name: str, inputs: dict[str, mx.array], grid: tuple[int, int, int]) -> NDArray[np.int64]:
+    """Rows of the pool that a launch is to write."""
+    if "targets" in inputs:
+        return np.array(inputs["targets"])[: len(inputs["rows"])].astype(np.int64)
+    heads, page_size = (int(part) for part in name.split("_")[-2:])
+    threads, size = 128, heads * page_size
+    targets = np.array(inputs["pairs"]).reshape(-1, 2)[: grid[0] // threads, 1].astype(np.int64)
+    return np.asarray((targets[:, None] * size + np.arange(size)).ravel())
+
+
+def check_copies(
+    formats: tuple[str, str], head_dim: int, page_size: int, device: WritingDevice | None = None
+) -> WritingDevice:
+    """Copy PAIRS in a pool of random bytes: the bytes of NumPy's copies, and each byte moved once."""
+    device = WritingDevice() if device is None else device
+    layers = tuple(LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=64) for heads in (1, 3))
+    spec = PoolSpec(layers=layers, num_pages=9, page_size=page_size, k_format=formats[0], v_format=formats[1])
+    pool, rng = InPlacePool(spec, KernelLibrary(device.compile)), np.random.default_rng(7)
+    arrays = [array for layer in pool._parts for part in layer for array in part]
+    want = []
+    for array in arrays:
+        memory = memory_of(array)
+        memory[:] = rng.integers(0, 1 << 16, memory.shape)
+        want.append(memory.copy().reshape(9, -1))
+    pool.copy_pages(PAIRS)
+    mx.eval(pool._written)
+    for array, pages in zip(arrays, want, strict=True):
+        for source, target in PAIRS:
+            pages[target] = pages[source]
+        np.testing.assert_array_equal(bits(array).reshape(9, -1), pages)
+    launches = [result.traffic for result in device.ran("copy")]
+    assert len(launches) == 2 * len(layers)
+    read = [pages_read(result) for result in device.ran("copy")]
+    written = [
+        traffic.written(*(name for name in traffic.writes if name.startswith("to_"))) for traffic in launches
+    ]
+    for counts in (read, written):
+        assert sum(count.bytes for count in counts) == spec.page_bytes * len(PAIRS)
+        assert page_size < 16 or all(count.line_ratio == 1.0 for count in counts)
+    return device
