@@ -94,7 +94,7 @@ class Metrics:
         # Known label values start at 0, so that rates have no gap before the first event.
         for metric, values in (
             (self._requests, FinishReason),
-            (self._misses, ("new", "last_token", "partial_page", "disabled")),
+            (self._misses, ("new", "evicted", "other_salt", "last_token", "partial_page", "disabled")),
             (self._rejected, ("invalid", "too_long", "overloaded")),
             (self._step_tokens, ("prefill", "decode")),
         ):
