@@ -60,6 +60,7 @@ class WritingDevice(Emulator):
             outputs = kernel(**arguments, seed=self.seed, schedule=self.schedule, init_value=0)
             assert kernel.last is not None
             self.results.append((name, kernel.last))
+            assert kind == "write" or outputs[0].all(), f"{name} left its token unwritten"
             rows = _written_rows(name, inputs, arguments["grid"])
             for array, written in zip(arrays, outputs[len(output_names) :], strict=True):
                 memory = memory_of(array)

@@ -11,6 +11,7 @@ from metal_cases import run_watched, shape
 from metal_checks import minimum_bytes, pages_read
 from metal_emulator import Result
 from octavo.kernels import page_format
+from octavo.kernels.metal import units
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 
@@ -81,3 +82,29 @@ def test_a_write_moves_each_row_once() -> None:
     for launch in emulator.ran("quantize"):
         assert launch.traffic.read("rows").bytes == 33 * 2 * 128 * 2
         assert launch.traffic.written("codes", "scales").bytes == 33 * 2 * page_format("fp4").row_bytes(128)
+
+
+def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by its shuffles, against the same launches without it: in decode, chunk and reduce for
+    the rows each of them writes, and not in the splits, which reduce joins."""
+    case = shape("", 64, 2, 32, kv_heads=2, sequences=((600, 1), (30, 1), (40, 13)))
+    _, rotating = run_watched(case, ("fp4", "fp4"), mx.float16)
+    read = units.read_source
+
+    def without(name: str) -> tuple[str, str]:
+        helpers, body = read(name)
+        assert name != "attention" or helpers.count("#if ROTATE_VALUES") == 1
+        return helpers.replace("#if ROTATE_VALUES", "#if 0"), body
+
+    monkeypatch.setattr(units, "read_source", without)
+    _, plain = run_watched(case, ("fp4", "fp4"), mx.float16)
+    undone: dict[str, int] = {}
+    for (name, result), (same_name, less) in zip(rotating.results, plain.results, strict=True):
+        assert name == same_name
+        kind = "split" if name.endswith("_split") else name.split("_")[1]
+        lanes_shuffled = 32 * 2 * 5  # lanes, values per lane, steps across lanes
+        times, rest = divmod(result.stats.gathers - less.stats.gathers, lanes_shuffled)
+        assert rest == 0
+        undone[kind] = undone.get(kind, 0) + times
+    heads = case.kv_heads * case.group
+    assert undone == {"quantize": 0, "decode": heads, "split": 0, "reduce": heads, "chunk": 13 * heads}
