@@ -12,6 +12,7 @@ from octavo.kernels.metal.units import (
     check_dim,
     format_source,
     has_scales,
+    in_runs,
     lane_dim,
     make_unit,
     norm_bits,
@@ -131,7 +132,10 @@ class AttentionConfig:
 
     def decode_unit(self, *, split: bool) -> Unit:
         """See sources/decode.metal; with ``split`` the outputs are for ``reduce_unit``."""
+        layer = self.layer
         macros = self._macros() | {
+            "KEYS_IN_RUNS": in_runs(page_format(self.k_format), layer.head_dim),
+            "VALUES_IN_RUNS": in_runs(page_format(self.v_format), layer.value_dim),
             "NUM_SIMDGROUPS": NUM_SIMDGROUPS,
             "PAGES_PER_TILE": max(1, DECODE_TILE // self.page_size),
             "QUERIES_IN_REGISTERS": int(self.group <= 8),

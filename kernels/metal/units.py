@@ -29,17 +29,19 @@ _BODY = "//! body\n"
 @dataclass(frozen=True, slots=True)
 class FormatSource:
     """Where a page format's Metal twin is: a struct in a source. ``tile_bytes``: of a value in a
-    threadgroup tile, whose type holds every code's value exactly."""
+    threadgroup tile, whose type holds every code's value exactly. ``words``: an octet is one uint
+    without scales of its own, which the struct can ``unpack`` whoever loaded it."""
 
     struct: str
     file: str
     tile_bytes: int
+    words: bool = False
 
 
 _FORMATS = {
     "bf16": FormatSource("Bf16", "format_half", 4),
     "fp16": FormatSource("Fp16", "format_half", 2),
-    "fp4": FormatSource("Fp4", "format_fp4", 2),
+    "fp4": FormatSource("Fp4", "format_fp4", 2, words=True),
 }
 METAL_FORMATS = tuple(_FORMATS)
 
@@ -82,6 +84,11 @@ def norm_bits(dim: int) -> str:
 
 def rotates(fmt: PageFormat, dim: int) -> int:
     return int(fmt.rotates(dim))
+
+
+def in_runs(fmt: PageFormat, dim: int) -> int:
+    """Whether decode loads rows of this width as runs of words: whole rows do not fill a simdgroup."""
+    return int(format_source(fmt.name).words and 32 % (dim // 8) != 0)
 
 
 def check_dim(name: str, dim: int) -> None:

@@ -104,6 +104,20 @@ DECODE = (
     ),
 )
 
+RUNS = (
+    Mutant("words of the current run alone", "decode", "index ? here : there", "index ? here : here"),
+    Mutant("the first run for ever", "decode", "      ++index;\n      current = next;\n", "      ++index;\n"),
+    Mutant("one run too few", "decode", "index + 1 < COUNT ?", "index + 2 < COUNT ?"),
+    Mutant(
+        "a run of unseen rows is read",
+        "decode",
+        "return is_visible(start + int(at / COUNT), position)",
+        "return true",
+    ),
+    Mutant("words in the order of lanes", "decode", "* COUNT + at % COUNT", "* COUNT + lane % COUNT"),
+    Mutant("the row of the run's first key", "decode", "ushort(at / COUNT)", "ushort(32 * run / COUNT)"),
+)
+
 REDUCE = (
     Mutant("splits of unequal tops are added", "reduce", "part[i] * share", "part[i]"),
     Mutant("sums of unequal tops are added", "reduce", "stats[4 * at + 1] * share", "stats[4 * at + 1]"),
@@ -266,4 +280,4 @@ COPY = (
     Mutant("a token half written", "copy", "if (first < 8)", "if (first < 4)"),
 )
 
-MUTANTS = DECODE + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY
+MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY

@@ -48,10 +48,13 @@ def test_decode_reads_each_visible_row_once_for_all_its_query_heads(
 
 
 @pytest.mark.parametrize("page_size", [16, 32])
-@pytest.mark.parametrize("formats", [("fp4", "fp4"), ("fp16", "bf16")])
-def test_loads_of_codes_are_coalesced(formats: tuple[str, str], page_size: int) -> None:
+@pytest.mark.parametrize(
+    ("formats", "head_dim"),
+    [(("fp16", "bf16"), 128), *((("fp4", "fp4"), dim) for dim in (64, 80, 96, 128, 192, 256))],
+)
+def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, page_size: int) -> None:
     """Every load instruction of full tiles touches no more 128-byte lines than its bytes fill."""
-    case = shape("", 128, 2, page_size, kv_heads=2, sequences=((319, 1), (95, 1)))
+    case = shape("", head_dim, 2, page_size, kv_heads=2, sequences=((319, 1), (95, 1)))
     for launch in last_decode(case, formats):
         assert pages_read(launch, "k_codes").line_ratio == 1.0
         assert pages_read(launch, "v_codes").line_ratio == 1.0

@@ -16,6 +16,43 @@ METAL_FUNC float sum_row(float x, uint index) {
   }
   return x;
 }
+
+#if KEYS_IN_RUNS || VALUES_IN_RUNS
+// Rows of COUNT words where COUNT does not divide 32: whole rows at a time would straddle lines. One
+// head's rows of a page follow each other, so a tile is loaded as COUNT runs of 32 words, whatever
+// row they belong to; the lanes of a row then find theirs in two runs, the current and the next.
+template <int COUNT>
+struct Runs {
+  uint index;
+  uint current;
+  uint next;
+
+  // A word per lane; zero where its row is not visible. `row` is of the pool, one key per lane.
+  static METAL_FUNC uint load(const device uint* codes, uint row, uint run, uint lane, int start, int position) {
+    const uint at = 32 * run + lane;
+    const uint source = simd_shuffle(row, ushort(at / COUNT));
+    return is_visible(start + int(at / COUNT), position) ? codes[ulong(source) * COUNT + at % COUNT] : 0u;
+  }
+
+  METAL_FUNC void begin(const device uint* codes, uint row, uint lane, int start, int position) {
+    index = 0;
+    current = load(codes, row, 0, lane, start, position);
+    next = load(codes, row, 1, lane, start, position);
+  }
+
+  // Word `first` + lane of the tile; `first` grows by less than 32 from call to call.
+  METAL_FUNC uint word(const device uint* codes, uint row, uint first, uint lane, int start, int position) {
+    if (first / 32 > index) {  // the whole simdgroup
+      ++index;
+      current = next;
+      next = index + 1 < COUNT ? load(codes, row, index + 1, lane, start, position) : 0u;
+    }
+    const ushort from = ushort((first + lane) % 32);
+    const uint here = simd_shuffle(current, from), there = simd_shuffle(next, from);
+    return (first + lane) / 32 == index ? here : there;
+  }
+};
+#endif
 //! body
 constexpr uint KEY_OCTETS = HEAD_DIM / 8, VALUE_OCTETS = VALUE_DIM / 8;
 constexpr uint KEY_ROWS = 32 / KEY_OCTETS, VALUE_ROWS = 32 / VALUE_OCTETS;  // rows read at once
@@ -80,14 +117,22 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
   const float key_scale = visible ? Keys::row_scale(KEY_SCALES, key_row) : 0.0f;
   const float value_scale = visible ? Values::row_scale(VALUE_SCALES, key_row) : 0.0f;
 
+#if KEYS_IN_RUNS
+  Runs<KEY_OCTETS> key_runs;
+  key_runs.begin(k_codes, key_row, lane, start, position);
+#endif
   for (uint base = 0; base < 32; base += KEY_ROWS) {
     const uint r = base + lane / KEY_OCTETS;
     const bool reads = r < 32 && lane < KEY_ROWS * KEY_OCTETS;
-    const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
     float4 low = float4(0.0f), high = float4(0.0f);
+#if KEYS_IN_RUNS
+    Keys::unpack(key_runs.word(k_codes, key_row, base * KEY_OCTETS, lane, start, position), low, high);
+#else
+    const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
     if (reads && is_visible(start + int(r), position)) {
       Keys::octet<HEAD_DIM>(k_codes, KEY_SCALES, source, key_octet, low, high);
     }
+#endif
     for (uint g = 0; g < GROUP; ++g) {
 #if QUERIES_IN_REGISTERS
       const float part = dot(low, query_low[g]) + dot(high, query_high[g]);
@@ -119,13 +164,25 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
 
+#if VALUES_IN_RUNS
+  Runs<VALUE_OCTETS> value_runs;
+  value_runs.begin(v_codes, key_row, lane, start, position);
+#endif
   for (uint base = 0; base < 32; base += VALUE_ROWS) {
     const uint r = base + lane / VALUE_OCTETS;
     const bool reads = r < 32 && lane < VALUE_ROWS * VALUE_OCTETS;
+#if VALUES_IN_RUNS
+    const uint word = value_runs.word(v_codes, key_row, base * VALUE_OCTETS, lane, start, position);
+#else
     const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
+#endif
     if (reads && is_visible(start + int(r), position)) {
       float4 low, high;
+#if VALUES_IN_RUNS
+      Values::unpack(word, low, high);
+#else
       Values::octet<VALUE_DIM>(v_codes, VALUE_SCALES, source, value_octet, low, high);
+#endif
       for (uint g = 0; g < GROUP; ++g) {
         low_out[g] += weights[g * 32 + r] * low;
         high_out[g] += weights[g * 32 + r] * high;

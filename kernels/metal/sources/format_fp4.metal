@@ -15,13 +15,17 @@ struct Fp4 {
     return as_type<half2>((word & 0x00070007u) << 9 | (word & 0x00080008u) << 12);
   }
 
-  template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
-    const uint word = codes[row * (D / 8) + octet];
+  // 8 values of one word.
+  static METAL_FUNC void unpack(uint word, thread float4& low, thread float4& high) {
     const half2 a = pair(word), b = pair(word >> 4), c = pair(word >> 8), d = pair(word >> 12);
     low = float4(half4(a.x, b.x, c.x, d.x));
     high = float4(half4(a.y, b.y, c.y, d.y));
+  }
+
+  template <int D>
+  static METAL_FUNC void octet(
+      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
+    unpack(codes[row * (D / 8) + octet], low, high);
   }
 
   static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]) * 16384.0f; }
