@@ -14,12 +14,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from check_metal import PRELUDE, Recorder, record_all, run_step
+from check_metal import PRELUDE, Recorder, mixed_step, record_all, run_step
 from metal_backend import Emulator, needs_compiler
 from metal_emulator import why_unavailable
 from metal_emulator.lint import lint
-from octavo.kernels.interface import LayerSpec
+from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metal.backend import MetalBackend
+from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary, Launch
 from octavo.kernels.metal.units import METAL_FORMATS, Unit, read_source
 from octavo.kernels.selftest import first_failure, run_selftest
@@ -70,6 +71,23 @@ def test_no_kernel_uses_what_metal_forbids(name: str) -> None:
     run_step(KernelLibrary(linter), (name, name), layer, 3, mx.bfloat16, options=True)
     kinds = {unit.split("_")[1] for unit in linter.findings}
     assert kinds == {"quantize", "decode", "reduce", "chunk"}
+    assert {unit: found for unit, found in linter.findings.items() if found} == {}
+
+
+@needs_compiler
+@pytest.mark.parametrize("formats", [("fp4", "bf16"), ("fp16", "fp4")])
+def test_nor_does_one_that_writes_in_place(formats: tuple[str, str]) -> None:
+    linter = Linter()
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+    pool = InPlacePool(
+        PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1]),
+        KernelLibrary(linter),
+    )
+    pool.begin_step(mixed_step())
+    rows = mx.zeros((11, 2, 64), mx.bfloat16)
+    pool.write(0, rows, rows)
+    pool.copy_pages([(0, 1)])
+    assert {unit.split("_")[1] for unit in linter.findings} == {"write", "copy"}
     assert {unit: found for unit, found in linter.findings.items() if found} == {}
 
 
