@@ -1,0 +1,194 @@
+"""The deployment files against what they configure: flags, ports, probes, schemas, schedules of the end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import plistlib
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.engine.cli import main
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+MANIFESTS = ("namespace", "worker", "router", "autoscaling", "monitoring", "network")
+DRAIN_S = 30
+GRPC, METRICS = 50051, 9400
+
+
+def load_yaml(path: Path) -> list[Any]:
+    """All documents of a file."""
+    return list(importlib.import_module("yaml").safe_load_all(path.read_text()))
+
+
+def compose() -> Any:
+    (document,) = load_yaml(DEPLOY / "docker" / "compose.yaml")
+    return document
+
+
+def manifests() -> list[Any]:
+    return [item for name in MANIFESTS for item in load_yaml(DEPLOY / "kubernetes" / f"{name}.yaml")]
+
+
+def manifest(kind: str, name: str) -> Any:
+    (found,) = (m for m in manifests() if (m["kind"], m["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def worker_commands() -> dict[str, list[str]]:
+    """What each file gives `octavo`, beginning with `serve`."""
+    docker = (DEPLOY / "docker" / "Dockerfile").read_text()
+    (default,) = re.findall(r'^CMD \["serve", (.+)\]$', docker, flags=re.MULTILINE)
+    unit = (DEPLOY / "octavo.service").read_text()
+    (start,) = re.findall(r"^ExecStart=\S+ (.+)$", unit, flags=re.MULTILINE)
+    worker = manifest("Deployment", "octavo-worker")["spec"]["template"]["spec"]["containers"][0]
+    return {
+        "dockerfile": ["serve", *(word.strip(' "') for word in default.split(","))],
+        "compose": shlex.split(
+            re.sub(r"\$\{OCTAVO_FLAGS:-\}", "", compose()["services"]["server"]["command"])
+        ),
+        "systemd": shlex.split(start.replace("$OCTAVO_FLAGS", "")),
+        "launchd": launch_agent()["ProgramArguments"][1:],
+        "kubernetes": worker["args"],
+    }
+
+
+def launch_agent() -> dict[str, Any]:
+    agent: dict[str, Any] = plistlib.loads((DEPLOY / "launchd" / "ai.octavo.serve.plist").read_bytes())
+    return agent
+
+
+@pytest.mark.parametrize("name", ["dockerfile", "compose", "systemd", "launchd", "kubernetes"])
+def test_serve_takes_every_flag_and_value(name: str) -> None:
+    command = worker_commands()[name]
+    assert command[0] == "serve"
+    assert any(f":{GRPC}" in word for word in command)
+    assert any(f":{METRICS}" in word for word in command)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):  # every flag before --help is read and checked
+        assert main([*command, "--help"]) == 0
+    known = set(re.findall(r"--[a-z-]+", out.getvalue()))
+    assert {word.partition("=")[0] for word in command if word.startswith("--")} <= known
+
+
+def test_everyone_waits_longer_than_the_drain_takes() -> None:
+    unit = (DEPLOY / "octavo.service").read_text()
+    (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, flags=re.MULTILINE)
+    assert int(stop) > DRAIN_S
+    assert launch_agent()["ExitTimeOut"] > DRAIN_S
+    assert int(compose()["services"]["server"]["stop_grace_period"].removesuffix("s")) > DRAIN_S
+    pod = manifest("Deployment", "octavo-worker")["spec"]["template"]["spec"]
+    before = re.findall(
+        r"sleep\((\d+)\)", " ".join(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"])
+    )
+    assert pod["terminationGracePeriodSeconds"] > DRAIN_S + int(before[0])
+
+
+def test_compose_mounts_only_what_exists_and_opens_only_local_ports() -> None:
+    services = compose()["services"]
+    assert set(services) == {"server", "router", "prometheus", "grafana"}
+    for service in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / "docker" / source).exists(), source
+            else:
+                assert source in compose()["volumes"]
+        assert set(service.get("depends_on", {})) <= set(services)
+    stages = re.findall(r" AS (\w+)$", (DEPLOY / "docker" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert {services[name]["build"]["target"] for name in ("server", "router")} <= set(stages)
+
+
+def test_prometheus_of_compose_reads_the_rules_and_workers_it_is_given() -> None:
+    (config,) = load_yaml(DEPLOY / "docker" / "prometheus.yml")
+    mounts = {volume.split(":")[1] for volume in compose()["services"]["prometheus"]["volumes"]}
+    read = [*config["rule_files"], *config["scrape_configs"][0]["file_sd_configs"][0]["files"]]
+    assert {f"/etc/prometheus/{name}" for name in read} <= mounts
+    assert config["scrape_configs"][0]["job_name"] == "octavo"  # the alerts look for this name
+    (targets,) = load_yaml(DEPLOY / "docker" / "workers.yml")
+    assert targets == [{"targets": [f"server:{METRICS}"]}]
+    (source,) = load_yaml(DEPLOY / "docker" / "grafana" / "datasources" / "prometheus.yaml")
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+
+
+def test_the_image_gets_what_the_build_reads() -> None:
+    ignore = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in ignore if line.startswith("!")}
+    links = {
+        path.readlink().parts[2] for path in (DEPLOY.parent / "src" / "octavo").iterdir() if path.is_symlink()
+    }
+    assert links | {"src", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"} == kept
+    assert all((DEPLOY.parent / name).exists() for name in kept)
+
+
+def test_kubernetes_objects_point_at_each_other() -> None:
+    for name, port in (("octavo-worker", "metrics"), ("octavo-router", "http")):
+        workload = manifest("Deployment", name)
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+        assert workload["spec"]["selector"]["matchLabels"] == labels
+        assert manifest("Service", name)["spec"]["selector"] == labels
+        assert {entry["targetPort"] for entry in manifest("Service", name)["spec"]["ports"]} <= set(ports)
+        assert manifest("ServiceMonitor", name)["spec"]["selector"]["matchLabels"] == labels
+        assert {container[f"{kind}Probe"]["httpGet"]["port"] for kind in ("liveness", "readiness")} == {port}
+    labels = manifest("Deployment", "octavo-worker")["spec"]["template"]["metadata"]["labels"]
+    assert manifest("PodDisruptionBudget", "octavo-worker")["spec"]["selector"]["matchLabels"] == labels
+    assert manifest("NetworkPolicy", "octavo-worker")["spec"]["podSelector"]["matchLabels"] == labels
+    (router,) = manifest("Deployment", "octavo-router")["spec"]["template"]["spec"]["containers"]
+    assert {f"{key}={value}" for key, value in labels.items()} <= set(router["args"])
+    assert f"--service-discovery-port={GRPC}" in router["args"]
+
+
+def test_the_autoscaler_asks_for_a_metric_that_is_exported() -> None:
+    scaler = manifest("HorizontalPodAutoscaler", "octavo-worker")["spec"]
+    assert scaler["scaleTargetRef"]["name"] == "octavo-worker"
+    name = scaler["metrics"][0]["pods"]["metric"]["name"]
+    assert name.startswith("octavo_")
+    assert re.search(
+        rf'"(octavo_)?{name.removeprefix("octavo_")}"', (DEPLOY.parent / "engine" / "metrics.py").read_text()
+    )
+    (adapter,) = load_yaml(DEPLOY / "kubernetes" / "prometheus-adapter-values.yaml")
+    (rule,) = adapter["rules"]["custom"]
+    assert rule["name"]["as"] == name
+    assert rule["seriesQuery"].startswith(name + "{")
+    assert "replicas" not in manifest("Deployment", "octavo-worker")["spec"]
+
+
+def test_kustomize_lists_every_manifest() -> None:
+    (root,) = load_yaml(DEPLOY / "kubernetes" / "kustomization.yaml")
+    assert root["resources"] == [f"{name}.yaml" for name in MANIFESTS]
+    namespaces = {m["metadata"].get("namespace") for m in manifests() if m["kind"] != "Namespace"}
+    assert namespaces == {root["namespace"]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_kubernetes_schemas_accept_every_built_in_object() -> None:
+    reason = "needs kubernetes-validate, which brings the schemas: pip install kubernetes-validate"
+    validate = pytest.importorskip("kubernetes_validate", reason=reason)
+    built_in = [item for item in manifests() if item["kind"] != "ServiceMonitor"]  # a custom resource
+    assert len(built_in) >= 11
+    for item in built_in:
+        validate.validate(item, "1.30", strict=True)
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "octavo.service"
+    text = (DEPLOY / "octavo.service").read_text()
+    # The program need not be installed here; everything else is read as it is.
+    unit.write_text(text.replace("/opt/octavo/bin/octavo", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    about = [line for line in done.stderr.splitlines() if "octavo.service" in line]
+    assert (done.returncode, about) == (0, []), done.stderr
