@@ -79,7 +79,7 @@ def probe(
     except Exception as error:  # model code of any architecture
         raise ModelLoadError(
             f"model type {architecture!r} fails in mlx-lm itself on this device: {_first_line(error)}; "
-            "other weights may work, for example weights='int8'"
+            "the native CPU backend or other weights may work, for example weights='int8'"
         ) from error
     refusals: list[str] = []
     for tier, mask_dims in (("paged", None), ("gather", 4), ("gather", 5)):

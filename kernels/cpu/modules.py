@@ -14,6 +14,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from octavo.kernels import _ext
 from octavo.kernels.cpu import linear as native
@@ -47,7 +48,7 @@ class Report:
 
 
 def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
-    """Make the linear layers, tied heads and RMS norms of ``model`` native, in place.
+    """Make the linear layers, experts, tied heads and RMS norms of ``model`` native, in place.
 
     Call it on the thread that will evaluate the model, after loading. Weights are evaluated,
     packed and released one layer at a time, so that a lazily loaded model is never held twice.
@@ -78,7 +79,9 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
 def packed_bytes(model: Module) -> int:
     """Bytes of the model's packed weights (embeddings are packed when their head is first used)."""
     packed = (getattr(module, "packed", None) for _, module in model.named_modules())
-    return sum(weight.nbytes for weight in packed if isinstance(weight, _ext.PackedWeight))
+    return sum(
+        weight.nbytes for weight in packed if isinstance(weight, _ext.PackedWeight | _ext.PackedExperts)
+    )
 
 
 def _has_own_arrays(module: Module) -> bool:
@@ -110,6 +113,22 @@ def _replace_quantized_linear(module: Any, exact: bool) -> str | None:
     return reason
 
 
+def _replace_switch_linear(module: Any, exact: bool) -> str | None:
+    reason = _dense_reason(module["weight"], num_dims=3)
+    if reason is None:
+        _become(module, native.NativeSwitchLinear, exact)
+        module.pack()
+    return reason
+
+
+def _replace_quantized_switch_linear(module: Any, exact: bool) -> str | None:
+    reason = _affine_reason(module, num_dims=3)
+    if reason is None:
+        _become(module, native.NativeQuantizedSwitchLinear, exact)
+        module.pack()
+    return reason
+
+
 def _replace_embedding(module: Any, exact: bool) -> str | None:
     reason = _dense_reason(module["weight"])
     if reason is None:
@@ -137,6 +156,8 @@ _RULES: dict[type, Callable[[Any, bool], str | None]] = {
     Embedding: _replace_embedding,
     QuantizedEmbedding: _replace_quantized_embedding,
     RMSNorm: _replace_rms_norm,
+    SwitchLinear: _replace_switch_linear,
+    QuantizedSwitchLinear: _replace_quantized_switch_linear,
 }
 _NATIVE = (
     native.NativeLinear,
@@ -144,16 +165,18 @@ _NATIVE = (
     native.NativeEmbedding,
     native.NativeQuantizedEmbedding,
     native.NativeRMSNorm,
+    native.NativeSwitchLinear,
+    native.NativeQuantizedSwitchLinear,
 )
 
 
-def _dense_reason(weight: mx.array) -> str | None:
-    if weight.ndim != 2 or weight.size == 0:
-        return f"weight of shape {list(weight.shape)}, not a matrix"
+def _dense_reason(weight: mx.array, num_dims: int = 2) -> str | None:
+    if weight.ndim != num_dims or weight.size == 0:
+        return f"weight of shape {list(weight.shape)}, not a matrix{' per expert' * (num_dims == 3)}"
     return None if weight.dtype in FLOATS else f"weight in {weight.dtype}"
 
 
-def _affine_reason(module: Any) -> str | None:
+def _affine_reason(module: Any, num_dims: int = 2) -> str | None:
     if module.mode != "affine":
         return f"weights in {module.mode}"
     if module.bits not in native.AFFINE_BITS:
@@ -161,7 +184,7 @@ def _affine_reason(module: Any) -> str | None:
     if module.group_size not in native.AFFINE_GROUP_SIZES:
         return f"weights in groups of {module.group_size}"
     scales = module["scales"]
-    if scales.dtype not in FLOATS or scales.ndim != 2:
+    if scales.dtype not in FLOATS or scales.ndim != num_dims:
         return f"scales in {scales.dtype} of shape {list(scales.shape)}"
     return None
 

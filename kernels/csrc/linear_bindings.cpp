@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "linear.h"
+#include "linear_experts.h"
 #include "ops_graph.h"
 #include "roofline.h"
 
@@ -32,6 +33,15 @@ void bind_linear(nb::module_& m) {
         "What was packed, bit by bit: [weight], or [codes, scales, biases].");
   m.def("linear", &linear, "x"_a, "weight"_a, nb::kw_only(), "residual"_a = nb::none(), "exact"_a = false,
         "stream"_a = nb::none(), "x [..., inputs] -> x W^T + bias + residual [..., outputs].");
+  nb::class_<PackedExperts>(m, "PackedExperts", "Packed weights of one shape, one per expert.")
+      .def(nb::init<std::vector<Packed>>(), "experts"_a)
+      .def_prop_ro("experts", [](const PackedExperts& e) { return e.weights; })
+      .def_prop_ro("outputs", [](const PackedExperts& e) { return e.shape().outputs; })
+      .def_prop_ro("inputs", [](const PackedExperts& e) { return e.shape().inputs; })
+      .def_prop_ro("nbytes", &PackedExperts::nbytes);
+  m.def("gather_linear", &gather_linear, "x"_a, "experts"_a, "ids"_a, nb::kw_only(), "exact"_a = false,
+        "stream"_a = nb::none(),
+        "x [..., M, inputs], ids [...] -> [..., M, outputs], each block by linear of its expert.");
   m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
         "Rows of W: ids [...] -> [..., inputs].");
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(), "stream"_a = nb::none(),

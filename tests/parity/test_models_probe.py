@@ -59,6 +59,14 @@ def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str
     assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_mixtures_in_bf16_are_paged_on_the_native_backend(tmp_path: Path, name: str) -> None:
+    native = next((chosen for chosen in BACKENDS if chosen.name == "cpu"), None)
+    assert native is not None
+    result = run_probe(tmp_path, name, native.create())
+    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
 @pytest.mark.parametrize(
     ("name", "config"),
     [("gemma2", {}), ("gemma2", {"num_key_value_heads": 4}), ("deepseek_v3", {})],

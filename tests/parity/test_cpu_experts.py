@@ -1,0 +1,94 @@
+"""Native mixtures of experts against float64 and mlx-lm, and their modules in place of mlx-lm's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.containers import Sequential
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
+
+from native import LEVELS, available_levels, require_extension, run_python
+
+_ext = require_extension()
+
+from octavo.kernels.cpu import linear as native  # noqa: E402
+from octavo.kernels.cpu.modules import packed_bytes, replace_modules  # noqa: E402
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_is_linear_of_the_chosen_expert(level: str) -> None:
+    if level not in available_levels():
+        pytest.skip(f"this CPU does not run {level}")
+    done = run_python("import expert_checks; expert_checks.main()", OCTAVO_CPU_ISA=level)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"checked {level}"
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("num_tokens", [1, 5, 50])
+def test_layers_agree_with_mlx_lm(num_tokens: int, bits: int | None) -> None:
+    """mlx-lm sorts rows by expert from 64 rows on: 50 tokens of two experts each are beyond that."""
+    mx.random.seed(3)
+    layer = SwitchGLU(64, 96, 6, bias=True)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        projection: Any = getattr(layer, name)
+        projection.bias = mx.random.normal(projection.bias.shape)
+        if bits is not None:
+            setattr(layer, name, projection.to_quantized(32, bits))
+    x, ids = mx.random.normal((2, num_tokens, 64)), mx.random.randint(0, 6, (2, num_tokens, 2))
+    expected = layer(x, ids)
+    mx.eval(expected)
+    report = replace_modules(layer, exact=False, fuse=False)
+    assert report.replaced == {"SwitchLinear" if bits is None else "QuantizedSwitchLinear": 3}
+    assert not report.kept
+    assert float(mx.abs(layer(x, ids) - expected).max() / mx.abs(expected).max()) < 5e-6
+
+
+@pytest.mark.parametrize("expert", [6, -1, 2**31])
+def test_an_expert_out_of_range_fails_the_evaluation(expert: int) -> None:
+    experts = _ext.PackedExperts([_ext.pack_dense(mx.zeros((8, 16)))] * 6)
+    with pytest.raises(RuntimeError, match=r"expert -?\d+ is outside the 6 experts"):
+        mx.eval(_ext.gather_linear(mx.zeros((1, 16)), experts, mx.array(expert)))
+
+
+def test_wrong_shapes_are_named() -> None:
+    experts = _ext.PackedExperts([_ext.pack_dense(mx.zeros((8, 16)))])
+    ids = mx.zeros((2,), mx.int32)
+    with pytest.raises(ValueError, match=r"\[\.\.\., M, 16\] for experts \[8, 16\], got \[2, 1, 15\]"):
+        _ext.gather_linear(mx.zeros((2, 1, 15)), experts, ids)
+    with pytest.raises(ValueError, match=r"broadcast"):
+        _ext.gather_linear(mx.zeros((3, 1, 16)), experts, ids)
+    with pytest.raises(ValueError, match="ids must be integers, got float32"):
+        _ext.gather_linear(mx.zeros((2, 1, 16)), experts, mx.zeros((2,)))
+    with pytest.raises(ValueError, match="must not be empty"):
+        _ext.PackedExperts([])
+    with pytest.raises(ValueError, match="shape and the format of the first"):
+        _ext.PackedExperts([_ext.pack_dense(mx.zeros((8, 16))), _ext.pack_dense(mx.zeros((8, 17)))])
+
+
+def test_weights_move_and_come_back() -> None:
+    layer = SwitchLinear(64, 48, 3)
+    weight, x, ids = layer.weight, mx.random.normal((4, 1, 64)), mx.array([2, 0, 1, 2])
+    before = layer(x, ids)
+    mx.eval(before)
+    report = replace_modules(Sequential(layer), exact=False, fuse=False)
+    assert isinstance(layer, native.NativeSwitchLinear)
+    assert (layer.input_dims, layer.output_dims, layer.num_experts) == (64, 48, 3)
+    assert report.num_bytes == packed_bytes(Sequential(layer)) >= weight.nbytes
+    assert mx.array_equal(layer.weight, weight)
+    assert mx.allclose(layer(x, ids), before, atol=1e-5)
+    quantized: Any = layer.to_quantized(32, 4)
+    originals = [quantized.weight, quantized.scales, quantized.biases]
+    replace_modules(Sequential(quantized), exact=False, fuse=False)
+    assert isinstance(quantized, native.NativeQuantizedSwitchLinear)
+    assert (quantized.input_dims, quantized.output_dims, quantized.num_experts) == (64, 48, 3)
+    back = [quantized.weight, quantized.scales, quantized.biases]
+    assert all(mx.array_equal(a, b) for a, b in zip(originals, back, strict=True))
+
+
+def test_formats_without_a_kernel_are_kept_and_told() -> None:
+    quantized = QuantizedSwitchLinear(64, 32, 2, group_size=32, bits=4, mode="mxfp4")
+    (kept,) = replace_modules(Sequential(quantized), exact=False, fuse=False).kept
+    assert (kept.type, kept.reason) == ("QuantizedSwitchLinear", "weights in mxfp4")
