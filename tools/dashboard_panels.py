@@ -1,0 +1,146 @@
+"""What the Grafana dashboards show. ``$instance`` and ``$__rate_interval`` are Grafana's variables."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+HERE = '{instance=~"$instance"}'
+
+
+class Kind(enum.Enum):
+    LINES = "lines"
+    STACK = "stack"
+    STAT = "stat"
+    HEATMAP = "heatmap"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """unit: Grafana's name; series: expression by legend; width: of 24 columns."""
+
+    title: str
+    unit: str
+    series: Mapping[str, str]
+    description: str = ""
+    kind: Kind = Kind.LINES
+    width: int = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    uid: str
+    title: str
+    description: str
+    panels: tuple[Panel, ...]
+
+
+def total(name: str) -> str:
+    return f"sum(octavo_{name}{HERE})"
+
+
+def rate(name: str, by: str = "", only: str = "") -> str:
+    """Per second, summed over servers and whatever is not in ``by``."""
+    chosen = f'{{instance=~"$instance"{only}}}'
+    return f"sum{f' by ({by}) ' if by else ''}(rate(octavo_{name}{chosen}[$__rate_interval]))"
+
+
+def mean(name: str, only: str = "") -> str:
+    return f"{rate(name + '_sum', only=only)} / {rate(name + '_count', only=only)}"
+
+
+def quantiles(name: str, only: str = "") -> dict[str, str]:
+    buckets = rate(f"{name}_bucket", "le", only)
+    return {f"p{round(100 * q)}": f"histogram_quantile({q}, {buckets})" for q in (0.5, 0.95, 0.99)}
+
+
+def stat(title: str, unit: str, expression: str) -> Panel:
+    return Panel(title=title, unit=unit, series={"": expression}, kind=Kind.STAT, width=4)
+
+
+HIT_RATIO = f"{rate('prefix_cache_hit_tokens_total')} / {rate('prefix_cache_query_tokens_total')}"
+HELD = 'sum(octavo_kv_pages{instance=~"$instance",state="held"})'
+USAGE = f"{HELD} / {total('kv_pages')}"
+
+SERVING = Page(
+    uid="octavo-serving",
+    title="Octavo: serving",
+    description="What clients see: requests, tokens, latencies.",
+    panels=(
+        stat("Servers", "none", f"count(octavo_build_info{HERE})"),
+        stat("Running", "none", total("requests_running")),
+        stat("Waiting", "none", total("requests_waiting")),
+        stat("Generated tokens/s", "none", rate("generated_tokens_total")),
+        stat("Prompt tokens from the cache", "percentunit", HIT_RATIO),
+        stat("Pages held", "percentunit", USAGE),
+        Panel(title="Ended requests by reason", unit="reqps", kind=Kind.STACK,
+              series={"{{finish_reason}}": rate("requests_total", "finish_reason")}),
+        Panel(title="Refused requests by reason", unit="reqps", kind=Kind.STACK,
+              series={"{{reason}}": rate("rejected_requests_total", "reason")}),
+        Panel(title="Tokens per second", unit="none",
+              series={"prompt": rate("prompt_tokens_total"), "generated": rate("generated_tokens_total")},
+              description="Prompt tokens are counted when their request ends."),
+        Panel(title="Time to first token", unit="s", series=quantiles("time_to_first_token_seconds")),
+        Panel(title="Time between tokens", unit="s", series=quantiles("inter_token_seconds")),
+        Panel(title="Time of requests", unit="s", series=quantiles("request_seconds")),
+        Panel(title="Time to first token, all of it", unit="s", kind=Kind.HEATMAP, width=24,
+              series={"{{le}}": rate("time_to_first_token_seconds_bucket", "le")}),
+    ),
+)  # fmt: skip
+
+PAGES = Page(
+    uid="octavo-pages",
+    title="Octavo: pages and prefix cache",
+    description="Who holds the KV pool, and what the prefix cache saves.",
+    panels=(
+        Panel(title="Pages by state", unit="none", kind=Kind.STACK,
+              series={"{{state}}": f"sum by (state) (octavo_kv_pages{HERE})"}),
+        Panel(title="Share of pages held", unit="percentunit",
+              series={"{{instance}}": f"octavo_kv_usage_ratio{HERE}"}),
+        Panel(title="Prompt tokens found in the cache", unit="percentunit", series={"hits": HIT_RATIO}),
+        Panel(title="Prompt tokens looked up and found", unit="none",
+              series={"looked up": rate("prefix_cache_query_tokens_total"),
+                      "found": rate("prefix_cache_hit_tokens_total")}),
+        Panel(title="Prompt tokens not found, and why", unit="none", kind=Kind.STACK,
+              series={"{{reason}}": rate("prefix_cache_miss_tokens_total", "reason")}),
+        Panel(title="Cached pages evicted per second", unit="none",
+              series={"evicted": rate("evicted_pages_total")}),
+        Panel(title="Turnover of the pool per minute", unit="none",
+              series={"turnover": f"60 * {rate('evicted_pages_total')} / {total('kv_pages')}"},
+              description="1: as many pages are evicted in a minute as the pool has."),
+        Panel(title="Preemptions per second", unit="none",
+              series={"preempted": rate("preemptions_total")}),
+        Panel(title="KV formats served", unit="none",
+              series={"{{kv_format}}, pages of {{page_size}}":
+                      f"count by (kv_format, page_size) (octavo_cache_config_info{HERE})"}),
+    ),
+)  # fmt: skip
+
+CAPACITY = Page(
+    uid="octavo-capacity",
+    title="Octavo: capacity and scheduling",
+    description="How full the engine's time, steps and pool are.",
+    panels=(
+        Panel(title="Sequences", unit="none", kind=Kind.STACK,
+              series={"running": total("requests_running"), "waiting": total("requests_waiting")}),
+        Panel(title="Time in the queue", unit="s", series=quantiles("queue_seconds")),
+        Panel(title="Share of time spent computing", unit="percentunit",
+              series={"{{instance}}": rate("step_seconds_sum", "instance")}),
+        Panel(title="Time of a step", unit="s", series=quantiles("step_seconds")),
+        Panel(title="Steps per second", unit="none", series={"steps": rate("step_seconds_count")}),
+        Panel(title="Tokens of a step, on average", unit="none",
+              series={kind: mean("step_tokens", f',kind="{kind}"') for kind in ("prefill", "decode")},
+              description="Of the steps that had any of the kind."),
+        Panel(title="Computed tokens per second", unit="none", kind=Kind.STACK,
+              series={"{{kind}}": rate("step_tokens_sum", "kind")}),
+        Panel(title="Generated tokens per second of computing", unit="none",
+              series={"tokens": f"{rate('generated_tokens_total')} / {rate('step_seconds_sum')}"}),
+        Panel(title="Pages held per running sequence", unit="none",
+              series={"pages": f"{HELD} / clamp_min({total('requests_running')}, 1)"}),
+        Panel(title="Decoded tokens of a step, all of it", unit="none", kind=Kind.HEATMAP,
+              series={"{{le}}": rate("step_tokens_bucket", "le", ',kind="decode"')}),
+    ),
+)  # fmt: skip
+
+DASHBOARDS = (SERVING, PAGES, CAPACITY)
