@@ -37,6 +37,7 @@ def linear(
     exact: bool = False,
     stream: mx.Stream | mx.Device | None = None,
 ) -> mx.array: ...
+
 class PackedExperts:
     def __init__(self, experts: list[PackedWeight]) -> None: ...
     @property
