@@ -26,6 +26,7 @@ from metal_emulator.tensors import Tensor  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.metadata import AttentionMetadata  # noqa: E402
 from octavo.kernels.metal.backend import MetalBackend  # noqa: E402
+from octavo.kernels.metal.in_place import InPlacePool  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
 from octavo.kernels.metal.units import METAL_FORMATS  # noqa: E402
 
@@ -102,6 +103,18 @@ def run_step(
     )
 
 
+def write_in_place(
+    library: KernelLibrary, formats: tuple[str, str], layer: LayerSpec, dtype: mx.Dtype
+) -> None:
+    """Launch the kernels that only a pool written in place has: write and copy."""
+    spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
+    pool, metadata = InPlacePool(spec, library), mixed_step()
+    pool.copy_pages([(22, 23)])
+    pool.begin_step(metadata)
+    rows = (metadata.num_tokens, layer.num_kv_heads)
+    pool.write(0, mx.zeros((*rows, layer.head_dim), dtype), mx.zeros((*rows, layer.value_dim), dtype))
+
+
 def record_all() -> dict[str, str]:
     """Text of every unit by kernel name."""
     recorder = Recorder()
@@ -111,6 +124,7 @@ def record_all() -> dict[str, str]:
     for head_dim, group, formats in itertools.product(HEAD_DIMS, GROUPS, pairs):
         layer, dtype = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim), next(dtypes)
         run_step(library, formats, layer, group, dtype, options=False)
+        write_in_place(library, formats, layer, dtype)
     for head_dim, formats in itertools.product((64, 128), pairs):
         layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
         run_step(library, formats, layer, 4, mx.float16, options=True)

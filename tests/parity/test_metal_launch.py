@@ -96,6 +96,8 @@ def test_every_unit_differs_by_name() -> None:
     texts = record_all()
     assert len(texts) > 300
     assert all(text.count("[[kernel]]") == 1 for text in texts.values())
+    for kernel in ("quantize", "write", "copy", "decode", "reduce", "chunk"):
+        assert any(f"octavo_{kernel}_" in name for name in texts), f"no {kernel} kernel was dumped"
     library = KernelLibrary(Emulator().compile)
     launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
     first = Unit("octavo_x", ("wide",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
