@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
@@ -50,6 +51,13 @@ class Gate:
     def open(self) -> None:
         self._open = True
         self._permits.release()
+
+
+class SlowSteps(Gate):
+    """Every step takes a while, however fast the machine is."""
+
+    def __call__(self) -> None:
+        time.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
@@ -197,6 +205,8 @@ async def test_leaving_the_loop_early_ends_the_request() -> None:
         gate.allow(2)
         async for _ in engine.generate([1], SamplingParams(max_tokens=100, n=2)):
             break
+        for _ in range(20):  # the event loop closes the generator in turns of its own
+            await asyncio.sleep(0)
         gate.allow(1)
         await until(lambda: any(record.ended for record in observer.records))
         assert fake.runner is not None
@@ -401,7 +411,8 @@ async def test_starting_can_be_cancelled() -> None:
 
 async def test_a_hundred_readers_that_come_and_go_leave_nothing_behind() -> None:
     rng = random.Random(5)
-    async with running(small_config(num_pages=40, max_waiting=200)) as (engine, _, observer):
+    config = small_config(num_pages=40, max_waiting=200)
+    async with running(config, SlowSteps()) as (engine, _, observer):
 
         async def visit(k: int) -> None:
             await asyncio.sleep(rng.random() * 0.2)
