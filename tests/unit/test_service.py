@@ -92,6 +92,12 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
+async def turns() -> None:
+    """Let the event loop do what it has been told, such as to close a stream."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def collect(stream: AsyncGenerator[Delta, None]) -> dict[int, Expected]:
     """What each sample said in the end."""
     merged: dict[int, Delta] = {}
@@ -191,6 +197,7 @@ async def test_a_request_that_waits_can_be_given_up_too() -> None:
         gate.allow(2)
         await until(lambda: engine.gauges().num_waiting == 1)
         second.cancel()
+        await turns()
         gate.open()
         assert await first == {0: alone([1] * 8, SamplingParams(max_tokens=9))}
         assert second.cancelled()
@@ -205,8 +212,7 @@ async def test_leaving_the_loop_early_ends_the_request() -> None:
         gate.allow(2)
         async for _ in engine.generate([1], SamplingParams(max_tokens=100, n=2)):
             break
-        for _ in range(20):  # the event loop closes the generator in turns of its own
-            await asyncio.sleep(0)
+        await turns()
         gate.allow(1)
         await until(lambda: any(record.ended for record in observer.records))
         assert fake.runner is not None
