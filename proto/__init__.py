@@ -4,9 +4,9 @@ The .proto files live in ``octavo/v1`` beside their generated modules. protoc wr
 after the .proto path, so the generated modules are importable as ``octavo.v1.*`` and only under
 that name: a second copy of the same descriptors in one process is an error. Regenerate with
 ``python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto
-octavo/v1/generation.proto`` from the root of the repository.
+octavo/v1/generation.proto octavo/v1/cache.proto`` from the root of the repository.
 """
 
-from octavo.v1 import generation_pb2, generation_pb2_grpc
+from octavo.v1 import cache_pb2, cache_pb2_grpc, generation_pb2, generation_pb2_grpc
 
-__all__ = ["generation_pb2", "generation_pb2_grpc"]
+__all__ = ["cache_pb2", "cache_pb2_grpc", "generation_pb2", "generation_pb2_grpc"]

@@ -19,7 +19,7 @@ from octavo.engine.server import messages
 from octavo.proto import generation_pb2 as pb
 
 PROTO = Path(__file__).parents[2] / "proto"
-SOURCE = "octavo/v1/generation.proto"
+SOURCES = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")
 
 
 @pytest.mark.skipif(
@@ -27,9 +27,9 @@ SOURCE = "octavo/v1/generation.proto"
 )
 def test_generated_modules_match_their_source(tmp_path: Path) -> None:
     arguments = [f"-I{PROTO}", *(f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python"))]
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments, SOURCE], check=True)
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments, *SOURCES], check=True)
     made = sorted((tmp_path / "octavo/v1").iterdir())
-    assert len(made) == 3
+    assert len(made) == 3 * len(SOURCES)
     for file in made:
         kept = PROTO / "octavo/v1" / file.name
         assert kept.read_text() == file.read_text(), f"{file.name} is stale; see octavo.proto's docstring"
