@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.kernels.formats import page_format
 from octavo.kernels.metadata import AttentionMetadata
 
@@ -112,6 +115,16 @@ class KVPool(Protocol):
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy page ``source`` onto page ``target`` in every layer (copy-on-write), before
         the next ``begin_step``."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """Bytes [len(pages), spec.page_bytes] of whole pages, laid out as in ``page_bytes``: a
+        copy, equal on every backend. Between steps only."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put bytes as from ``read_pages`` into these pages, before the next ``begin_step``;
+        ValueError, and no change, unless they are the bytes of that many different pages."""
         ...
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 from octavo.kernels.reference_attention import Group, attend_group, group_sequences
 from octavo.kernels.reference_codecs import codec, hadamard
 
@@ -148,6 +149,39 @@ class ReferencePool:
             batch.append((source, target))
         if batch:
             self._copy(batch)
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        check_read(self._spec, pages)
+        data = np.empty((len(pages), self._spec.page_bytes), np.uint8)
+        for parts, place in zip(self._parts, layer_bytes(self._spec), strict=True):
+            rows = self._page_rows(pages, place.layer)
+            heads = data[:, place.span].reshape(len(pages), place.layer.num_kv_heads, -1)
+            start = 0
+            for array in (array for part in parts for array in part):
+                raw = np.array(array[rows].view(mx.uint8)).reshape(*heads.shape[:2], -1)
+                heads[..., start : start + raw.shape[-1]] = raw
+                start += raw.shape[-1]
+            data[:, place.span] = heads.reshape(len(pages), -1)
+        return data
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        check_write(self._spec, pages, data)
+        for parts, place in zip(self._parts, layer_bytes(self._spec), strict=True):
+            rows = self._page_rows(pages, place.layer)
+            heads = data[:, place.span].reshape(len(pages), place.layer.num_kv_heads, -1)
+            start = 0
+            for array in (array for part in parts for array in part):
+                width = array.shape[-1] * array.dtype.size
+                stop = start + width * self._spec.page_size
+                raw = np.ascontiguousarray(heads[..., start:stop]).reshape(-1, width)
+                array[rows] = mx.array(raw).view(array.dtype)
+                start = stop
+        mx.eval(self._parts)
+
+    def _page_rows(self, pages: Sequence[int], layer: LayerSpec) -> mx.array:
+        """Rows of the pool arrays that hold these pages, head by head."""
+        size = layer.num_kv_heads * self._spec.page_size
+        return mx.array((np.array(pages, np.int64)[:, None] * size + np.arange(size)).ravel())
 
     @property
     def _step(self) -> AttentionMetadata:

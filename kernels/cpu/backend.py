@@ -16,6 +16,7 @@ import numpy as np
 from octavo.kernels import _ext
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,19 @@ class CpuPool:
         for layer, layout in enumerate(self._layouts):
             self._layers[layer] = _ext.copy_pages(layout, self._layers[layer], pairs)
         mx.eval(self._layers)
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        check_read(self._spec, pages)
+        mx.eval(self._layers)
+        stored = (np.asarray(layer)[list(pages)].reshape(len(pages), -1) for layer in self._layers)
+        return np.concatenate(list(stored), axis=1)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        check_write(self._spec, pages, data)
+        mx.eval(self._layers)
+        for layer, place in zip(self._layers, layer_bytes(self._spec), strict=True):
+            stored = np.asarray(layer)  # the pool's own memory: nothing is being computed on it now
+            stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
     @property
     def _begun(self) -> _Step:

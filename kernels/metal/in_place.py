@@ -9,6 +9,8 @@ and only for a device on which a self-test has shown that it works.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 
@@ -20,6 +22,7 @@ from octavo.kernels.metal.copy import copy_pages
 from octavo.kernels.metal.launch import KernelLibrary, padded
 from octavo.kernels.metal.pool import MetalPool, rows_launch
 from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit, write_unit
+from octavo.kernels.page_bytes import PageBytes
 
 
 class InPlacePool(MetalPool):
@@ -67,6 +70,18 @@ class InPlacePool(MetalPool):
             copied = copy_pages(self._library, self._spec, layer, parts, tokens, pairs)
             self._written[layer] = [copied, copied]
             self._last_read[layer] = copied
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        self._finish()
+        return super().read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        self._finish()
+        super().write_pages(pages, data)
+
+    def _finish(self) -> None:
+        """MLX's own operations know nothing of kernels that write or read the pool's arrays."""
+        mx.eval(self._written, self._last_read)
 
     def _pages(self, layer: int) -> StoredPages:
         keys, values = self._parts[layer]

@@ -99,7 +99,8 @@ def test_every_reader_waits_for_the_writers_and_every_writer_for_the_reader() ->
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_pages_are_copied_and_gathered(in_place: bool) -> None:
-    """A fork: page 0 is copied onto page 2 and 2 onto 3, in order; then both are read densely."""
+    """A fork: page 0 is copied onto page 2 and 2 onto 3, in order; then both are read densely. Its
+    bytes, put into page 1, are read so, too."""
     device = WritingDevice()
     kind = InPlacePool if in_place else MetalPool
     pool = kind(TWO_PAGES.spec("fp4", "bf16"), KernelLibrary(device.compile))
@@ -113,6 +114,10 @@ def test_pages_are_copied_and_gathered(in_place: bool) -> None:
     mx.eval(pool.pending())
     pool.copy_pages([(0, 2), (2, 3)])
     pool.begin_step(replace(step, page_table=np.array([[3]], np.int32)))
+    for got, array in zip(pool.gather(0), want, strict=True):
+        np.testing.assert_array_equal(np.array(got), array)
+    pool.write_pages([1], pool.read_pages([0]))
+    pool.begin_step(replace(step, page_table=np.array([[1]], np.int32)))
     for got, array in zip(pool.gather(0), want, strict=True):
         np.testing.assert_array_equal(np.array(got), array)
     with pytest.raises(ValueError, match="page 99 lies outside the pool"):
