@@ -52,7 +52,8 @@ def plan(
     formats: Sequence[str] = FORMAT_NAMES,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
-    ``memory`` bytes beside weights and workspace, per page format.
+    ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
+    cannot hold this model's rows.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
     """
@@ -69,7 +70,13 @@ def plan(
         vocab_size=int(text_config(config).get("vocab_size", 0)),
     )
     budget = max(0, memory - weights - workspace)
-    rows = {name: _format_plan(layers, name, page_size, budget, positions) for name in formats}
+    rows: dict[str, dict[str, int]] = {}
+    refused: dict[str, str] = {}
+    for name in formats:
+        try:
+            rows[name] = _format_plan(layers, name, page_size, budget, positions)
+        except InvalidConfig as refusal:
+            refused[name] = str(refusal)
     return {
         "model": model,
         "architecture": config["model_type"],
@@ -84,6 +91,7 @@ def plan(
         "page_size": page_size,
         "fits": any(row["pages"] for row in rows.values()),
         "formats": rows,
+        "refused": refused,
     }
 
 
@@ -157,6 +165,7 @@ def render(result: Mapping[str, Any]) -> str:
             f"{name:<9}{format_size(row['bytes_per_token']):>11}{format_size(row['bytes_per_page']):>12}"
             f"{row['pages']:>10}{row['tokens']:>12}{row['sequences']:>22}"
         )
+    lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     if not result["fits"]:
         lines.append("nothing is left for pages: give more memory, or a model with smaller weights")
     return "\n".join(lines)

@@ -5,37 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import mlx.core as mx
 
 from octavo.kernels.formats import PageFormat, page_format
-from octavo.kernels.formats.fp4 import EDGES, MAGNITUDES, MAX_SCALE, SCALE_FACTORS
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Stored form of rows [..., D]: ``parts`` are [..., width] arrays, ``storable`` is [...]."""
-
-    parts: tuple[mx.array, ...]
-    storable: mx.array
-
-
-class Codec(Protocol):
-    """One format on MLX arrays. ``layout(D)`` gives (width, dtype) of each stored part."""
-
-    format: PageFormat
-
-    def layout(self, head_dim: int) -> tuple[tuple[int, mx.Dtype], ...]: ...
-
-    def encode(self, rows: mx.array) -> Encoded:
-        """Store float32 rows, already rotated; rows that are not storable become zeros."""
-        ...
-
-    def decode(self, parts: tuple[mx.array, ...]) -> mx.array:
-        """Parts to float32 rows, still rotated."""
-        ...
+from octavo.kernels.formats.affine import AFFINE4, AFFINE8, GROUP_SIZE, SMALLEST_STEP
+from octavo.kernels.formats.base import MAX_FP16
+from octavo.kernels.formats.integer import INT4, INT8
+from octavo.kernels.formats.microscaling import MXFP4, NVFP4
+from octavo.kernels.reference_e2m1 import FP4Codec, MicroscalingCodec
+from octavo.kernels.reference_packing import Codec, Encoded, pack, unpack
 
 
 def hadamard(rows: mx.array) -> mx.array:
@@ -69,71 +47,81 @@ class HalfCodec:
         return parts[0].astype(mx.float32)
 
 
-class FP4Codec:
-    """fp4 as ``octavo.kernels.formats.fp4`` defines it."""
+class IntegerCodec:
+    """int8 and int4 as ``octavo.kernels.formats.integer`` defines them."""
 
-    def __init__(self) -> None:
-        self.format = page_format("fp4")
-        self._magnitudes = mx.array(MAGNITUDES)
-        self._factors = mx.array(SCALE_FACTORS)
+    def __init__(self, fmt: INT8 | INT4) -> None:
+        self.format: PageFormat = fmt
+        self._integers = fmt
 
     def layout(self, head_dim: int) -> tuple[tuple[int, mx.Dtype], ...]:
         return ((self.format.codes_per_row(head_dim), mx.uint32), (1, mx.float16))
 
     def encode(self, rows: mx.array) -> Encoded:
+        fmt = self._integers
         storable = mx.isfinite(rows).all(axis=-1)
         rows = mx.where(storable[..., None], rows, mx.zeros_like(rows))
-        scale, index = self._best_scale(mx.abs(rows))
-        nibbles = index | (rows.view(mx.uint32) >> 31) << 3
-        nibbles = mx.where(scale == 0, mx.zeros_like(nibbles), nibbles)
-        eights = nibbles.reshape(*nibbles.shape[:-1], -1, 8) << mx.arange(0, 32, 4, dtype=mx.uint32)
-        return Encoded((eights.sum(axis=-1), scale), storable)
+        absmax = mx.abs(rows).max(axis=-1, keepdims=True)
+        scales = mx.minimum(absmax * mx.array(fmt.scale_factor), float(MAX_FP16)).astype(mx.float16)
+        codes = mx.clip(mx.round(rows / scales.astype(mx.float32)), fmt.lowest, fmt.highest)
+        codes = mx.where(scales == 0, mx.zeros_like(codes), codes).astype(mx.int32)
+        return Encoded((pack(codes.view(mx.uint32) & ((1 << fmt.bits) - 1), fmt.bits), scales), storable)
 
     def decode(self, parts: tuple[mx.array, ...]) -> mx.array:
         codes, scales = parts
-        nibbles = codes[..., None] >> mx.arange(0, 32, 4, dtype=mx.uint32) & 15
-        nibbles = nibbles.reshape(*codes.shape[:-1], -1)
-        values = self._magnitudes[nibbles & 7] * scales.astype(mx.float32)
-        return mx.where(nibbles >= 8, -values, values)
-
-    def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """fp16 scales [..., 1] and magnitude indices [..., D] of the best candidates, all of
-        which are tried at once: [..., candidates, D]."""
-        absmax = magnitudes.max(axis=-1, keepdims=True)
-        halves = mx.minimum(absmax * self._factors, float(MAX_SCALE)).astype(mx.float16)[..., None]
-        scales, magnitudes = halves.astype(mx.float32), magnitudes[..., None, :]
-        indices = mx.zeros((*scales.shape[:-1], magnitudes.shape[-1]), mx.uint32)
-        for edge, tie_moves in EDGES:
-            limits = scales * edge
-            indices += magnitudes >= limits if tie_moves else magnitudes > limits
-        differences = magnitudes - scales * self._magnitudes[indices]
-        errors = _halving_sum(differences * differences)
-        # A candidate that is 0 stores a zero row: its error is never below a usable one's.
-        best = errors.argmin(axis=-2, keepdims=True)
-        return (
-            mx.take_along_axis(halves, best, axis=-2).squeeze(-2),
-            mx.take_along_axis(indices, best, axis=-2).squeeze(-2),
-        )
+        sign = 1 << (self._integers.bits - 1)
+        signed = (unpack(codes, self._integers.bits) ^ sign).astype(mx.int32) - sign
+        return signed.astype(mx.float32) * scales.astype(mx.float32)
 
 
-def _halving_sum(values: mx.array) -> mx.array:
-    """Sum over the last axis [..., D] -> [..., 1], upper half added onto lower half."""
-    width = 1 << (values.shape[-1] - 1).bit_length()
-    if width != values.shape[-1]:
-        values = mx.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])
-    while width > 1:
-        width //= 2
-        values = values[..., :width] + values[..., width:]
-    return values
+class AffineCodec:
+    """affine8 and affine4 as ``octavo.kernels.formats.affine`` defines them."""
+
+    def __init__(self, fmt: AFFINE8 | AFFINE4) -> None:
+        self.format: PageFormat = fmt
+        self._bits = fmt.bits
+
+    def layout(self, head_dim: int) -> tuple[tuple[int, mx.Dtype], ...]:
+        fmt = self.format
+        return ((fmt.codes_per_row(head_dim), mx.uint32), (fmt.scales_per_row(head_dim), mx.float16))
+
+    def encode(self, rows: mx.array) -> Encoded:
+        finite = mx.isfinite(rows).all(axis=-1)
+        rows = mx.where(finite[..., None], rows, mx.zeros_like(rows))
+        groups = rows.reshape(*rows.shape[:-1], rows.shape[-1] // GROUP_SIZE, GROUP_SIZE)
+        step, bias = self._step_and_bias(groups)
+        codes = mx.clip(mx.round((groups - bias) / step), 0, (1 << self._bits) - 1)
+        scales = mx.concatenate([step, bias], axis=-1).astype(mx.float16).reshape(*rows.shape[:-1], -1)
+        storable = mx.logical_and(finite, mx.isfinite(scales).all(axis=-1))
+        scales = mx.where(storable[..., None], scales, mx.zeros_like(scales))
+        codes = mx.where(storable[..., None], codes.reshape(rows.shape), mx.zeros_like(rows))
+        return Encoded((pack(codes.astype(mx.uint32), self._bits), scales), storable)
+
+    def decode(self, parts: tuple[mx.array, ...]) -> mx.array:
+        codes = unpack(parts[0], self._bits)
+        pairs = parts[1].astype(mx.float32).reshape(*parts[1].shape[:-1], -1, 2)
+        grouped = codes.reshape(*pairs.shape[:-1], GROUP_SIZE).astype(mx.float32)
+        return (grouped * pairs[..., :1] + pairs[..., 1:]).reshape(codes.shape)
+
+    def _step_and_bias(self, groups: mx.array) -> tuple[mx.array, mx.array]:
+        low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
+        step = mx.maximum((high - low) / ((1 << self._bits) - 1), mx.array(SMALLEST_STEP))
+        from_low = mx.abs(low) > mx.abs(high)
+        step, edge = mx.where(from_low, step, -step), mx.where(from_low, low, high)
+        count = mx.round(edge / step)
+        used = count != 0
+        return mx.where(used, edge / count, step), mx.where(used, edge, mx.zeros_like(edge))
 
 
 def codec(name: str) -> Codec:
-    """The twin of ``page_format(name)``; ValueError if the format has none here."""
+    """The twin of ``page_format(name)``."""
     fmt = page_format(name)
-    if fmt.name == "bf16":
-        return HalfCodec("bf16", mx.bfloat16)
-    if fmt.name == "fp16":
-        return HalfCodec("fp16", mx.float16)
+    if isinstance(fmt, INT8 | INT4):
+        return IntegerCodec(fmt)
+    if isinstance(fmt, MXFP4 | NVFP4):
+        return MicroscalingCodec(fmt)
+    if isinstance(fmt, AFFINE8 | AFFINE4):
+        return AffineCodec(fmt)
     if fmt.name == "fp4":
         return FP4Codec()
-    raise ValueError(f"the reference backend cannot store {name} pages; use bf16, fp16 or fp4")
+    return HalfCodec(fmt.name, {"bf16": mx.bfloat16, "fp16": mx.float16}[fmt.name])

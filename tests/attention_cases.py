@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from format_rows import holds
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.truth import TruthPool
@@ -46,6 +47,10 @@ class Case:
             window=self.window,
             keep=self.keep,
         )
+
+    def fits(self, k_format: str, v_format: str) -> bool:
+        """Whether the formats have rows of these lengths."""
+        return holds(k_format, self.layer.head_dim) and holds(v_format, self.layer.value_dim)
 
     def spec(self, k_format: str, v_format: str) -> PoolSpec:
         pages = sum(-(-(old + new) // self.page_size) for old, new in self.sequences)
@@ -106,6 +111,13 @@ def _grid() -> Iterator[Case]:
 CASES = tuple(_grid())
 
 FORMAT_PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp4", "fp4"), ("bf16", "fp4"), ("fp4", "fp16"))
+"""Of K and V, with kernels of their own on every backend."""
+
+EVERY_FORMAT_PAIR = (
+    *FORMAT_PAIRS,
+    ("int8", "int8"), ("int4", "int4"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"),
+    ("affine8", "affine8"), ("affine4", "affine4"), ("int8", "fp4"), ("nvfp4", "int4"),
+)  # fmt: skip
 
 
 def build_metadata(

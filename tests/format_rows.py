@@ -7,11 +7,25 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels import page_format
+from octavo.kernels import FORMAT_NAMES, page_format
 
 Floats = NDArray[np.float32]
 
 TIES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+
+
+def holds(name: str, head_dim: int) -> bool:
+    """Whether the format has rows of that length."""
+    try:
+        page_format(name).row_bytes(head_dim)
+    except ValueError:
+        return False
+    return True
+
+
+def formats_and_dims(*head_dims: int) -> list[tuple[str, int]]:
+    """Each format with each of the row lengths that it can hold."""
+    return [(name, dim) for name in FORMAT_NAMES for dim in head_dims if holds(name, dim)]
 
 
 @functools.cache

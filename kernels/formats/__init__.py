@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from octavo.kernels.formats.affine import AFFINE4, AFFINE8
 from octavo.kernels.formats.base import PageFormat
 from octavo.kernels.formats.fp4 import FP4
 from octavo.kernels.formats.half import BF16, FP16
+from octavo.kernels.formats.integer import INT4, INT8
+from octavo.kernels.formats.microscaling import MXFP4, NVFP4
 from octavo.kernels.formats.rotation import hadamard
 
-_FORMATS: dict[str, PageFormat] = {f.name: f for f in (BF16(), FP16(), FP4())}
+_FORMATS: dict[str, PageFormat] = {
+    fmt.name: fmt for fmt in (BF16(), FP16(), INT8(), INT4(), FP4(), MXFP4(), NVFP4(), AFFINE8(), AFFINE4())
+}
 
 FORMAT_NAMES = tuple(_FORMATS)
 

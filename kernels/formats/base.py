@@ -14,6 +14,9 @@ Floats = NDArray[np.float32]
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
+MAX_FP16 = np.float32(65504)
+"""The largest finite fp16: scales stop there."""
+
 
 class PageFormat(ABC):
     """One *row* is one position of one KV head: ``head_dim`` values of K, or of V.

@@ -11,21 +11,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
+from octavo.kernels.formats.base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
+from octavo.kernels.formats.e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
+from octavo.kernels.formats.packing import pack, unpack
 from octavo.kernels.formats.rotation import is_power_of_two
-
-MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-"""E2M1 (OCP Microscaling v1.0): the value of codes 0..7; codes 8..15 are their negatives."""
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
 """Candidate scales are the row's absmax times these, tried in this order. Chosen by search
 over 0.60..1.80 for the smallest relative RMS error on Gaussian, Laplace and outlier rows
 of 64 and 128 values: 0.105 -> 0.098 and 0.109 -> 0.103 (an exhaustive search: 0.096, 0.101)."""
-
-MAX_SCALE = np.float32(65504)  # the largest finite fp16
-
-# Where |x| / scale passes from one magnitude index to the next, and whether a tie passes (to an even index).
-EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
 class FP4(PageFormat):
@@ -66,16 +60,12 @@ class FP4(PageFormat):
         rows = np.where(storable[..., None], rows, np.float32(0))
         magnitudes = np.abs(rows)
         scales, indices = _best_scale(magnitudes)
-        nibbles = indices | np.signbit(rows).astype(np.uint8) << np.uint8(3)
-        nibbles[scales[..., 0] == 0] = 0
-        return _pack(nibbles), scales, storable
+        return pack(signed_codes(rows, indices, scales), 4), scales, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         head_dim = codes.shape[-1] * 8
         self._check_stored(codes, scales, head_dim)
-        nibbles = unpack(codes)
-        values: Floats = MAGNITUDES[nibbles & 7] * scales.astype(np.float32)
-        return np.where(nibbles & 8, -values, values)
+        return values_of(unpack(codes, 4)) * scales.astype(np.float32)
 
     def describe(self) -> str:
         return "fp4: E2M1 codes, fp16 scale per row, Hadamard rotation where head_dim is a power of two"
@@ -89,9 +79,9 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uin
     best_index = np.zeros(magnitudes.shape, np.uint8)
     for factor in SCALE_FACTORS:
         with np.errstate(under="ignore", over="ignore"):  # tiny scales and huge errors are meant
-            half = np.minimum(absmax * factor, MAX_SCALE).astype(np.float16)
+            half = np.minimum(absmax * factor, MAX_FP16).astype(np.float16)
             scale = half.astype(np.float32)
-            index = _nearest(magnitudes, scale)
+            index = nearest_index(magnitudes, scale)
             difference = magnitudes - scale * MAGNITUDES[index]
             error = _halving_sum(difference * difference)
         # A sum may overflow to infinity: the first usable candidate must then still be taken.
@@ -100,14 +90,6 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uin
         best_error = np.where(better, error, best_error)
         best_index = np.where(better, index, best_index)
     return best_scale, best_index
-
-
-def _nearest(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
-    index = np.zeros(magnitudes.shape, np.uint8)
-    for edge, tie_moves in EDGES:
-        limit = scale * np.float32(edge)
-        index += magnitudes >= limit if tie_moves else magnitudes > limit
-    return index
 
 
 def _halving_sum(values: Floats) -> Floats:
@@ -120,15 +102,3 @@ def _halving_sum(values: Floats) -> Floats:
         width //= 2
         values = values[..., :width] + values[..., width:]
     return values
-
-
-def _pack(nibbles: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    eights = nibbles.reshape(*nibbles.shape[:-1], nibbles.shape[-1] // 8, 8).astype(np.uint32)
-    words: NDArray[np.uint32] = np.bitwise_or.reduce(eights << np.arange(0, 32, 4, dtype=np.uint32), axis=-1)
-    return words
-
-
-def unpack(codes: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """uint32 codes [..., D / 8] to their nibbles [..., D]."""
-    nibbles = codes[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
-    return nibbles.reshape(*codes.shape[:-1], codes.shape[-1] * 8).astype(np.uint8)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from format_rows import tricky_rows
+from format_rows import formats_and_dims, tricky_rows
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
@@ -16,12 +16,15 @@ from octavo.kernels.reference_codecs import codec, hadamard
 
 
 def bits(array: mx.array) -> NDArray[np.unsignedinteger]:
-    unsigned = {2: mx.uint16, 4: mx.uint32}[array.dtype.size]
+    unsigned = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size]
     return np.array(array.view(unsigned))
 
 
-@pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 96, 128, 256])
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+def as_bits(scales: NDArray[np.generic]) -> NDArray[np.unsignedinteger]:
+    return scales.view(f"u{scales.dtype.itemsize}")
+
+
+@pytest.mark.parametrize(("name", "head_dim"), formats_and_dims(8, 32, 40, 64, 96, 128, 256))
 def test_codecs_are_bit_equal(name: str, head_dim: int) -> None:
     fmt, twin = page_format(name), codec(name)
     for kind, rows in tricky_rows(head_dim).items():
@@ -30,7 +33,7 @@ def test_codecs_are_bit_equal(name: str, head_dim: int) -> None:
         np.testing.assert_array_equal(np.array(encoded.storable), storable, err_msg=kind)
         np.testing.assert_array_equal(bits(encoded.parts[0]), codes, err_msg=kind)
         if scales.shape[-1]:
-            np.testing.assert_array_equal(bits(encoded.parts[1]), scales.view(np.uint16), err_msg=kind)
+            np.testing.assert_array_equal(bits(encoded.parts[1]), as_bits(scales), err_msg=kind)
         decoded = np.array(twin.decode(encoded.parts))
         np.testing.assert_array_equal(
             decoded.view(np.uint32), fmt.dequantize(codes, scales).view(np.uint32), err_msg=kind
@@ -70,7 +73,7 @@ def test_a_pool_stores_the_formats_bytes(name: str, dtype: mx.Dtype) -> None:
     stored = [bits(array).reshape(9, 3, 4, -1) for array in pool._parts[0][0]]
     np.testing.assert_array_equal(stored[0][slots // 4, :, slots % 4], codes)
     if scales.shape[-1]:
-        np.testing.assert_array_equal(stored[1][slots // 4, :, slots % 4], scales.view(np.uint16))
+        np.testing.assert_array_equal(stored[1][slots // 4, :, slots % 4], as_bits(scales))
     unwritten = np.setdiff1d(np.arange(36), slots)
     assert not stored[0][unwritten // 4, :, unwritten % 4].any()
 
@@ -78,7 +81,7 @@ def test_a_pool_stores_the_formats_bytes(name: str, dtype: mx.Dtype) -> None:
 def _addresses(pool: ReferencePool) -> list[int]:
     """Where the pool's arrays lie; the views that tell are dropped again."""
     arrays = [array for layer in pool._parts for part in layer for array in part]
-    return [np.array(array.view(mx.uint16), copy=False).__array_interface__["data"][0] for array in arrays]
+    return [np.array(array.view(mx.uint8), copy=False).__array_interface__["data"][0] for array in arrays]
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)

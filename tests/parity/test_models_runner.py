@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
+from format_rows import holds
 from octavo.block_manager import PageCopy, PageId
 from octavo.engine.batch import Batch
 from octavo.engine.config import EngineConfig
@@ -251,7 +252,10 @@ def test_slices_are_the_rows_and_nothing_else() -> None:
     assert slice_rows(metadata, 0, 17) is metadata
 
 
-@pytest.mark.parametrize("kv_format", FORMAT_NAMES)
+FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]  # that of the tiny models
+
+
+@pytest.mark.parametrize("kv_format", FITTING)
 def test_the_budget_is_what_is_allocated_and_what_plan_says(
     folder: Path, backend: str, kv_format: str
 ) -> None:
@@ -269,12 +273,23 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
     half.close()
 
 
+def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:
+    """Groups of 32 or 64 values have no rows of 16: a clear refusal, in the plan too."""
+    result = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)
+    assert list(result["formats"]) == FITTING
+    assert sorted(result["refused"]) == sorted(set(FORMAT_NAMES) - set(FITTING))
+    for name, reason in result["refused"].items():
+        assert "head_dim 16" in reason
+        with pytest.raises(InvalidConfig, match="head_dim 16"):
+            load(folder, backend, kv_format=name)
+
+
 @pytest.mark.parametrize("name", sorted(tiny_models.CONFIGS))
 def test_plan_reads_the_shapes_that_the_model_has(tmp_path: Path, name: str) -> None:
     path = tiny_models.make_model(tmp_path, name)
     found = discover_layout(load_model(path, weights="keep").model, name).layers
     predicted = layer_specs(path, read_config(path))
-    for kv_format in FORMAT_NAMES:
+    for kv_format in FITTING:
         sizes = [
             page_bytes(layers, page_size=4, k_format=kv_format, v_format=kv_format)
             for layers in (found, predicted)

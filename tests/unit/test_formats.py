@@ -9,11 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from format_rows import tricky_rows
+from format_rows import formats_and_dims, tricky_rows
 from octavo.kernels import FORMAT_NAMES, PageFormat, page_format
 from octavo.kernels.formats import hadamard
 from octavo.kernels.truth import hadamard64
 
+ROW_BYTES = {
+    "bf16": 256, "fp16": 256, "int8": 130, "int4": 66, "fp4": 66, "mxfp4": 68, "nvfp4": 72,
+    "affine8": 136, "affine4": 72,
+}  # fmt: skip
 HALF_DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 
 
@@ -23,14 +27,14 @@ def fmt(request: pytest.FixtureRequest) -> PageFormat:
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match="'fp5' is not known; use one of bf16, fp16, fp4"):
+    with pytest.raises(ValueError, match="'fp5' is not known; use one of bf16, fp16, int8, int4, fp4, mxfp4"):
         page_format("fp5")
 
 
 def test_a_format_knows_its_name_and_size(fmt: PageFormat) -> None:
     assert fmt.describe().startswith(fmt.name)
     codes, scales = fmt.quantize(np.ones((3, 5, 128), np.float32))
-    assert fmt.row_bytes(128) == {"bf16": 256, "fp16": 256, "fp4": 66}[fmt.name]
+    assert fmt.row_bytes(128) == ROW_BYTES[fmt.name]
     assert codes.nbytes + scales.nbytes == 15 * fmt.row_bytes(128)
     assert codes.shape == (3, 5, fmt.codes_per_row(128))
     assert scales.shape == (3, 5, fmt.scales_per_row(128))
@@ -39,15 +43,16 @@ def test_a_format_knows_its_name_and_size(fmt: PageFormat) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_quantize_refuses_what_is_not_finite(fmt: PageFormat, bad: float) -> None:
-    rows = np.ones((2, 3, 32), np.float32)
+    rows = np.ones((2, 3, 64), np.float32)
     rows[1, 2, 7] = bad
     with pytest.raises(ValueError, match=rf"row \(1, 2\) holds {bad}.*{fmt.name}"):
         fmt.quantize(rows)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("head_dim", [32, 40])
-def test_store_puts_zeros_where_a_row_is_not_finite(fmt: PageFormat, bad: float, head_dim: int) -> None:
+@pytest.mark.parametrize(("name", "head_dim"), formats_and_dims(40, 64, 96, 192))
+def test_store_puts_zeros_where_a_row_is_not_finite(name: str, bad: float, head_dim: int) -> None:
+    fmt = page_format(name)
     rows = np.random.default_rng(0).standard_normal((4, head_dim)).astype(np.float32)
     clean_codes, clean_scales, _ = fmt.store(rows)
     rows[2, head_dim - 1] = bad
@@ -61,13 +66,13 @@ def test_store_puts_zeros_where_a_row_is_not_finite(fmt: PageFormat, bad: float,
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 def test_rows_of_other_float_types_are_converted(fmt: PageFormat, dtype: type[np.generic]) -> None:
-    rows = np.random.default_rng(0).standard_normal((4, 32)).astype(dtype)
+    rows = np.random.default_rng(0).standard_normal((4, 64)).astype(dtype)
     for got, want in zip(fmt.quantize(rows), fmt.quantize(rows.astype(np.float32)), strict=True):
         np.testing.assert_array_equal(got, want)
 
 
 def test_codes_and_scales_must_belong_together(fmt: PageFormat) -> None:
-    codes, scales = fmt.quantize(np.ones((2, 32), np.float32))
+    codes, scales = fmt.quantize(np.ones((2, 64), np.float32))
     with pytest.raises(ValueError, match=fmt.name):
         fmt.dequantize(codes, scales[:1])
     with pytest.raises(ValueError, match=fmt.name):

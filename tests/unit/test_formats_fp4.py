@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from format_rows import TIES, tricky_rows
 from octavo.kernels import page_format
-from octavo.kernels.formats.fp4 import MAGNITUDES, SCALE_FACTORS, unpack
+from octavo.kernels.formats.e2m1 import MAGNITUDES
+from octavo.kernels.formats.fp4 import SCALE_FACTORS
+from octavo.kernels.formats.packing import unpack
 
 FP4 = page_format("fp4")
 HEAD_DIMS = (8, 32, 40, 64, 96, 128, 256)
@@ -54,7 +56,7 @@ def test_ties_go_to_the_even_code() -> None:
         row = np.concatenate([values, -values, anchor])[None]
         codes, scales = FP4.quantize(row)
         assert scales.tolist() == [[1.0]]
-        return [int(code) for code in unpack(codes)[0, :14]]
+        return [int(code) for code in unpack(codes, 4)[0, :14]]
 
     assert codes_of(TIES) == [0, 2, 2, 4, 4, 6, 6, 8, 10, 10, 12, 12, 14, 14]
     below, above = np.nextafter(TIES, np.float32(0)), np.nextafter(TIES, np.float32(9))
@@ -70,7 +72,7 @@ def test_codes_equal_ml_dtypes_at_the_chosen_scale(head_dim: int) -> None:
         with np.errstate(under="ignore"):
             quotient = np.clip(rows[used] / scales[used].astype(np.float32), -6, 6)
         want = quotient.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
-        np.testing.assert_array_equal(unpack(codes[used]), want, err_msg=kind)
+        np.testing.assert_array_equal(unpack(codes[used], 4), want, err_msg=kind)
         assert not codes[~used].any(), kind
 
 

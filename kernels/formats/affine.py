@@ -1,0 +1,87 @@
+"""affine8 and affine4: MLX's affine quantization in groups of 64, fp16 scale and bias.
+
+Codes, scales and biases are those of ``mlx.core.quantize(rows, group_size=64)`` for the same
+rows in fp16; here they may have any float32 value, and only the stored scale and bias round
+to fp16.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
+from octavo.kernels.formats.packing import pack, unpack
+
+GROUP_SIZE = 64
+SMALLEST_STEP = np.float32(1e-7)
+
+
+class _Affine(PageFormat):
+    """A row's scales are (scale, bias) of its first group, then of the next.
+
+    Per group, in float32, each operation correctly rounded: low = min x, high = max x,
+    n = 2^bits - 1, d = max((high - low) / n, 1e-7); if |low| > |high|, step = d and edge = low,
+    else step = -d and edge = high. With k = rint(edge / step): if k is not 0, step = edge / k
+    and bias = edge, else bias = 0. The code of x is rint((x - bias) / step), half to even,
+    limited to 0..n; the *unrounded* step and bias make the codes, then both are stored as fp16.
+    A row is storable if it is finite and so are its stored scales and biases.
+    """
+
+    code_dtype = np.uint32
+    bits: ClassVar[int]
+
+    def codes_per_row(self, head_dim: int) -> int:
+        check_multiple(self.name, head_dim, GROUP_SIZE)
+        return head_dim * self.bits // 32
+
+    def scales_per_row(self, head_dim: int) -> int:
+        check_multiple(self.name, head_dim, GROUP_SIZE)
+        return head_dim // GROUP_SIZE * 2
+
+    def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
+        finite: Bools = np.asarray(np.isfinite(rows).all(-1))
+        rows = np.where(finite[..., None], rows, np.float32(0))
+        groups = rows.reshape(*rows.shape[:-1], rows.shape[-1] // GROUP_SIZE, GROUP_SIZE)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            step, bias = self._step_and_bias(groups)
+            codes = np.clip(np.rint((groups - bias) / step), 0, (1 << self.bits) - 1)
+            scales = np.concatenate([step, bias], -1).astype(np.float16)
+        scales = scales.reshape(*rows.shape[:-1], self.scales_per_row(rows.shape[-1]))
+        storable: Bools = np.asarray(finite & np.isfinite(scales).all(-1))
+        scales[~storable] = 0
+        codes = np.where(storable[..., None, None], codes, 0)
+        return pack(codes.reshape(rows.shape), self.bits), scales, storable
+
+    def dequantize(self, codes: Array, scales: Array) -> Floats:
+        head_dim = codes.shape[-1] * (32 // self.bits)
+        self._check_stored(codes, scales, head_dim)
+        pairs = scales.astype(np.float32).reshape(*codes.shape[:-1], head_dim // GROUP_SIZE, 2)
+        values = unpack(codes, self.bits).reshape(*pairs.shape[:-1], GROUP_SIZE).astype(np.float32)
+        rows: Floats = values * pairs[..., :1] + pairs[..., 1:]
+        return rows.reshape(*codes.shape[:-1], head_dim)
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.bits}-bit codes, fp16 scale and bias per {GROUP_SIZE} values, no rotation"
+
+    def _step_and_bias(self, groups: Floats) -> tuple[Floats, Floats]:
+        """float32 [..., groups, 1] each, before they are stored."""
+        low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+        step = np.maximum((high - low) / np.float32((1 << self.bits) - 1), SMALLEST_STEP)
+        from_low = np.abs(low) > np.abs(high)
+        step, edge = np.where(from_low, step, -step), np.where(from_low, low, high)
+        count = np.rint(edge / step)
+        used = count != 0
+        bias = np.where(used, edge, np.float32(0))
+        return np.where(used, edge / np.where(used, count, np.float32(1)), step), bias
+
+
+class AFFINE8(_Affine):
+    name = "affine8"
+    bits = 8
+
+
+class AFFINE4(_Affine):
+    name = "affine4"
+    bits = 4

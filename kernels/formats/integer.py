@@ -1,0 +1,87 @@
+"""int8 and int4: symmetric integers with one fp16 scale per row.
+
+``kernels/README.md`` restates the operations for implementers; every float32 one is rounded
+by itself (no fused multiply-add), and subnormal values are kept.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from octavo.kernels.formats.base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
+from octavo.kernels.formats.packing import pack, unpack
+from octavo.kernels.formats.rotation import is_power_of_two
+
+
+class _Integer(PageFormat):
+    """Two's-complement codes of ``bits`` bits, packed into uint32, element 0 lowest.
+
+    With a = max |x| (exact), the row's scale is s = fp16(min(a * scale_factor, 65504)), where
+    the product rounds to float32 and fp16() to nearest even, subnormals kept; s is then used
+    as float32. The code of x is the integer nearest to the real quotient x / s, ties to even,
+    limited to ``lowest``..``highest``. (The correctly rounded float32 quotient, rounded to an
+    integer, is the same: halves of integers times s are float32 numbers.) A row whose scale
+    is 0 has codes 0. Rows with NaN or infinity, before or after rotation, are not storable.
+    """
+
+    code_dtype = np.uint32
+    bits: ClassVar[int]
+    lowest: ClassVar[int]
+    highest: ClassVar[int]
+    scale_factor: ClassVar[np.float32]
+
+    def codes_per_row(self, head_dim: int) -> int:
+        per_word = 32 // self.bits
+        check_multiple(self.name, head_dim, per_word)
+        return head_dim // per_word
+
+    def scales_per_row(self, head_dim: int) -> int:
+        del head_dim
+        return 1
+
+    def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
+        storable: Bools = np.asarray(np.isfinite(rows).all(-1))
+        rows = np.where(storable[..., None], rows, np.float32(0))
+        with np.errstate(under="ignore", over="ignore", divide="ignore", invalid="ignore"):
+            absmax = np.abs(rows).max(-1, keepdims=True)
+            scales = np.minimum(absmax * self.scale_factor, MAX_FP16).astype(np.float16)
+            codes = np.clip(np.rint(rows / scales.astype(np.float32)), self.lowest, self.highest)
+        codes = np.where(scales == 0, 0, codes).astype(np.int8).view(np.uint8)
+        return pack(codes & np.uint8((1 << self.bits) - 1), self.bits), scales, storable
+
+    def dequantize(self, codes: Array, scales: Array) -> Floats:
+        head_dim = codes.shape[-1] * (32 // self.bits)
+        self._check_stored(codes, scales, head_dim)
+        unused = np.uint8(8 - self.bits)  # shifted up and down again, the sign bit fills them
+        signed = (unpack(codes, self.bits) << unused).view(np.int8) >> unused.view(np.int8)
+        values: Floats = signed.astype(np.float32) * scales.astype(np.float32)
+        return values
+
+
+class INT8(_Integer):
+    """-127..127, so that negation is exact."""
+
+    name = "int8"
+    bits = 8
+    lowest, highest = -127, 127
+    scale_factor = np.float32(1 / 127)
+
+    def describe(self) -> str:
+        return "int8: symmetric 8-bit integers, fp16 scale per row, no rotation"
+
+
+class INT4(_Integer):
+    """-8..7; -8 only where fp16 has rounded a tiny scale down."""
+
+    name = "int4"
+    bits = 4
+    lowest, highest = -8, 7
+    scale_factor = np.float32(1 / 7)
+
+    def rotates(self, head_dim: int) -> bool:
+        return is_power_of_two(head_dim)
+
+    def describe(self) -> str:
+        return "int4: symmetric 4-bit integers, fp16 scale per row, Hadamard rotation at powers of two"

@@ -1,0 +1,122 @@
+"""mxfp4 and nvfp4: E2M1 codes with one byte of scale for each 32 or 16 values.
+
+Codes, packing and scales are those of ``mlx.core.quantize`` in the modes of the same names,
+but for three things. A negative value that rounds to zero keeps its sign (code 8, as in
+fp4; MLX on a CPU stores 0). mxfp4 scales below 2^-126 are stored as they are, where MLX 0.32
+wraps around, and a group of zeros has scale byte 0, where MLX has 127; its values are zeros.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
+from octavo.kernels.formats.e2m1 import nearest_index, signed_codes, values_of
+from octavo.kernels.formats.packing import pack, unpack
+
+Bytes = NDArray[np.uint8]
+
+
+class _Microscaled(PageFormat):
+    """Groups of ``group_size`` consecutive values; a is a group's max |x|, exact.
+
+    The code of x at scale s is the one fp4 has: the sign bit of x above the index of the
+    magnitude nearest to |x| / s, ties to even; zeros where s is 0. Rows with NaN or infinity
+    are not storable. The row is not rotated.
+    """
+
+    code_dtype = np.uint32
+    scale_dtype = np.uint8
+    group_size: ClassVar[int]
+
+    @abstractmethod
+    def scale_bytes(self, absmax: Floats) -> Bytes:
+        """The stored scale of groups whose largest magnitude is ``absmax``."""
+
+    @abstractmethod
+    def scale_values(self, scales: Bytes) -> Floats:
+        """The float32 values of stored scales."""
+
+    def codes_per_row(self, head_dim: int) -> int:
+        check_multiple(self.name, head_dim, self.group_size)
+        return head_dim // 8
+
+    def scales_per_row(self, head_dim: int) -> int:
+        check_multiple(self.name, head_dim, self.group_size)
+        return head_dim // self.group_size
+
+    def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
+        storable: Bools = np.asarray(np.isfinite(rows).all(-1))
+        rows = np.where(storable[..., None], rows, np.float32(0))
+        groups = rows.reshape(*rows.shape[:-1], self.scales_per_row(rows.shape[-1]), self.group_size)
+        magnitudes = np.abs(groups)
+        scales = self.scale_bytes(magnitudes.max(-1))
+        used = self.scale_values(scales)[..., None]
+        with np.errstate(under="ignore", over="ignore"):
+            codes = signed_codes(groups, nearest_index(magnitudes, used), used)
+        scales[~storable] = 0
+        return pack(codes.reshape(rows.shape), 4), scales, storable
+
+    def dequantize(self, codes: Array, scales: Array) -> Floats:
+        head_dim = codes.shape[-1] * 8
+        self._check_stored(codes, scales, head_dim)
+        values = values_of(unpack(codes, 4)).reshape(*scales.shape, self.group_size)
+        with np.errstate(under="ignore", over="ignore"):  # codes that no row is stored as
+            values = values * self.scale_values(scales)[..., None]
+        return values.reshape(*codes.shape[:-1], head_dim)
+
+
+class MXFP4(_Microscaled):
+    """E8M0 scales (OCP Microscaling v1.0): byte b is 2^(b - 127), 255 is NaN and never stored.
+
+    b is the smallest with a <= 6 * 2^(b - 127), but at most 252, so that only values beyond
+    6 * 2^125 saturate. From the bits of a: ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0.
+    """
+
+    name = "mxfp4"
+    group_size = 32
+
+    def scale_bytes(self, absmax: Floats) -> Bytes:
+        bits = np.ascontiguousarray(absmax).view(np.uint32)
+        exponents = (bits + np.uint32(0x3FFFFF) >> np.uint32(23)).astype(np.int32) - 2
+        return np.clip(exponents, 0, 252).astype(np.uint8)
+
+    def scale_values(self, scales: Bytes) -> Floats:
+        values = np.where(scales == 0, np.uint32(1 << 22), scales.astype(np.uint32) << np.uint32(23))
+        return np.where(scales == 255, np.float32(np.nan), values.view(np.float32))
+
+    def describe(self) -> str:
+        return "mxfp4: E2M1 codes, E8M0 scale per 32 values, no rotation"
+
+
+class NVFP4(_Microscaled):
+    """E4M3 scales: the one nearest to a / 6, ties to even, at most 448; bytes 0..126.
+
+    With q = a / 6 correctly rounded to float32: from q = 2^-6 on, its bits rounded to three
+    fraction bits (half to even), below, the integer nearest to q * 512 (half to even), both as
+    E4M3 bytes, at most 126. A group with a <= 6 * 2^-10 has scale 0, and codes 0.
+    """
+
+    name = "nvfp4"
+    group_size = 16
+
+    def scale_bytes(self, absmax: Floats) -> Bytes:
+        quotient = np.ascontiguousarray(absmax / np.float32(6))
+        bits = quotient.view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFFF) + (bits >> np.uint32(20) & np.uint32(1))) >> np.uint32(20)
+        normal = rounded.astype(np.int32) - (120 << 3)  # exponent biases: 127 of float32, 7 of E4M3
+        with np.errstate(under="ignore"):
+            subnormal = np.rint(np.minimum(quotient, np.float32(1)) * np.float32(512)).astype(np.int32)
+        return np.minimum(np.where(quotient < np.float32(2**-6), subnormal, normal), 126).astype(np.uint8)
+
+    def scale_values(self, scales: Bytes) -> Floats:
+        normal = (scales.astype(np.uint32) + np.uint32(120 << 3)) << np.uint32(20)
+        values = np.where(scales < 8, scales * np.float32(2**-9), normal.view(np.float32))
+        return np.where(scales & 127 == 127, np.float32(np.nan), values)
+
+    def describe(self) -> str:
+        return "nvfp4: E2M1 codes, E4M3 scale per 16 values, no rotation"
