@@ -62,7 +62,7 @@ class IntegerCodec:
         storable = mx.isfinite(rows).all(axis=-1)
         rows = mx.where(storable[..., None], rows, mx.zeros_like(rows))
         absmax = mx.abs(rows).max(axis=-1, keepdims=True)
-        scales = mx.minimum(absmax * mx.array(fmt.scale_factor), float(MAX_FP16)).astype(mx.float16)
+        scales = mx.minimum(absmax * float(fmt.scale_factor), float(MAX_FP16)).astype(mx.float16)
         codes = mx.clip(mx.round(rows / scales.astype(mx.float32)), fmt.lowest, fmt.highest)
         codes = mx.where(scales == 0, mx.zeros_like(codes), codes).astype(mx.int32)
         return Encoded((pack(codes.view(mx.uint32) & ((1 << fmt.bits) - 1), fmt.bits), scales), storable)
@@ -105,7 +105,7 @@ class AffineCodec:
 
     def _step_and_bias(self, groups: mx.array) -> tuple[mx.array, mx.array]:
         low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
-        step = mx.maximum((high - low) / ((1 << self._bits) - 1), mx.array(SMALLEST_STEP))
+        step = mx.maximum((high - low) / ((1 << self._bits) - 1), float(SMALLEST_STEP))
         from_low = mx.abs(low) > mx.abs(high)
         step, edge = mx.where(from_low, step, -step), mx.where(from_low, low, high)
         count = mx.round(edge / step)

@@ -60,7 +60,7 @@ class FP4(PageFormat):
         rows = np.where(storable[..., None], rows, np.float32(0))
         magnitudes = np.abs(rows)
         scales, indices = _best_scale(magnitudes)
-        return pack(signed_codes(rows, indices, scales), 4), scales, storable
+        return pack(signed_codes(rows, indices, scales.astype(np.float32)), 4), scales, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         head_dim = codes.shape[-1] * 8
