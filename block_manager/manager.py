@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import time
-from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
-from typing import cast
 
 from octavo.block_manager.digests import TOKEN_BYTES, Hasher, pack, root, sha256_chain
 from octavo.block_manager.events import EventLog
+from octavo.block_manager.group import Group
+from octavo.block_manager.groups import Groups
 from octavo.block_manager.misses import FirstPages, Miss
-from octavo.block_manager.policies import DEFAULT_POLICY, make_policy
-from octavo.block_manager.pool import PagePool
-from octavo.block_manager.types import Digest, Fork, PageCopy, PageId, PageTable
+from octavo.block_manager.policies import DEFAULT_POLICY
+from octavo.block_manager.types import Digest, Fork, PageCopy, PageGroup, PageId, PageTable
 
 
 class BlockManager:
-    """Gives sequences pages of a fixed pool and lets them share what they have in common.
+    """Gives sequences pages of fixed pools and lets them share what they have in common.
 
-    num_pages      size of the pool; it never grows
+    groups         size of the one pool that all layers share; or a ``PageGroup`` for each kind of
+                   layer. The first one is what "pages" means where nothing else is said; let it
+                   be the one without a window, if there is any
     page_size      positions per page
     hasher         names the contents of pages; see digests.py
     prefix_cache   False: nothing is published and every ``open`` starts empty
     policy         which idle page goes next, by its name in ``POLICIES``
-    max_pinned     pages that ``Pins`` may hold for good; sequences are not let in on them
+    max_pinned     pages of each pool that ``Pins`` may hold; sequences are not let in on them
+    max_chunk      positions of one sequence that are written at a time, at most: how far beyond
+                   its window a group needs pages
     clock          seconds, for saying when a page was evicted
 
     Who may hold, write and free a page, and when: README.md in this folder.
@@ -33,29 +35,33 @@ class BlockManager:
 
     def __init__(
         self,
-        num_pages: int,
+        groups: int | Tokens[PageGroup],
         page_size: int,
         *,
         hasher: Hasher = sha256_chain,
         prefix_cache: bool = True,
         policy: str = DEFAULT_POLICY,
         max_pinned: int = 0,
+        max_chunk: int = 512,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}; 32 is a good start")
-        if not 0 <= max_pinned < max(num_pages, 1):
+        specs = (PageGroup(num_pages=groups),) if isinstance(groups, int) else tuple(groups)
+        smallest = min(spec.num_pages for spec in specs)
+        if not 0 <= max_pinned < smallest:
             raise ValueError(
-                f"max_pinned must be at least 0 and less than the {num_pages} pages of the pool, "
+                f"max_pinned must be at least 0 and less than the {smallest} pages of the pool, "
                 f"got {max_pinned}; sequences need room, too"
             )
         self.page_size = page_size
         self.max_pinned = max_pinned
         self.prefix_cache = prefix_cache
-        self._pool = PagePool(num_pages, make_policy(policy, num_pages), clock=clock)
+        self._groups = Groups(specs, page_size, max_chunk=max_chunk, policy=policy, clock=clock)
+        self._pool = self._groups[0].pool
         self._hasher = hasher
         self._tables: set[PageTable] = set()
-        self._first_pages = FirstPages(num_pages)
+        self._first_pages = FirstPages(specs[0].num_pages)
         self._copies: list[PageCopy] = []  # handed out and not yet carried out
 
     @property
@@ -64,8 +70,26 @@ class BlockManager:
 
     @property
     def capacity(self) -> int:
-        """Positions that one sequence can have room for, whatever is pinned."""
-        return (self._pool.num_pages - self.max_pinned) * self.page_size
+        """Positions that one sequence can have, whatever is pinned."""
+        max_chunk, max_pinned = self._groups.max_chunk, self.max_pinned
+        return min(group.capacity(max_chunk, max_pinned) for group in self._groups)
+
+    @property
+    def max_chunk(self) -> int:
+        """Positions of one sequence that may be written at a time."""
+        return self._groups.max_chunk
+
+    @property
+    def groups(self) -> tuple[PageGroup, ...]:
+        return tuple(group.spec for group in self._groups)
+
+    def idle_pages(self) -> tuple[int, ...]:
+        """``num_idle`` of every group."""
+        return self._groups.idle_pages()
+
+    def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
+        """Group and page of everything a table holds."""
+        return self._groups.held(table)
 
     @property
     def num_held(self) -> int:
@@ -86,12 +110,12 @@ class BlockManager:
 
     @property
     def num_evicted(self) -> int:
-        """Cached pages that were given to somebody else, since the start."""
-        return self._pool.num_evicted
+        """Cached pages of all groups that were given to somebody else, since the start."""
+        return sum(group.pool.num_evicted for group in self._groups)
 
     @property
     def events(self) -> EventLog:
-        """What could be found since when, in order."""
+        """What could be found since when, in order: pages of the first group."""
         return self._pool.events
 
     def open(
@@ -108,15 +132,13 @@ class BlockManager:
         digests   what an earlier table of the same tokens and salt knew (its ``digests``):
                   they are not computed again; the new table takes the list over
         """
-        table = PageTable(self.page_size, salt)
+        table = self._groups.new_table(salt)
         if digests is not None:
             table.digests = digests
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
             self._extend_digests(table, tokens, num_pages)
-            pages = self._pool.hold_prefix(table.digests[:num_pages])
-            table.pages.extend(pages)
-            table.num_written = len(pages) * self.page_size
+            self._groups.find(table, table.digests[:num_pages])
         self._tables.add(table)
         return table
 
@@ -128,7 +150,7 @@ class BlockManager:
         if page == max(num_tokens - 1, 0) // self.page_size:
             tail = num_tokens - page * self.page_size
             return Miss(page, self._tail_reason(tail))
-        evicted_at = self._pool.evictions.when(table.digests[page])
+        evicted_at = self._groups.eviction(table.digests, page + 1)
         if evicted_at is not None:
             return Miss(page, "evicted", evicted_at)
         if page == 0 and self._first_pages.has_other(pack(tokens[: self.page_size]), table.salt):
@@ -152,114 +174,127 @@ class BlockManager:
 
     def would_overflow(self, table: PageTable, num_tokens: int) -> bool:
         """Whether writing positions ``[0, num_tokens)`` needs pages that are not yet reserved."""
-        return num_tokens > len(table.pages) * self.page_size
+        return num_tokens > table.capacity
 
-    def reserve(self, table: PageTable, num_tokens: int) -> bool:
-        """Make room for positions ``[0, num_tokens)``; False, and no change, if the pool is short."""
-        missing = -(-num_tokens // self.page_size) - len(table.pages)
-        if missing <= 0:
+    def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
+        """Make room for positions ``[0, num_tokens)``; False if a pool is short, and then nothing is
+        taken.
+
+        ahead   positions that will be written soon, ``max_chunk`` at most at a time: once this
+                call succeeds, their room is certain. Layers without a window get all of it now.
+        """
+        if num_tokens <= table.capacity and ahead <= table.promised:
             return True
-        pages = self._pool.take(missing)
-        if pages is None:
+        promised, table.promised = table.promised, max(table.promised, ahead)
+        if not self._groups.reserve(table, num_tokens):
+            table.promised = promised
             return False
-        table.pages.extend(pages)
         return True
 
     def commit(self, table: PageTable, tokens: Tokens[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
 
-        A full page never changes again: whoever finds it may rely on it.
+        A full page never changes again: whoever finds it may rely on it. Groups with a window give
+        back what no later query sees.
         """
         first, last = table.num_written // self.page_size, num_written // self.page_size
         assert table.num_written <= num_written <= table.capacity, "written where no page is reserved"
         table.num_written = num_written
-        if first == last or not self.prefix_cache:
+        if first == last:
             return
+        if self.prefix_cache:
+            self._publish(table, tokens, first, last)
+        self._groups.slide(table)
+
+    def _publish(self, table: PageTable, tokens: Tokens[int], first: int, last: int) -> None:
+        """Let pages ``[first, last)``, which have become full, be found."""
         self._extend_digests(table, tokens, last)
         if first == 0:
             self._first_pages.add(pack(tokens[: self.page_size]), table.salt)
-        parent = table.digests[first - 1] if first else None
-        self._pool.publish(_ids(table.pages[first:last]), table.digests[first:last], parent)
+        self._groups.publish(table, first, last)
 
     def fork(self, table: PageTable) -> Fork | None:
-        """A second table with the same written positions; None, and no change, if the pool is short.
+        """A second table with the same written positions; None, and no change, if a pool is short.
 
         Full pages are shared. A partial one will be written by both sides, so the new table
         gets its own, filled by the copy: carry it out, then say so with ``copied``.
         """
         num_full, partial = divmod(table.num_written, self.page_size)
-        target = self._pool.take(1) if partial else []
-        if target is None:
+        if partial and not all(self.idle_pages()):
             return None
-        shared = table.pages[:num_full]
-        self._pool.hold(_ids(shared))
+        parts, copies = self._groups.share(table, num_full), []
+        for group, part, shared in zip(self._groups, table.parts, parts, strict=True):
+            if partial:
+                group.extend(shared, num_full + 1)
+                copies.append(self._copy(group, part.pages[num_full], shared.pages[num_full]))
         forked = PageTable(
             self.page_size,
             table.salt,
-            pages=shared + array("i", target),
+            parts,
             digests=table.digests[:num_full],
             num_written=table.num_written,
         )
         self._tables.add(forked)
-        return Fork(forked, self._copy(PageId(table.pages[num_full]), target[0]) if partial else None)
+        return Fork(forked, tuple(copies))
 
-    def rollback(self, table: PageTable, num_tokens: int) -> PageCopy | None:
+    def rollback(self, table: PageTable, num_tokens: int) -> tuple[PageCopy, ...]:
         """Forget everything past position ``num_tokens``, reserved pages included.
 
         A page that somebody else holds or can find is never written again. If the new end
-        lies inside one, the table gets a private copy of it: carry out the returned copy, then
-        say so with ``copied``. If the pool has no page for that, the table ends at the last
-        page boundary instead; ``table.num_written`` says where, and the rest is recomputed.
+        lies inside one, the table gets a private copy of it: carry out the returned copies, then
+        say so with ``copied``. If a pool has no page for that, the table ends at the last
+        page boundary instead. If a window had moved on and its old pages cannot be found any more,
+        the table ends where every group can go on, maybe at 0. ``table.num_written`` says where,
+        and the rest is recomputed.
         """
         assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
         num_full, partial = divmod(num_tokens, self.page_size)
-        self._trim(table, num_full + (partial > 0))
+        table.promised = 0
+        if self._groups.has_slid(table, num_tokens):
+            self._groups.end_at(table, num_full)
+            return ()
+        self._groups.trim(table, num_full + (partial > 0))
         del table.digests[num_full:]
         table.num_written = num_tokens
-        if not partial or self._pool.is_private(page := PageId(table.pages[num_full])):
-            return None
-        target = self._pool.take(1)
-        if target is None:
-            self._trim(table, num_full)
-            table.num_written = num_full * self.page_size
-            return None
-        table.pages[num_full] = target[0]
-        copy = self._copy(page, target[0])
-        self._pool.drop([page])
-        return copy
+        return self._own_partial_page(table, num_full) if partial else ()
+
+    def _own_partial_page(self, table: PageTable, index: int) -> tuple[PageCopy, ...]:
+        """Replace page ``index`` in the groups where others hold or find it."""
+        foreign = [
+            (group, part)
+            for group, part in zip(self._groups, table.parts, strict=True)
+            if not group.pool.is_private(PageId(part.pages[index]))
+        ]
+        if not all(group.pool.num_idle for group, _ in foreign):
+            self._groups.end_at(table, index)
+            return ()
+        copies: list[PageCopy] = []
+        for group, part in foreign:
+            page = PageId(part.pages.pop())
+            group.extend(part, index + 1)
+            copies.append(self._copy(group, page, part.pages[index]))
+            group.pool.drop([page])
+        return tuple(copies)
 
     def copied(self, copies: Iterable[PageCopy]) -> None:
         """These copies have been carried out, or nobody wants them any more: release their pages."""
         for copy in copies:
             self._copies.remove(copy)
-            self._pool.drop([copy.target, copy.source])
+            self._groups[copy.group].pool.drop([copy.target, copy.source])
 
     def close(self, table: PageTable) -> None:
         """Give every page back, tail first, so that a shared head outlives its tails."""
         self._tables.remove(table)
-        self._trim(table, 0)
+        self._groups.trim(table, 0)
         table.num_written = 0
 
     def flush(self) -> int:
-        """Forget the contents of every idle page; returns how many there were."""
-        return self._pool.flush()
+        """Forget the contents of every idle page of all groups; returns how many there were."""
+        return self._groups.flush()
 
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""
-        self._pool.check()
-        in_tables = Counter(page for table in self._tables for page in table.pages)
-        in_copies = Counter(page for copy in self._copies for page in (copy.source, copy.target))
-        for page in map(PageId, range(self.num_pages)):
-            expected = in_tables[page] + in_copies[page]
-            assert self._pool.num_holders(page) == expected, f"page {page} is not held {expected} times"
-        targets = Counter(copy.target for copy in self._copies)
-        assert not targets.keys() & {copy.source for copy in self._copies}, "a copy reads another's target"
-        assert all(count == 1 for count in targets.values()), "two copies write one page"
-        for table in self._tables:
-            assert 0 <= table.num_written <= table.capacity, "written where no page is reserved"
-            for page in _ids(table.pages[table.num_written // self.page_size :]):
-                assert in_tables[page] == 1, f"page {page} is written by one table and held by another"
-                assert not self._pool.is_published(page), f"page {page} can be found and is still written"
+        self._groups.check(self._tables, self._copies)
 
     def _extend_digests(self, table: PageTable, tokens: Tokens[int], num_pages: int) -> None:
         """Make the digests of the first ``num_pages`` pages known, hashing only the new ones."""
@@ -271,20 +306,11 @@ class BlockManager:
         digests += self._hasher(parent, packed, page_size * TOKEN_BYTES)
         assert len(digests) == num_pages, f"{len(digests)} digests for {num_pages} pages"
 
-    def _copy(self, source: PageId, target: PageId) -> PageCopy:
-        assert all(source != copy.target for copy in self._copies), f"page {source} is not filled yet"
-        self._pool.hold((source, target))
-        copy = PageCopy(source, target)
+    def _copy(self, group: Group, source: int, target: int) -> PageCopy:
+        copy = PageCopy(PageId(source), PageId(target), group.index)
+        assert all((source, group.index) != (other.target, other.group) for other in self._copies), (
+            f"page {source} is not filled yet"
+        )
+        group.pool.hold((copy.source, copy.target))
         self._copies.append(copy)
         return copy
-
-    def _trim(self, table: PageTable, num_pages: int) -> None:
-        tail = table.pages[num_pages:]
-        del table.pages[num_pages:]
-        tail.reverse()
-        self._pool.drop(_ids(tail))
-
-
-def _ids(pages: array[int]) -> Tokens[PageId]:
-    """What a table's array holds, told to the type checker without touching each page."""
-    return cast("Tokens[PageId]", pages)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence as Tokens
 
 from octavo.block_manager.manager import BlockManager
-from octavo.block_manager.types import PageTable
+from octavo.block_manager.types import PageId, PageTable
 
 
 class Pins:
@@ -16,12 +16,12 @@ class Pins:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._tables: dict[str, PageTable] = {}
-        self._num_pins: Counter[int] = Counter()  # by page
+        self._num_pins: Counter[tuple[int, PageId]] = Counter()  # by group and page
 
     @property
     def num_pages(self) -> int:
-        """Pages that are pinned, those of several pins once."""
-        return len(self._num_pins)
+        """Pages that are pinned, those of several pins once; of the group that has most."""
+        return _most(self._num_pins)
 
     @property
     def names(self) -> list[str]:
@@ -36,10 +36,10 @@ class Pins:
         blocks = self._blocks
         table = blocks.open([*tokens, 0], salt=salt)  # one more, because the last is never looked up
         previous = self._tables.get(name)
-        after = self._num_pins + Counter(table.pages)
-        after.subtract(previous.pages if previous is not None else ())
+        after = self._num_pins + Counter(blocks.held_by(table))
+        after.subtract(blocks.held_by(previous) if previous is not None else ())
         after = +after
-        if len(after) > blocks.max_pinned:
+        if _most(after) > blocks.max_pinned:
             blocks.close(table)
             return None
         if previous is not None:
@@ -53,7 +53,12 @@ class Pins:
         table = self._tables.pop(name, None)
         if table is None:
             return False
-        self._num_pins.subtract(table.pages)
+        self._num_pins.subtract(self._blocks.held_by(table))
         self._num_pins = +self._num_pins
         self._blocks.close(table)
         return True
+
+
+def _most(pages: Counter[tuple[int, PageId]]) -> int:
+    """How many different pages the group has that has most of them."""
+    return max(Counter(group for group, _ in pages).values(), default=0)

@@ -27,8 +27,6 @@ class PagePool:
     def __init__(
         self, num_pages: int, policy: EvictionPolicy, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if num_pages < 1:
-            raise ValueError(f"num_pages must be at least 1, got {num_pages}; give the pool more memory")
         self.num_pages = num_pages
         self.num_evicted = 0  # cached pages whose contents were given up, ever
         self._num_holders = [0] * num_pages
@@ -111,6 +109,18 @@ class PagePool:
         for page in pages:
             assert self._num_holders[page] > 0, f"page {page} is idle: only its digest may revive it"
             self._num_holders[page] += 1
+
+    def can_find(self, digest: Digest) -> bool:
+        return digest in self._page_of
+
+    def num_found(self, digests: Iterable[Digest]) -> int:
+        """Length of the longest run of digests that can be found, from the first on."""
+        count = 0
+        for digest in digests:
+            if digest not in self._page_of:
+                break
+            count += 1
+        return count
 
     def hold_prefix(self, digests: Iterable[Digest]) -> list[PageId]:
         """Hold the pages of the longest run of digests that can be found, from the first on."""

@@ -94,8 +94,7 @@ class Roster:
         assert heir.table is not None
         if len(self.running) == self.max_running or not (fork := self.blocks.fork(heir.table)):
             return False
-        if fork.copy is not None:
-            self.copies.append(fork.copy)
+        self.copies += fork.copies
         member.table, member.digests = fork.table, fork.table.digests
         member.status = Status.RUNNING
         self.running.insert(self.running.index(heir) + 1, member)
@@ -106,7 +105,9 @@ class Roster:
         table, sequence.table = sequence.table, None
         if table is None:
             return
-        if unwanted := [copy for copy in self.copies if copy.target in table.pages]:
+        if self.copies:
+            held = set(self.blocks.held_by(table))
+            unwanted = [copy for copy in self.copies if (copy.group, copy.target) in held]
             self.copies = [copy for copy in self.copies if copy not in unwanted]
             self.blocks.copied(unwanted)
         self.blocks.close(table)

@@ -23,12 +23,18 @@ class Scheduler:
     """
 
     def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+        if limits.max_step_tokens > blocks.max_chunk and any(group.window for group in blocks.groups):
+            raise ValueError(
+                f"max_step_tokens must be at most the block manager's max_chunk of {blocks.max_chunk}, got "
+                f"{limits.max_step_tokens}: room for it is kept beside the windows; raise the former or "
+                "lower the latter"
+            )
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
         self._roster = Roster(blocks, limits.max_running)
         self._planned: Step | None = None  # and not yet committed
-        self._refused: tuple[Sequence, int] | None = None  # who did not fit, and into how many idle pages
+        self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
 
     @property
     def num_running(self) -> int:
@@ -116,7 +122,7 @@ class Scheduler:
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
         chunks: list[Sequence] = []
-        page_size, running = self.blocks.page_size, Status.RUNNING
+        running = Status.RUNNING
         for sequence in tuple(self._roster.running):
             table = sequence.table
             if sequence.status is not running or table is None:  # made room for an older one
@@ -124,7 +130,7 @@ class Scheduler:
             start, stop = table.num_written, len(sequence.tokens)
             if stop - start != 1:
                 chunks.append(sequence)
-            elif stop <= len(table.pages) * page_size or self._make_room(sequence, stop, work, preempted):
+            elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):
                 work.append(Work(sequence, start, stop, True, tuple(sequence.siblings)))
         return chunks
 
@@ -150,7 +156,7 @@ class Scheduler:
         filling = self._filling(work) if roster.waiting and budget else set()
         while roster.waiting and budget and len(roster.running) < self.limits.max_running:
             sequence = roster.waiting[0]
-            if self._refused and self._refused[0] is sequence and blocks.num_idle <= self._refused[1]:
+            if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
                 break  # looking again would cost time and find no room
             table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests)
             if _next_digest(table) in filling:
@@ -158,9 +164,10 @@ class Scheduler:
                 break  # from the next step on it finds what this one computes
             is_first = sequence.num_cached is None  # explained before pages are evicted for it
             miss = blocks.explain_miss(table, sequence.tokens) if is_first else None
-            if not blocks.reserve(table, len(sequence.tokens)):
+            stop = table.num_written + min(len(sequence.tokens) - table.num_written, budget)
+            if not blocks.reserve(table, stop, ahead=len(sequence.tokens)):
                 blocks.close(table)
-                self._refused = (sequence, blocks.num_idle)
+                self._refused = (sequence, blocks.idle_pages())
                 break
             roster.admit(table)
             self._refused = None
@@ -169,8 +176,12 @@ class Scheduler:
                 assert miss is not None
                 misses = blocks.count_misses(len(sequence.tokens), miss)
                 lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
-            budget -= _append(work, sequence, table.num_written + min(sequence.backlog, budget))
+            budget -= _append(work, sequence, stop)
             filling |= self._filling(work[-1:])
+
+    def _has_more_idle(self, before: tuple[int, ...]) -> bool:
+        """Whether some group has more idle pages than it had."""
+        return any(now > then for now, then in zip(self.blocks.idle_pages(), before, strict=True))
 
     def _filling(self, work: list[Work]) -> set[Digest]:
         """Digests of the prompt pages that this step fills."""

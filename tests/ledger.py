@@ -11,7 +11,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from octavo.block_manager import PageCopy, PageTable
+from octavo.block_manager import PageCopy, PageGroup, PageTable
+from octavo.block_manager.types import GroupPages
 from octavo.scheduler import Sequence, Step
 
 VOCABULARY = 5
@@ -36,17 +37,20 @@ def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
 
 
 class Ledger:
-    """Slots of a pool, each with the tokens its K/V was computed from."""
+    """Slots of every group's pool, each with the tokens its K/V was computed from."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, groups: Iterable[PageGroup] = (PageGroup(num_pages=1),)) -> None:
         self.page_size = page_size
-        self._slots: dict[int, Entry] = {}
+        self.groups = tuple(groups)
+        self._slots: dict[tuple[int, int], Entry] = {}  # by group and slot
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
         """Carry out copies all at once, as one gather and one scatter would."""
         size = self.page_size
         moved = {
-            copy.target * size + offset: self._slots.get(copy.source * size + offset, "empty")
+            (copy.group, copy.target * size + offset): self._slots.get(
+                (copy.group, copy.source * size + offset), "empty"
+            )
             for copy in copies
             for offset in range(size)
         }
@@ -67,28 +71,40 @@ class Ledger:
         """
         for position in positions:
             entry: Entry = (salt, tuple(tokens[: position + 1]))
-            self._slots[table.slot(position)] = "poison" if broken else entry
+            for group in range(len(self.groups)):
+                self._slots[group, table.slot(position, group)] = "poison" if broken else entry
 
-    def check(self, table: PageTable, tokens: list[int], num_tokens: int, *, salt: bytes = b"") -> None:
-        """Raise AssertionError unless the table leads to the K/V of ``tokens[:num_tokens]``."""
-        for position in range(num_tokens):
-            entry = self._slots.get(table.slot(position), "empty")
-            expected = (salt, tuple(tokens[: position + 1]))
-            assert entry == expected, f"position {position}: expected {expected}, found {entry}"
+    def check(
+        self,
+        table: PageTable,
+        tokens: list[int],
+        num_tokens: int,
+        *,
+        first_query: int | None = None,
+        salt: bytes = b"",
+    ) -> None:
+        """Raise AssertionError unless the table leads to the K/V of all of ``tokens[:num_tokens]`` that
+        queries from ``first_query`` on (None: from the next token on) can see."""
+        first_query = num_tokens if first_query is None else first_query
+        for group, spec in enumerate(self.groups):
+            for position in range(num_tokens):
+                if not visible(spec, first_query, position):
+                    continue
+                entry = self._slots.get((group, table.slot(position, group)), "empty")
+                expected = (salt, tuple(tokens[: position + 1]))
+                assert entry == expected, f"position {position}: expected {expected}, found {entry}"
 
     def run(self, step: Step, live: Iterable[Sequence], broken: frozenset[Sequence] = frozenset()) -> None:
         """Compute a step: copies, then every write, then every read."""
         self.copy(step.copies)
-        holders: dict[int, int] = {}
-        for sequence in live:
-            for page in sequence.table.pages if sequence.table is not None else ():
-                holders[page] = holders.get(page, 0) + 1
+        holders = [self._holders(live, group) for group in range(len(self.groups))]
         for item in step.work:
             table = item.sequence.table
             assert table is not None, "planned without pages"
             for position in range(item.start, item.stop):
-                page = table.pages[position // self.page_size]
-                assert holders[page] == 1, f"page {page} is written and has {holders[page]} holders"
+                for part, held in zip(table.parts, holders, strict=True):
+                    page = part.pages[position // self.page_size]
+                    assert held[page] == 1, f"page {page} is written and has {held[page]} holders"
             self.write(
                 table,
                 item.sequence.tokens,
@@ -100,4 +116,26 @@ class Ledger:
             sequence = item.sequence
             assert sequence.table is not None
             if sequence not in broken:
-                self.check(sequence.table, sequence.tokens, item.stop, salt=sequence.salt)
+                self.check(
+                    sequence.table,
+                    sequence.tokens,
+                    item.stop,
+                    first_query=item.start,
+                    salt=sequence.salt,
+                )
+
+    def _holders(self, live: Iterable[Sequence], group: int) -> dict[int, int]:
+        """In how many places of page tables each page stands; entries that were given back are none."""
+        holders: dict[int, int] = {}
+        kept = -(-self.groups[group].keep // self.page_size)
+        for sequence in live:
+            part = sequence.table.parts[group] if sequence.table is not None else GroupPages()
+            for index, page in enumerate(part.pages):
+                if index < kept or index >= part.released:
+                    holders[page] = holders.get(page, 0) + 1
+        return holders
+
+
+def visible(group: PageGroup, query: int, position: int) -> bool:
+    """Whether queries at ``query`` or later can see a position, as the layers define it."""
+    return group.window is None or position > query - group.window or position < group.keep

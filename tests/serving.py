@@ -25,9 +25,11 @@ class Served:
 
     def __post_init__(self) -> None:
         load = self.workload
-        self.blocks = BlockManager(load.num_pages, load.page_size, prefix_cache=load.prefix_cache)
+        self.blocks = BlockManager(
+            load.groups, load.page_size, prefix_cache=load.prefix_cache, max_chunk=load.max_step_tokens
+        )
         self.scheduler = Scheduler(self.blocks, Limits(load.max_step_tokens, load.max_running))
-        self.ledger = Ledger(load.page_size)
+        self.ledger = Ledger(load.page_size, load.groups)
 
     @property
     def everyone(self) -> list[Sequence]:
@@ -38,7 +40,7 @@ class Served:
             assert self.num_steps < MAX_STEPS, "no end in sight"
         self.blocks.check()
         assert self.blocks.num_held == 0, "pages leaked"
-        assert self.blocks.num_idle_cached + self.blocks.num_idle_empty == self.workload.num_pages
+        assert self.blocks.idle_pages() == tuple(group.num_pages for group in self.workload.groups)
         assert all(sequence.status is Status.FINISHED for sequence in self.everyone)
         return self
 
@@ -103,10 +105,9 @@ class Served:
     def _roll_back(self, sequence: Sequence, amount: int) -> None:
         table = sequence.table
         assert table is not None
-        copy = self.blocks.rollback(table, max(table.num_written - amount, 0))
-        if copy is not None:
-            self.ledger.copy([copy])
-            self.blocks.copied([copy])
+        copies = self.blocks.rollback(table, max(table.num_written - amount, 0))
+        self.ledger.copy(copies)
+        self.blocks.copied(copies)
         self.ledger.check(table, sequence.tokens, table.num_written, salt=sequence.salt)
 
     def _compute(self, step: Step) -> list[Result]:
@@ -154,7 +155,7 @@ def check_step(
     skipped = [s for s in before if s not in planned and s not in step.preempted]
     for sequence in skipped:
         if backlogs[sequence] == 1:
-            assert step.preempted or scheduler.blocks.num_idle == 0, "a decode waits beside idle pages"
+            assert step.preempted or 0 in scheduler.blocks.idle_pages(), "a decode waits beside idle pages"
     assert not (step.preempted and arrivals), "an arrival took what a preempted sequence gave"
     ages = [age[sequence] for sequence in step.preempted]
     assert ages == sorted(ages, reverse=True), "the youngest goes first"

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 
+from octavo.block_manager import PageGroup
+from octavo.block_manager.group import pages_touched
+
 
 @dataclass(frozen=True)
 class Request:
@@ -37,7 +40,7 @@ class Event:
 @dataclass(frozen=True)
 class Workload:
     page_size: int
-    num_pages: int
+    groups: tuple[PageGroup, ...]
     max_running: int
     max_step_tokens: int
     arrivals_per_step: int
@@ -67,18 +70,37 @@ events = st.builds(
 
 
 @st.composite
+def page_groups(
+    draw: st.DrawFn, need: int, page_size: int, max_chunk: int, spare: int = 12
+) -> tuple[PageGroup, ...]:
+    """One group, or several of different windows, each with room for a sequence of ``need`` pages alone
+    or, where its window bounds that, for what one sequence holds at most."""
+    windows = draw(st.sampled_from([(None,), (None,), (None, 5), (3,), (None, 9, 2), (6, 1)]))
+    groups = []
+    for window in windows:
+        keep = draw(st.sampled_from([0, 0, 1, 5])) if window is not None else 0
+        most = need
+        if window is not None:
+            most = min(need, -(-keep // page_size) + pages_touched(window - 1 + max_chunk, page_size))
+        num_pages = most + draw(st.integers(0, spare))
+        groups.append(PageGroup(num_pages=num_pages, window=window, keep=keep))
+    return tuple(groups)
+
+
+@st.composite
 def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
     """Requests that each fit the pool alone, with little room beyond, and events among them."""
     page_size = draw(st.sampled_from([1, 2, 4, 8]))
     wanted = draw(st.lists(requests, min_size=1, max_size=7))
     need = max(-(-(len(r.prompt) + max(r.max_tokens)) // page_size) for r in wanted)
     max_running = draw(st.integers(1, 6))
+    max_step_tokens = draw(st.integers(max_running, 24))
     happening = draw(st.lists(events.filter(lambda event: event.kind in kinds), max_size=5)) if kinds else []
     return Workload(
         page_size=page_size,
-        num_pages=need + draw(st.integers(0, 12)),
+        groups=draw(page_groups(need, page_size, max_step_tokens)),
         max_running=max_running,
-        max_step_tokens=draw(st.integers(max_running, 24)),
+        max_step_tokens=max_step_tokens,
         arrivals_per_step=draw(st.integers(1, 4)),
         requests=tuple(wanted),
         events=tuple(happening),

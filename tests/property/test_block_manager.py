@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from ledger import Ledger
-from octavo.block_manager import BlockManager, PageCopy, PageTable
+from octavo.block_manager import BlockManager, PageCopy, PageGroup, PageTable
 
 PAGE_SIZE = 4
 NUM_PAGES = 12
@@ -28,12 +28,13 @@ class Machine(RuleBasedStateMachine):
     """Writers write into reserved pages only; everything else may come in any order."""
 
     policy = "lru"
+    groups: tuple[PageGroup, ...] = (PageGroup(num_pages=NUM_PAGES),)
     tables = Bundle("tables")
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = BlockManager(NUM_PAGES, PAGE_SIZE, policy=self.policy)
-        self.ledger = Ledger(PAGE_SIZE)
+        self.blocks = BlockManager(self.groups, PAGE_SIZE, policy=self.policy, max_chunk=24)
+        self.ledger = Ledger(PAGE_SIZE, self.groups)
         self.tokens: dict[PageTable, list[int]] = {}  # of every open table, as far as written
         self.salts: dict[PageTable, bytes] = {}
         self.rest: dict[PageTable, list[int]] = {}  # of a prompt that was opened: to be written first
@@ -58,13 +59,18 @@ class Machine(RuleBasedStateMachine):
         self.carry_out()
         rest = self.rest[table]
         wanted = self.tokens[table] + (rest[: len(more)] or more)
-        idle, pages = self.blocks.num_idle, list(table.pages)
-        short = -(-len(wanted) // PAGE_SIZE) - len(pages)
+        idle, lengths = self.blocks.idle_pages(), [len(part.pages) for part in table.parts]
+        short = [
+            -(-len(wanted) // PAGE_SIZE) - length > num for length, num in zip(lengths, idle, strict=True)
+        ]
         fits = self.blocks.reserve(table, len(wanted))
-        assert fits == (short <= idle)
+        assert fits >= (not any(short))
+        assert fits <= all(
+            not missing or group.window for missing, group in zip(short, self.groups, strict=True)
+        ), "only what fell out of a window can make room"
         assert self.blocks.would_overflow(table, len(wanted)) == (not fits)
         if not fits:
-            assert list(table.pages) == pages
+            assert [len(part.pages) for part in table.parts] == lengths
             return
         self.ledger.write(table, wanted, range(table.num_written, len(wanted)), salt=self.salts[table])
         self.blocks.commit(table, wanted, len(wanted))
@@ -74,14 +80,14 @@ class Machine(RuleBasedStateMachine):
     def fork(self, table: PageTable) -> object:
         if any(copy.target in table.pages for copy in self.copies):
             self.carry_out()
-        idle = self.blocks.num_idle
+        idle = min(self.blocks.idle_pages())
         fork = self.blocks.fork(table)
         partial = table.num_written % PAGE_SIZE > 0
         assert (fork is None) == (partial and idle == 0)
         if fork is None:
             return multiple()
-        assert (fork.copy is not None) == partial
-        self.copies += [fork.copy] if fork.copy is not None else []
+        assert [copy.group for copy in fork.copies] == [*range(len(self.groups))] * partial
+        self.copies += fork.copies
         self.salts[fork.table] = self.salts[table]
         self.tokens[fork.table], self.rest[fork.table] = list(self.tokens[table]), []
         return fork.table
@@ -90,12 +96,14 @@ class Machine(RuleBasedStateMachine):
     def rollback(self, table: PageTable, data: st.DataObject) -> None:
         self.carry_out()
         num_tokens = data.draw(st.integers(0, table.num_written))
-        copy = self.blocks.rollback(table, num_tokens)
-        self.copies += [copy] if copy is not None else []
-        assert table.num_written in (num_tokens, num_tokens // PAGE_SIZE * PAGE_SIZE)
-        assert table.num_written == num_tokens or self.blocks.num_idle <= 1, (
-            "trimmed further beside idle pages"
-        )
+        self.copies += self.blocks.rollback(table, num_tokens)
+        assert table.num_written == num_tokens or table.num_written % PAGE_SIZE == 0
+        assert table.num_written <= num_tokens
+        if not any(group.window for group in self.groups):
+            assert table.num_written >= num_tokens // PAGE_SIZE * PAGE_SIZE
+            assert table.num_written == num_tokens or self.blocks.num_idle <= 1, (
+                "trimmed further beside idle pages"
+            )
         del self.tokens[table][table.num_written :]
         self.rest[table] = []
 
@@ -126,6 +134,7 @@ class Machine(RuleBasedStateMachine):
             self.blocks.close(table)
         self.blocks.check()
         assert self.blocks.num_held == 0
+        assert self.blocks.idle_pages() == tuple(group.num_pages for group in self.groups)
 
 
 class LfuMachine(Machine):
@@ -136,12 +145,24 @@ class GittinsMachine(Machine):
     policy = "gittins"
 
 
+class WindowMachine(Machine):
+    groups = (PageGroup(num_pages=NUM_PAGES), PageGroup(num_pages=9, window=6))
+
+
+class KeepingMachine(Machine):
+    groups = (PageGroup(num_pages=10, window=9, keep=2), PageGroup(num_pages=NUM_PAGES, window=1, keep=5))
+
+
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=30)
 TestLfuMachine = LfuMachine.TestCase
 TestLfuMachine.settings = TestMachine.settings
 TestGittinsMachine = GittinsMachine.TestCase
 TestGittinsMachine.settings = TestMachine.settings
+TestWindowMachine = WindowMachine.TestCase
+TestWindowMachine.settings = TestMachine.settings
+TestKeepingMachine = KeepingMachine.TestCase
+TestKeepingMachine.settings = TestMachine.settings
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 3), min_size=1, max_size=40), salts)

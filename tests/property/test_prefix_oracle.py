@@ -89,7 +89,7 @@ def test_what_is_found_is_what_was_published_and_not_evicted(
         oracle.wrote(table.digests, prompt, range(expected, stop), item.salt)
         fork = blocks.fork(table) if item.more else None
         if fork is not None:
-            blocks.copied([fork.copy] if fork.copy is not None else [])
+            blocks.copied(fork.copies)
             tokens = [*prompt[:stop], *item.more]
             assert blocks.reserve(fork.table, len(tokens))
             oracle.follow()

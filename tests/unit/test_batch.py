@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import PageCopy, PageId, PageTable
+from octavo.block_manager.types import GroupPages
 from octavo.engine.batch import build_batch
 from octavo.scheduler import Sequence, Step, Work
 
@@ -18,7 +19,7 @@ def make_work(
     pages: list[int], size: int, start: int, stop: int, *, samples: bool, num_siblings: int
 ) -> Work:
     sequence = Sequence("s", [7 * page + 3 for page in range(stop)], 4)
-    sequence.table = PageTable(size, pages=array("i", pages), num_written=start)
+    sequence.table = PageTable(size, parts=(GroupPages(array("i", pages)),), num_written=start)
     siblings = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_siblings))
     return Work(sequence, start, stop, samples, siblings)
 

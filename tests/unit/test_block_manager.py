@@ -137,9 +137,9 @@ def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
     fork = blocks.fork(table)
     assert fork is not None
     assert fork.table.pages == array("i", [0, 1, 3])
-    assert fork.copy == PageCopy(PageId(table.pages[2]), PageId(fork.table.pages[2]))
+    assert fork.copies == (PageCopy(PageId(table.pages[2]), PageId(fork.table.pages[2])),)
     assert fork.table.num_written == 10
-    blocks.copied([fork.copy])
+    blocks.copied(fork.copies)
     longer = [*PROMPT, 11, 12]
     blocks.commit(fork.table, longer, 12)
     blocks.check()
@@ -150,7 +150,7 @@ def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
     blocks = BlockManager(2, 4)
     fork = blocks.fork(written(blocks, PROMPT[:8]))
     assert fork is not None
-    assert fork.copy is None
+    assert not fork.copies
 
 
 def test_a_fork_without_room_changes_nothing() -> None:
@@ -167,18 +167,18 @@ def test_a_copy_holds_both_pages_until_it_is_done() -> None:
     table = written(blocks, PROMPT[:2])
     fork = blocks.fork(table)
     assert fork is not None
-    assert fork.copy is not None
+    assert len(fork.copies) == 1
     blocks.close(table)
     blocks.close(fork.table)
     assert blocks.num_held == 2
-    blocks.copied([fork.copy])
+    blocks.copied(fork.copies)
     assert blocks.num_held == 0
 
 
 def test_rollback_inside_a_private_page_copies_nothing() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
-    assert blocks.rollback(table, 9) is None
+    assert blocks.rollback(table, 9) == ()
     assert (table.num_written, len(table.pages), len(table.digests)) == (9, 3, 2)
 
 
@@ -186,7 +186,7 @@ def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
     """Somebody may look the page up at any time: it must go on saying what its digest says."""
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
-    copy = blocks.rollback(table, 6)
+    (copy,) = blocks.rollback(table, 6)
     assert copy == PageCopy(source=PageId(1), target=PageId(2)), "the freed tail page is used at once"
     assert list(table.pages) == [0, 2]
     assert len(table.digests) == 1
@@ -202,7 +202,7 @@ def test_rollback_into_a_shared_page_leaves_the_other_side_alone() -> None:
     table = written(blocks, PROMPT[:8])
     fork = blocks.fork(table)
     assert fork is not None
-    copy = blocks.rollback(fork.table, 5)
+    (copy,) = blocks.rollback(fork.table, 5)
     assert copy == PageCopy(source=PageId(table.pages[1]), target=PageId(fork.table.pages[1]))
     assert list(table.pages) == [0, 1]
     blocks.check()
@@ -212,7 +212,7 @@ def test_rollback_without_room_ends_at_the_page_boundary() -> None:
     blocks = BlockManager(2, 4)
     table = written(blocks, PROMPT[:8])
     other = blocks.open(PROMPT[:9])  # holds both pages, so that none becomes idle
-    assert blocks.rollback(table, 6) is None
+    assert blocks.rollback(table, 6) == ()
     assert (table.num_written, list(table.pages)) == (4, [0])
     assert other.num_written == 8
     blocks.check()

@@ -140,8 +140,7 @@ def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
     advance(s)
     advance(s)  # all pages are held
     assert old.table is not None
-    copy = s.blocks.rollback(old.table, 7)  # gives one page back, and has a chunk to compute again
-    assert copy is not None
+    (copy,) = s.blocks.rollback(old.table, 7)  # gives one page back, and has a chunk to compute again
     s.blocks.copied([copy])
     step = advance(s)
     assert shape(step) == [("young", 8, 9, True)], "the decode took the page; the chunk waits for another"

@@ -1,0 +1,155 @@
+"""One group of layers: its pool, and what its queries can still see of a sequence."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Run
+from typing import cast
+
+from octavo.block_manager.policies import make_policy
+from octavo.block_manager.pool import PagePool
+from octavo.block_manager.types import Digest, GroupPages, PageGroup, PageId, PageTable
+
+
+class Group:
+    """A pool of pages and, for layers with a window, the arithmetic of what falls out of it.
+
+    The picture of one sequence's pages, for a window that begins in page 5 and one kept page
+    (``-`` entries were given back and hold 0)::
+
+        page    0     1 2 3 4    5 6 7       8 9
+              kept    - - - -    visible     reserved ahead
+                        released ^           ^ num_written
+    """
+
+    def __init__(
+        self, index: int, spec: PageGroup, page_size: int, *, policy: str, clock: Callable[[], float]
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self.pool = PagePool(spec.num_pages, make_policy(policy, spec.num_pages), clock=clock)
+        self.num_kept = -(-spec.keep // page_size)
+        self._page_size = page_size
+
+    def first_visible(self, num_written: int) -> int:
+        """The first page, beside kept ones, that queries from position ``num_written`` on can see."""
+        window = self.spec.window
+        return 0 if window is None else max(num_written - window + 1, 0) // self._page_size
+
+    def most_held(self, max_chunk: int) -> int:
+        """Pages that one sequence holds at most, however long, written ``max_chunk`` at a time."""
+        if self.spec.window is None:
+            return sys.maxsize
+        return self.num_kept + pages_touched(self.spec.window - 1 + max_chunk, self._page_size)
+
+    def capacity(self, max_chunk: int, max_pinned: int) -> int:
+        """Positions that one sequence can have, beside ``max_pinned`` pages."""
+        num_pages = self.spec.num_pages - max_pinned
+        return sys.maxsize if self.most_held(max_chunk) <= num_pages else num_pages * self._page_size
+
+    def live(self, part: GroupPages) -> Run[PageId]:
+        """The pages that are held, in order."""
+        pages, kept = part.pages, self.num_kept
+        return page_ids(pages if part.released <= kept else pages[:kept] + pages[part.released :])
+
+    def wanted(self, table: PageTable, num_tokens: int, max_chunk: int) -> int:
+        """Pages the part should reach for positions ``[0, num_tokens)`` and, as far as room was
+        promised, for the chunks after them: those of a window need no more than this at a time."""
+        promised = -(-table.promised // self._page_size)
+        if self.spec.window is not None:
+            first = max(self.first_visible(table.num_written), self.num_kept)
+            promised = min(promised, first - self.num_kept + self.most_held(max_chunk))
+        return max(-(-num_tokens // self._page_size), promised)
+
+    def extend(self, part: GroupPages, num_pages: int) -> None:
+        """Take pages up to ``num_pages``, which the pool has."""
+        pages = self.pool.take(num_pages - len(part.pages))
+        assert pages is not None, "more pages are taken than are idle"
+        part.pages.extend(pages)
+
+    def release(self, part: GroupPages, num_written: int) -> None:
+        """Give back what no query from ``num_written`` on can see."""
+        if self.spec.window is None:
+            return
+        first, last = max(part.released, self.num_kept), self.first_visible(num_written)
+        if first < last:
+            self.pool.drop(page_ids(part.pages[first:last]))
+            part.pages[first:last] = array("i", bytes(4 * (last - first)))
+            part.released = last
+
+    def trim(self, part: GroupPages, num_pages: int) -> None:
+        """Give back all but the first ``num_pages``, tail first."""
+        pages, kept, released = part.pages, self.num_kept, part.released
+        if released > kept:
+            tail = pages[num_pages:kept] + pages[max(num_pages, released) :]
+        else:
+            tail = pages[num_pages:]
+        del pages[num_pages:]
+        part.released = min(released, num_pages)
+        tail.reverse()
+        self.pool.drop(page_ids(tail))
+
+    def share(self, part: GroupPages, num_pages: int) -> GroupPages:
+        """A second holder of the first ``num_pages``."""
+        shared = GroupPages(part.pages[:num_pages], min(part.released, num_pages))
+        self.pool.hold(self.live(shared))
+        return shared
+
+    def longest(self, digests: Run[Digest], num_pages: int, part: GroupPages | None = None) -> int:
+        """The longest beginning of at most ``num_pages`` pages after which a sequence can go on: all
+        it would see is in ``part`` or can be found."""
+        if self.spec.window is None:
+            return num_pages if part is not None else self.pool.num_found(digests[:num_pages])
+        while (missing := self._missing(digests, num_pages, part)) is not None:
+            num_pages = missing  # whatever is longer would see that page, too
+        return num_pages
+
+    def missing(self, digests: Run[Digest], num_pages: int) -> int | None:
+        """The last page that cannot be found of those needed to go on after ``num_pages`` pages."""
+        return self._missing(digests, num_pages, None)
+
+    def _missing(self, digests: Run[Digest], num_pages: int, part: GroupPages | None) -> int | None:
+        for index in self._needed(num_pages):
+            if part is not None and (index < self.num_kept or index >= part.released):
+                continue
+            if index >= len(digests) or not self.pool.can_find(digests[index]):
+                return index
+        return None
+
+    def _needed(self, num_pages: int) -> Iterable[int]:
+        first = self.first_visible(num_pages * self._page_size)
+        yield from range(num_pages - 1, first - 1, -1)
+        yield from range(min(first, self.num_kept) - 1, -1, -1)
+
+    def find(self, digests: Run[Digest], num_pages: int) -> GroupPages:
+        """Hold what is needed to go on after ``num_pages`` pages that ``longest`` has confirmed."""
+        kept, first = self.num_kept, self.first_visible(num_pages * self._page_size)
+        if first <= kept:
+            return GroupPages(array("i", self.pool.hold_prefix(digests[:num_pages])))
+        pages = array("i", self.pool.hold_prefix(digests[:kept]))
+        pages.extend(array("i", bytes(4 * (first - kept))))
+        pages.extend(self.pool.hold_prefix(digests[first:num_pages]))
+        return GroupPages(pages, first)
+
+    def recover(self, part: GroupPages, digests: Run[Digest], num_pages: int) -> None:
+        """Shorten a part to ``num_pages``, holding again what had been given back of it and is seen
+        from there on; ``longest`` has confirmed that it can be found."""
+        self.trim(part, num_pages)
+        first = max(self.first_visible(num_pages * self._page_size), self.num_kept)
+        if first < part.released:
+            part.pages[first : part.released] = array(
+                "i", self.pool.hold_prefix(digests[first : part.released])
+            )
+            part.released = first
+
+
+def pages_touched(num_positions: int, page_size: int) -> int:
+    """Pages that a run of positions can touch, wherever it begins."""
+    return (num_positions + page_size - 2) // page_size + 1
+
+
+def page_ids(pages: array[int]) -> Run[PageId]:
+    """What a table's array holds, told to the type checker without touching each page."""
+    return cast("Run[PageId]", pages)
