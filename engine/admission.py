@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
+from octavo.engine.constraints.compiler import ConstraintCompiler
+from octavo.engine.constraints.constraint import Constraint
 from octavo.engine.errors import InvalidRequest, RequestTooLong
 from octavo.engine.info import ModelInfo
 from octavo.engine.params import SamplingParams
@@ -24,6 +26,7 @@ class Admission:
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
         self._info = info
         self._tokenizer = tokenizer
+        self._constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises InvalidRequest for what is no prompt at all."""
@@ -39,6 +42,11 @@ class Admission:
                 f"a prompt is text, token ids or chat messages, got a list with {error}"
             ) from error
 
+    def compile(self, params: SamplingParams) -> Constraint | None:
+        """What ``params.structured`` asks for, ready to be followed; may take a while, and may be
+        called from several threads. Raises InvalidRequest."""
+        return None if params.structured is None else self._constraints.compile(params.structured)
+
     def admit(
         self,
         prompt_ids: list[int],
@@ -46,8 +54,13 @@ class Admission:
         *,
         request_id: str | None = None,
         salt: bytes = b"",
+        constraint: Constraint | None = None,
     ) -> Request:
-        """A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
+        """``constraint``: what ``compile`` made of these parameters.
+
+        A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
+        if params.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs is not supported by this server; leave it out")
         self._check_ids("prompt", prompt_ids)
         self._check_ids("stop_ids", params.stop_ids)
         self._check_ids("logit_bias", params.logit_bias)
@@ -60,6 +73,7 @@ class Admission:
             vocab_size=self._info.vocab_size,
             arrived_at=time.monotonic(),
             salt=salt,
+            constraint=constraint,
         )
 
     def _check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:

@@ -125,7 +125,12 @@ class LLM:
                 f"{len(prompts)} prompts came with {len(params)} params; give one for all, or one per prompt"
             )
         return [
-            self._admission.admit(self._admission.encode(prompt), each, request_id=str(index))
+            self._admission.admit(
+                self._admission.encode(prompt),
+                each,
+                request_id=str(index),
+                constraint=self._admission.compile(each),
+            )
             for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from octavo.engine.constraints import Structured
 from octavo.engine.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
@@ -36,6 +37,10 @@ class SamplingParams:
     stop_ids             token ids that end the output, beside the model's own end tokens
     ignore_eos           go on after the model's end tokens
     logprobs             None: none; k: the chosen token's and the k likeliest tokens'
+    prompt_logprobs      the same for each token of the prompt but the first, by the model alone; such a
+                         prompt is computed whole, whatever of it the prefix cache has
+    structured           what the output must look like (None: anything). It wins over min_tokens and
+                         ignore_eos: an output that is complete ends
     """
 
     max_tokens: int | None = None
@@ -54,6 +59,8 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured: Structured | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest naming the first value that is out of its range."""
@@ -82,8 +89,9 @@ class SamplingParams:
             _within("seed", self.seed, 0, 2**64 - 1)
         _within("n", self.n, 1, MAX_SAMPLES)
         self._check_stop()
-        if self.logprobs is not None:
-            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if number is not None:
+                _within(name, number, 0, MAX_LOGPROBS)
 
     def _check_stop(self) -> None:
         if isinstance(self.stop, str):  # would be read as one stop string per letter

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.engine.constraints.constraint import Constraint
 from octavo.engine.detokenizer import StopChecker
 from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
 from octavo.engine.params import SamplingParams
@@ -38,6 +39,7 @@ class Request:
         vocab_size: int,
         arrived_at: float,
         salt: bytes = b"",
+        constraint: Constraint | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -60,6 +62,7 @@ class Request:
                     prompt_ids=prompt_ids,
                     vocab_size=vocab_size,
                     end_ids=self.end_ids,
+                    constraint=None if constraint is None else constraint.copy(),
                 ),
                 tokenizer,
             )
@@ -130,6 +133,9 @@ class Sample:
             if self.num_tokens > self.request.params.min_tokens:
                 text = self._stops.add(text)
             if (match := self._stops.match) is not None:
+                reason = FinishReason.STOP
+            elif self.state.constraint is not None and self.state.constraint.is_complete:
+                text += self._stops.flush()
                 reason = FinishReason.STOP
             elif self.num_tokens >= self.request.max_tokens:
                 text += self._stops.flush()

@@ -1,8 +1,8 @@
 """Drawing tokens from logits, row by row, the way vLLM does it.
 
-Order: logit bias, then repetition, frequency and presence penalties; that gives the logits
-of which logprobs speak. Greedy rows take their largest (the lowest id among equals); others
-are divided by the temperature, truncated (see truncation.py) and drawn from.
+Order: logit bias, then repetition, frequency and presence penalties, then the mask of structured
+output; that gives the logits of which logprobs speak. Greedy rows take their largest (the lowest id
+among equals); others are divided by the temperature, truncated (see truncation.py) and drawn from.
 
 The draw is counter-based: one uniform number from Philox4x64 keyed by the sample's seed, with
 the number of tokens generated so far as its counter (Salmon et al. 2011). So it does not depend
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.constraints.constraint import Constraint, ConstraintFailed
 from octavo.engine.errors import InvalidRequest
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.params import SamplingParams
@@ -52,8 +53,10 @@ class SampleState:
         prompt_ids: Sequence[int],
         vocab_size: int,
         end_ids: Collection[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
-        """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens.
+        """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens; ``constraint`` is
+        this sample's own.
 
         Raises InvalidRequest if the logit bias names a token outside the vocabulary.
         """
@@ -65,6 +68,7 @@ class SampleState:
         self.params = params
         self.seed = seed % 2**64
         self.num_generated = 0
+        self.constraint = constraint
         self.greedy = params.temperature < GREEDY_BELOW
         held = [token for token in end_ids if 0 <= token < vocab_size] if params.min_tokens else []
         self._held_ids = np.array(sorted(held), np.intp)
@@ -79,6 +83,7 @@ class SampleState:
         """Whether the token is just the position of the largest logit, and nothing else is asked."""
         return (
             self.greedy
+            and self.constraint is None
             and self.params.logprobs is None
             and not len(self._bias)
             and not self._holds
@@ -91,16 +96,25 @@ class SampleState:
         """Whether the next token must not be an end token."""
         return self.num_generated < self.params.min_tokens and len(self._held_ids) > 0
 
+    @property
+    def may_end(self) -> bool:
+        """Whether an end token may be drawn next, as far as the parameters say."""
+        return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
+
     def record(self, token: int) -> None:
         """The sample's next token is ``token``."""
         self.num_generated += 1
+        if self.constraint is not None:
+            self.constraint.accept(token)
         for counts in (self._seen, self._output):
             if counts is not None:
                 counts.add(token)
 
     def adjust(self, logits: Floats) -> Floats:
-        """Logits [V] after bias, penalties and min_tokens; the input itself when there are none."""
-        if not len(self._bias) and not self._holds and self._seen is None and self._output is None:
+        """Logits [V] after bias, penalties, min_tokens and structured output; the input itself when
+        there are none. Raises ConstraintFailed."""
+        constraint, counted = self.constraint, self._seen is not None or self._output is not None
+        if constraint is None and not len(self._bias) and not self._holds and not counted:
             return logits
         logits = logits.copy()
         logits[self._bias_ids] += self._bias
@@ -112,8 +126,10 @@ class SampleState:
             ids, counts = self._output.ids, self._output.counts
             logits[ids] -= np.float32(self.params.frequency_penalty) * counts
             logits[ids] -= np.float32(self.params.presence_penalty)
-        if self._holds:
+        if self._holds and constraint is None:
             logits[self._held_ids] = -np.inf
+        if constraint is not None:
+            logits[~constraint.allowed(may_end=self.may_end)] = -np.inf
         return logits
 
     def uniform(self) -> float:
@@ -133,7 +149,12 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
     if not np.isfinite(logits[top]):
         return Sampled(token=None, error=NOT_FINITE)
     params = state.params
-    adjusted = state.adjust(logits)
+    try:
+        adjusted = state.adjust(logits)
+    except ConstraintFailed as error:
+        return Sampled(token=None, error=str(error))
+    if state.constraint is not None and not np.isfinite(adjusted.max()):
+        return Sampled(token=None, error=NOT_FINITE)
     if state.greedy:
         token = top if adjusted is logits else int(np.argmax(adjusted))
     else:
@@ -161,6 +182,7 @@ def _logprob(logits: Floats, token: int, num_top: int) -> TokenLogprob:
     if num_top:
         ids = np.flatnonzero(logits >= np.partition(logits, -num_top)[-num_top])
         ids = ids[np.argsort(-logits[ids], kind="stable")][:num_top]
+        ids = ids[np.isfinite(logits[ids])]  # what may not come is not among the likeliest
     return TokenLogprob(
         token_id=token,
         logprob=float(logits[token]) - log_total,

@@ -175,7 +175,12 @@ class AsyncEngine:
             prompt_ids = self._admission.encode(prompt)
         else:
             prompt_ids = await asyncio.to_thread(self._admission.encode, prompt)
-        return self._admission.admit(prompt_ids, params, request_id=request_id, salt=salt)
+        constraint = None
+        if params.structured is not None:
+            constraint = await asyncio.to_thread(self._admission.compile, params)
+        return self._admission.admit(
+            prompt_ids, params, request_id=request_id, salt=salt, constraint=constraint
+        )
 
     def _check_open(self, request_id: str | None) -> None:
         self._running_core()

@@ -43,6 +43,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    def serialized(self) -> str:
+        """The content of a ``tokenizer.json``, for libraries that read one."""
+        return str(self._backend.to_str())
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``; ``add_special_tokens`` frames it as the model expects (a BOS token, say)."""
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -177,6 +178,8 @@ class LedgerRunner:
                 return Sampled(None, error="the ledger was poisoned")
         greedy = state.params.temperature == 0
         token = next_token(digest, None if greedy else (state.seed, state.num_generated), self._ends_every)
+        if state.constraint is not None:
+            token = _allowed_token(state, token)
         return Sampled(token, None if state.params.logprobs is None else TokenLogprob(token, -0.5))
 
 
@@ -190,6 +193,16 @@ def next_token(digest: bytes, draw: tuple[int, int] | None, ends_every: int) -> 
     if ends_every and number % ends_every == 0:
         return EOS
     return ALPHABET[(number >> 16) % len(ALPHABET)]
+
+
+def _allowed_token(state: SampleState, token: int) -> int:
+    """``token``, or another of its kind if structured output forbids it."""
+    assert state.constraint is not None
+    mask = state.constraint.allowed(may_end=state.may_end)
+    if mask[token]:
+        return token
+    ids = np.flatnonzero(mask)
+    return int(ids[token % len(ids)])
 
 
 class Recording(Observer):

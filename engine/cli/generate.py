@@ -22,6 +22,7 @@ from octavo.engine.cli.options import (
     set_up_logging,
 )
 from octavo.engine.cli.security import add_connection_arguments, credentials_of
+from octavo.engine.cli.structured import add_structured_arguments, structured_of
 from octavo.engine.cli.usage import token_ids
 from octavo.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
 from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stop-id", action="append", type=int, default=[], metavar="N", help="token id that ends it")
     add("--ignore-eos", action="store_true", help="go on after the model's end tokens")
     add("--logprobs", type=int, metavar="K", help="log probabilities of the K likeliest tokens, in the JSON")
+    add_structured_arguments(parser)
     add_json_argument(parser)
     add_log_level_argument(parser, "warning")
     add_engine_arguments(parser)
@@ -114,6 +116,7 @@ def params_of(args: argparse.Namespace) -> SamplingParams:
         stop_ids=tuple(args.stop_id),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
+        structured=structured_of(args),
     )
 
 

@@ -12,12 +12,13 @@ from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.interface import Prompt, Tokenizer
+from octavo.engine.server.structured_messages import structured_message, structured_of
 from octavo.engine.stats import Gauges
 from octavo.proto import generation_pb2 as pb
 
 _SCALARS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "n", "ignore_eos", "logprobs", "min_tokens",
+    "frequency_penalty", "seed", "n", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs",
 )  # fmt: skip
 _FINISH: Mapping[FinishReason, pb.FinishReason] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -54,8 +55,15 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
 def params_of(sampling: pb.SamplingParams) -> SamplingParams:
     """Sampling parameters, with the defaults of SamplingParams for what is not set."""
     given: dict[str, Any] = {name: getattr(sampling, name) for name in _SCALARS if sampling.HasField(name)}
+    structured = None
+    if sampling.HasField("structured"):
+        kind = sampling.structured.WhichOneof("constraint")
+        structured = structured_of(kind, getattr(sampling.structured, kind) if kind else None)
+        if structured is None:
+            raise InvalidRequest("structured says nothing; set one of its fields, or leave it out")
     return SamplingParams(
         **given,
+        structured=structured,
         logit_bias=dict(sampling.logit_bias),
         stop=tuple(sampling.stop),
         stop_ids=tuple(sampling.stop_ids),
@@ -66,7 +74,11 @@ def params_message(params: SamplingParams) -> pb.SamplingParams:
     """The other way round, for clients; ``params_of(params_message(p)) == p``."""
     given = {name: value for name in _SCALARS if (value := getattr(params, name)) is not None}
     return pb.SamplingParams(
-        **given, logit_bias=dict(params.logit_bias), stop=params.stop, stop_ids=params.stop_ids
+        **given,
+        logit_bias=dict(params.logit_bias),
+        stop=params.stop,
+        stop_ids=params.stop_ids,
+        structured=None if params.structured is None else structured_message(params.structured),
     )
 
 

@@ -4,7 +4,8 @@ Semantics are those of vLLM 0.32's own gRPC server; numbers that proto3 cannot t
 set" (top_p 0, n 0, repetition_penalty 0, ...) mean its defaults. What Octavo does not do is
 refused with the field's name, never ignored. Exceptions, because only token ids go over this
 wire: ``skip_special_tokens``, ``spaces_between_special_tokens`` and ``include_stop_str_in_output``
-shape text, which the router makes.
+shape text, which the router makes. ``grammar_from_first_token`` is how constraints start here
+anyway.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from octavo.engine.errors import InvalidRequest
 from octavo.engine.outputs import Delta, TokenLogprob
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.interface import Prompt
+from octavo.engine.server.structured_messages import structured_of
 
 _UNSUPPORTED_INPUTS = (
     "kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "extra_mm_inputs", "media_refs",
 )  # fmt: skip
-_UNSUPPORTED_SAMPLING = ("prompt_logprobs", "truncate_prompt_tokens")
 
 
 def check_supported(request: pb.GenerateRequest) -> None:
@@ -36,12 +37,8 @@ def check_supported(request: pb.GenerateRequest) -> None:
             f"got {request.data_parallel_rank}"
         )
     sampling = request.sampling_params
-    constraint = sampling.WhichOneof("constraint")
-    if constraint is not None and not (constraint == "json_object" and not sampling.json_object):
-        raise _unsupported(f"sampling_params.{constraint}")
-    for name in _UNSUPPORTED_SAMPLING:
-        if sampling.HasField(name):
-            raise _unsupported(f"sampling_params.{name}")
+    if sampling.HasField("truncate_prompt_tokens"):
+        raise _unsupported("sampling_params.truncate_prompt_tokens")
 
 
 def _unsupported(field: str) -> InvalidRequest:
@@ -61,6 +58,7 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
 
 def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> SamplingParams:
     """Sampling parameters; an unset temperature is the model's own."""
+    kind = sampling.WhichOneof("constraint")
     return SamplingParams(
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         min_tokens=sampling.min_tokens,
@@ -78,6 +76,8 @@ def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> Sam
         stop_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        structured=structured_of(kind, getattr(sampling, kind) if kind else None),
     )
 
 

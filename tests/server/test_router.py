@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -66,6 +67,7 @@ async def test_the_openai_package_before_two_workers() -> None:
             await _check_chat(client)
             await _check_stream(client)
             await _check_choices(client)
+            await _check_structured(client)
             await _check_refusals(client, openai)
             await _check_many(client)
             await _check_disconnect(client, ready["worker_metrics"].split(","))
@@ -112,13 +114,33 @@ async def _check_choices(client: Any) -> None:
 
 
 async def _check_refusals(client: Any, openai: Any) -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="json_schema"):
-        await _chat(client, response_format=schema)
+    with pytest.raises(openai.BadRequestError, match="strin"):
+        await _chat(client, response_format=_json_schema({"type": "strin"}))
     with pytest.raises(openai.BadRequestError, match="8192"):
         await _chat(client, messages=[{"role": "user", "content": "a b c " * 9000}])
     with pytest.raises(openai.NotFoundError):
         await _chat(client, model="nobody")
+
+
+def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+async def _check_structured(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    answer = await _chat(client, response_format=_json_schema(schema), max_tokens=80, temperature=1, seed=1)
+    assert answer.choices[0].finish_reason == "stop"
+    found = json.loads(answer.choices[0].message.content)
+    assert (isinstance(found["name"], str), isinstance(found["age"], int)) == (True, True)
+    some = await _chat(client, response_format={"type": "json_object"}, max_tokens=60)
+    assert some.choices[0].message.content.startswith("{")
+    chosen = await _chat(client, extra_body={"regex": "(left|right)!"}, max_tokens=20)
+    assert chosen.choices[0].message.content in ("left!", "right!")
 
 
 async def _check_many(client: Any) -> None:

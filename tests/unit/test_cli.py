@@ -56,6 +56,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "page size": (["generate", "x", "--page-size", "33"], "33"),
     "step tokens": (["generate", "x", "--max-step-tokens", "1"], "max_step_tokens"),
     "no prompt": (["generate"], "PROMPT"),
+    "two constraints": (["generate", "x", "--regex", "a", "--choice", "b"], "regex and choice"),
+    "no schema there": (["generate", "x", "--json-schema", "/nowhere.json"], "/nowhere.json"),
     "two prompts": (["generate", "x", "--prompt-ids", "1"], "--prompt-ids"),
     "ids that are none": (["generate", "--prompt-ids", "1,x"], "1,x"),
     "no ids": (["generate", "--prompt-ids", ""], "empty"),

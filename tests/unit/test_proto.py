@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.engine.client import make_request
+from octavo.engine.constraints import Structured
 from octavo.engine.errors import InvalidRequest
 from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
 from octavo.engine.params import SamplingParams
@@ -41,17 +42,19 @@ def test_every_number_of_the_contract_is_kept() -> None:
     assert numbers == {
         "max_tokens": 1, "temperature": 2, "top_k": 3, "top_p": 4, "min_p": 5, "repetition_penalty": 6,
         "presence_penalty": 7, "frequency_penalty": 8, "logit_bias": 9, "seed": 10, "n": 11, "stop": 12,
-        "stop_ids": 13, "ignore_eos": 14, "logprobs": 15, "min_tokens": 16,
+        "stop_ids": 13, "ignore_eos": 14, "logprobs": 15, "min_tokens": 16, "prompt_logprobs": 17,
+        "structured": 18,
     }  # fmt: skip
     numbers = {field.name: field.number for field in pb.GenerateRequest.DESCRIPTOR.fields}
     assert numbers == {
         "request_id": 1, "text": 2, "token_ids": 3, "chat": 4, "sampling": 5, "output_mode": 6,
-        "cache_salt": 7,
+        "cache_salt": 7, "priority": 8,
     }  # fmt: skip
     numbers = {field.name: field.number for field in pb.GenerateResponse.DESCRIPTOR.fields}
     assert numbers == {
         "request_id": 1, "index": 2, "token_ids": 3, "text": 4, "logprobs": 5, "finish_reason": 6,
         "stop_string": 7, "stop_id": 8, "usage": 9, "error": 10,
+        "prompt_logprobs": 11,
     }  # fmt: skip
 
 
@@ -66,6 +69,14 @@ def test_zero_is_not_unset() -> None:
     assert messages.params_of(pb.SamplingParams(seed=0)).seed == 0
 
 
+structured = st.one_of(
+    st.builds(Structured, json_schema=st.sampled_from(['{"type": "integer"}', "not JSON"])),
+    st.just(Structured(json_object=True)),
+    st.builds(Structured, regex=st.text(max_size=5)),
+    st.builds(Structured, grammar=st.text(max_size=5)),
+    st.builds(Structured, choice=st.lists(st.text(min_size=1), min_size=1, max_size=3).map(tuple)),
+    st.builds(Structured, structural_tag=st.just({"triggers": ["a"]})),
+)
 unit = st.floats(0, 1, exclude_min=True)
 parameters = st.builds(
     SamplingParams,
@@ -84,6 +95,8 @@ parameters = st.builds(
     stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    structured=st.none() | structured,
 )
 
 

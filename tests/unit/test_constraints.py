@@ -1,0 +1,238 @@
+"""Structured output: what is refused and why, which tokens may come, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes import EOS, VOCAB_SIZE, byte_tokenizer
+from octavo.engine.constraints import Structured
+from octavo.engine.constraints import compiler as compiler_module
+from octavo.engine.constraints.compiler import ConstraintCompiler
+from octavo.engine.constraints.constraint import Constraint, ConstraintFailed
+from octavo.engine.errors import InvalidRequest
+from octavo.engine.params import SamplingParams
+from octavo.engine.sampler import SampleState, sample
+
+
+@pytest.fixture(scope="module")
+def compiler() -> ConstraintCompiler:
+    return ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
+
+
+def follows(constraint: Constraint, text: str) -> bool:
+    """Whether the output may be ``text`` and end there."""
+    for byte in text.encode():
+        if constraint.is_complete or not constraint.allowed()[byte]:
+            return False
+        constraint.accept(byte)
+    return constraint.is_complete or bool(constraint.allowed()[EOS])
+
+
+@pytest.mark.parametrize(
+    ("structured", "good", "bad"),
+    [
+        (Structured(regex="(ab|c)+é?[0-9]{2}"), ["ab07", "cabé10"], ["", "ab", "ab077", "07"]),
+        (Structured(choice=('say "no"\n', "é", "é!")), ['say "no"\n', "é", "é!"], ["e", "say", ""]),
+        (Structured(json_object=True), ['{"a": [1, null]}', "{}"], ["[]", "1", "{"]),
+        (
+            Structured(json_schema={"type": "array", "items": {"type": "integer"}, "maxItems": 2}),
+            ["[1, 22]", "[]"],
+            ["[1,2,3]", '["1"]', "[1"],
+        ),
+        (Structured(json_schema=True), ["3", '"x"', "{}"], ["", "x"]),
+        (Structured(grammar='root ::= "yes" | "no" d\nd ::= [0-9]+\n'), ["yes", "no42"], ["no", "maybe"]),
+        (Structured(grammar='start: "(" start? ")"'), ["()", "((()))"], ["(", "())"]),
+        (
+            Structured(
+                structural_tag={
+                    "type": "structural_tag",
+                    "triggers": ["<f="],
+                    "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
+                }
+            ),
+            ["no call", 'see <f=a>12</f> and "x"'],
+            ["<f=b>1</f>", "<f=a>x</f>", "<f=a>1"],
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Structured) else "",
+)
+def test_what_is_in_the_language_may_be_said_and_nothing_else(
+    compiler: ConstraintCompiler, structured: Structured, good: list[str], bad: list[str]
+) -> None:
+    for text in good:
+        assert follows(compiler.compile(structured), text), text
+    for text in bad:
+        assert not follows(compiler.compile(structured), text), text
+
+
+@pytest.mark.parametrize(
+    ("structured", "reason"),
+    [
+        (Structured(regex="(a|b"), "unclosed group"),
+        (Structured(regex="(?=a)b"), "look-around"),
+        (Structured(regex=""), "empty output"),
+        (Structured(json_schema="{"), "not JSON"),
+        (Structured(json_schema={"type": "strin"}), "Invalid type: strin"),
+        (Structured(json_schema={"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (Structured(json_schema={"$ref": "http://127.0.0.1/x"}), "retriev"),
+        (Structured(json_schema={"$ref": "file:///etc/passwd"}), "retriev"),
+        (Structured(json_schema=False), "allows nothing"),
+        (Structured(json_schema={"type": "integer", "minimum": 5, "maximum": 3}), "greater than maximum"),
+        (Structured(json_schema=json.dumps(json.loads("[" * 80 + "]" * 80))), "nested more than 64"),
+        (Structured(grammar="start: foo"), "unknown name"),
+        (Structured(grammar="what is this"), "."),
+        (Structured(structural_tag="{}"), "triggers"),
+        (
+            Structured(
+                structural_tag={"triggers": [], "structures": [{"begin": "a", "schema": {}, "end": ""}]}
+            ),
+            "none of the triggers",
+        ),
+        (Structured(structural_tag={"structures": [{}]}), "begin"),
+        (Structured(structural_tag={"format": {}}), "structures"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(
+    compiler: ConstraintCompiler, structured: Structured, reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"{structured.kind} cannot be used: .*{reason}") as refusal:
+        compiler.compile(structured)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "exactly one of .* got none"),
+        ({"regex": "a", "choice": ("b",)}, "got regex and choice"),
+        ({"json_schema": False, "json_object": True}, "json_object and json_schema"),
+        ({"choice": "yes"}, "tuple of strings"),
+        ({"choice": ("a", "")}, "empty string"),
+        ({"choice": ("a",) * 1025}, "1025 strings"),
+        ({"choice": (1,)}, "must hold strings"),
+        ({"regex": "a" * 300_000}, "300000 characters"),
+        ({"choice": ("a" * 300_000,)}, "300000 characters"),
+        ({"json_schema": {"a": {1, 2}}}, "json_schema cannot be written as JSON"),
+    ],
+)
+def test_a_constraint_says_one_thing(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        Structured(**fields)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said_so() -> None:
+    class Strange:
+        eos_ids, vocab_size = frozenset({1}), 4
+
+        def serialized(self) -> str:
+            return "{}"
+
+    with pytest.raises(InvalidRequest, match="not possible with this model's tokenizer"):
+        ConstraintCompiler(Strange(), vocab_size=4).compile(Structured(regex="a"))  # type: ignore[arg-type]
+
+
+def test_compiled_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_ = ConstraintCompiler._compile
+
+    def counting(self: ConstraintCompiler, tokenizer: Any, structured: Structured) -> Constraint:
+        compiled.append(structured.source)
+        return compile_(self, tokenizer, structured)
+
+    monkeypatch.setattr(ConstraintCompiler, "_compile", counting)
+    monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)
+    own = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
+    for pattern in ("aa", "bb", "aa", "cc", "aa", "bb"):
+        assert follows(own.compile(Structured(regex=pattern)), pattern)
+    assert compiled == ["aa", "bb", "cc", "bb"]
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_CHARACTERS", 3)
+    own.compile(Structured(regex="dd"))
+    assert list(own._cache) == [("regex", "dd")]
+
+
+def test_copies_of_one_constraint_go_their_own_ways_from_several_threads(
+    compiler: ConstraintCompiler,
+) -> None:
+    def one(number: int) -> bool:
+        text = "ab" * (number % 7 + 1) + "x"
+        return follows(compiler.compile(Structured(regex="(ab)*x")), text)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(64)))
+
+
+def test_an_end_is_held_back_unless_nothing_else_may_come(compiler: ConstraintCompiler) -> None:
+    constraint = compiler.compile(Structured(regex="a?b?"))
+    assert constraint.allowed()[EOS]
+    assert np.flatnonzero(constraint.allowed(may_end=False)).tolist() == [ord("a"), ord("b")]
+    constraint.accept(ord("b"))
+    assert constraint.is_complete
+    assert np.flatnonzero(constraint.allowed(may_end=False)).tolist() == [EOS]
+
+
+def test_a_wrong_token_shows(compiler: ConstraintCompiler) -> None:
+    constraint = compiler.compile(Structured(regex="ab"))
+    constraint.accept(ord("b"))
+    assert not constraint.is_complete
+    with pytest.raises(ConstraintFailed, match="regex could not be followed"):
+        constraint.allowed()
+
+
+def test_a_model_without_an_end_token_is_said_so() -> None:
+    own = ConstraintCompiler(byte_tokenizer(eos_ids=frozenset()), vocab_size=VOCAB_SIZE)
+    with pytest.raises(InvalidRequest, match="needs a model with an end token"):
+        own.compile(Structured(regex="ab?"))
+
+
+def _state(compiler: ConstraintCompiler, pattern: str, **changes: Any) -> SampleState:
+    params = SamplingParams(structured=Structured(regex=pattern), **changes)
+    assert params.structured is not None
+    return SampleState(
+        params,
+        seed=1,
+        prompt_ids=[0],
+        vocab_size=VOCAB_SIZE,
+        end_ids={EOS},
+        constraint=compiler.compile(params.structured),
+    )
+
+
+def test_only_the_constrained_row_of_a_batch_is_masked(compiler: ConstraintCompiler) -> None:
+    logits = np.zeros((2, VOCAB_SIZE), np.float32)
+    logits[:, ord("z")] = 9
+    free = SampleState(SamplingParams(), seed=1, prompt_ids=[0], vocab_size=VOCAB_SIZE)
+    drawn = sample(logits, [_state(compiler, "[a-c]"), free])
+    assert [drawn[0].token, drawn[1].token] == [ord("a"), ord("z")]
+    assert (logits[0] == logits[1]).all(), "the model's logits stay as they are"
+
+
+def test_logprobs_are_of_what_may_come(compiler: ConstraintCompiler) -> None:
+    (drawn,) = sample(np.zeros((1, VOCAB_SIZE), np.float32), [_state(compiler, "[ab]", logprobs=5)])
+    assert drawn.logprob is not None
+    assert [token for token, _ in drawn.logprob.top] == [ord("a"), ord("b")]
+    assert drawn.logprob.logprob == pytest.approx(-np.log(2))
+
+
+def test_sampling_draws_nothing_else_and_min_tokens_holds_the_end_back(compiler: ConstraintCompiler) -> None:
+    state = _state(compiler, "[ab]*", temperature=1.0, min_tokens=20, max_tokens=30, logit_bias={EOS: 50})
+    text = ""
+    while (token := sample(np.zeros((1, VOCAB_SIZE), np.float32), [state])[0].token) != EOS:
+        assert token is not None
+        state.record(token)
+        text += chr(token)
+    assert len(text) == 20
+    assert re.fullmatch("[ab]*", text)
+
+
+def test_a_row_without_a_usable_number_among_what_may_come_fails_alone(compiler: ConstraintCompiler) -> None:
+    logits = np.zeros((1, VOCAB_SIZE), np.float32)
+    logits[0, ord("a")] = -np.inf
+    (drawn,) = sample(logits, [_state(compiler, "a")])
+    assert drawn.token is None
+    assert "not finite" in str(drawn.error)
