@@ -1,4 +1,4 @@
-"""The native extension for tests, at every instruction set this machine can run."""
+"""The native extension for tests, at every instruction set: the CPU's own, or emulated ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from types import ModuleType
 
 import pytest
 
+import x86_emulator
+
 LEVELS = ("generic", "avx2", "avx512", "amx")
 _TESTS = Path(__file__).resolve().parent
+
+at_every_level = pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=pytest.mark.timeout(900)) for level in LEVELS]
+)
+"""A test's ``level``, for `run_at_level`; the first to be emulated may wait for a build."""
 
 
 def require_extension() -> ModuleType:
@@ -29,8 +36,24 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     paths = [str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment
     return subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False, timeout=110
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False, timeout=300
     )
+
+
+def run_at_level(level: str, code: str) -> str:
+    """What ``code`` prints in a fresh interpreter whose kernels are those of the level.
+
+    A level that this CPU lacks is emulated; where that cannot be built, the test skips and says why.
+    """
+    if level not in available_levels():
+        reason = x86_emulator.why_unavailable() if "avx2" in available_levels() else "that takes AVX2"
+        if reason is not None:
+            pytest.skip(f"this CPU does not run {level}, and it cannot be emulated: {reason}")
+        folder = str(x86_emulator.extension())
+        code = f"import octavo.kernels\noctavo.kernels.__path__.insert(0, {folder!r})\n{code}"
+    done = run_python(code, OCTAVO_CPU_ISA=level)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @functools.cache

@@ -18,6 +18,17 @@ constexpr Isa kLevels[] = {Isa::generic, Isa::avx2, Isa::avx512, Isa::amx};
 
 bool has_avx2() { return __builtin_cpu_supports("x86-64-v3"); }
 
+#if defined(OCTAVO_EMULATE_X86)
+
+// The kernels of both levels are plain C++ here (tests/x86_emulator): right but slow, so only on request.
+constexpr Isa kFastest = Isa::avx2;
+bool has_avx512() { return has_avx2(); }
+bool has_amx() { return has_avx2(); }
+
+#else
+
+constexpr Isa kFastest = Isa::amx;
+
 bool has_avx512() {
   return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
          __builtin_cpu_supports("avx512vnni");
@@ -38,14 +49,20 @@ bool has_amx() {
 #endif
 }
 
-#endif
+#endif  // OCTAVO_EMULATE_X86
+
+#else
+
+constexpr Isa kFastest = Isa::generic;
+
+#endif  // __x86_64__
 
 Isa choose() {
   const char* asked = std::getenv("OCTAVO_CPU_ISA");
   if (asked == nullptr || *asked == '\0') {
     Isa best = Isa::generic;
     for (Isa level : kLevels)
-      if (isa_supported(level)) best = level;
+      if (level <= kFastest && isa_supported(level)) best = level;
     return best;
   }
   for (Isa level : kLevels) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpu_levels import LEVELS, require_extension, run_at_level
+from native import at_every_level, require_extension, run_at_level
 
 require_extension()
 
@@ -99,7 +99,7 @@ print(_ext.isa(), worst["float32"], worst["bfloat16"])
 """
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_every_level
 def test_every_instruction_set_equals_truth(level: str) -> None:
     name, wide, narrow = run_at_level(level, GRID_AT_LEVEL).split()
     assert name == level

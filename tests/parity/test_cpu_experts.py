@@ -9,7 +9,7 @@ import pytest
 from mlx.nn.layers.containers import Sequential
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
-from native import LEVELS, available_levels, require_extension, run_python
+from native import at_every_level, require_extension, run_at_level
 
 _ext = require_extension()
 
@@ -17,13 +17,9 @@ from octavo.kernels.cpu import linear as native  # noqa: E402
 from octavo.kernels.cpu.modules import packed_bytes, replace_modules  # noqa: E402
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_every_level
 def test_every_level_is_linear_of_the_chosen_expert(level: str) -> None:
-    if level not in available_levels():
-        pytest.skip(f"this CPU does not run {level}")
-    done = run_python("import expert_checks; expert_checks.main()", OCTAVO_CPU_ISA=level)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"checked {level}"
+    assert run_at_level(level, "import expert_checks; expert_checks.main()").strip() == f"checked {level}"
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])

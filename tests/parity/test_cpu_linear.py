@@ -16,7 +16,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.models import activations, llama, qwen3
 
-from native import LEVELS, available_levels, require_extension, run_python
+from native import at_every_level, require_extension, run_at_level
 
 _ext = require_extension()
 
@@ -26,13 +26,9 @@ from octavo.kernels.cpu.modules import packed_bytes, replace_modules  # noqa: E4
 MODELS = {"qwen3": qwen3, "llama": llama}
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_every_level
 def test_every_level_agrees_with_float64(level: str) -> None:
-    if level not in available_levels():
-        pytest.skip(f"this CPU does not run {level}")
-    done = run_python("import linear_checks; linear_checks.main()", OCTAVO_CPU_ISA=level)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"checked {level}"
+    assert run_at_level(level, "import linear_checks; linear_checks.main()").strip() == f"checked {level}"
 
 
 def test_strided_and_empty_inputs() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpu_levels import LEVELS, require_extension, run_at_level
+from native import at_every_level, require_extension, run_at_level
 
 require_extension()
 
@@ -69,7 +69,7 @@ def test_rows_need_not_be_contiguous() -> None:
     np.testing.assert_array_equal(written_pages(spec, slots, columns, values)[0], pages)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_every_level
 def test_every_instruction_set_writes_the_same_bytes(level: str) -> None:
     assert run_at_level(level, "import cpu_pages; print(cpu_pages.digest())").strip() == digest()
 

@@ -1,0 +1,78 @@
+"""Builds the extension with its AVX-512 and AMX kernels emulated; what is up to date is not built again."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# One folder per interpreter: the tree may be tested by several.
+FOLDER = ROOT / "build" / f"x86_emulator-{sys.implementation.cache_tag}"
+OPTIONS = (
+    "-DOCTAVO_EMULATE_X86=ON",
+    "-DOCTAVO_KERNEL_OPTIMIZATION=-O1",
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # of everything but kernels: built quickly, run rarely
+    "-DSKBUILD_STATE=editable",
+    f"-DPython_EXECUTABLE={sys.executable}",
+)
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """The reason why nothing can be built here, or None."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"the emulator is for x86-64, this is {platform.machine()}"
+    for tool in ("cmake", os.environ.get("CXX", "c++")):
+        if _find(tool) is None:
+            return f"{tool} is not installed"
+    if importlib.util.find_spec("nanobind") is None:
+        return "nanobind is not installed"
+    return None
+
+
+@functools.cache
+def extension() -> Path:
+    """The folder that holds the emulated ``_ext``; RuntimeError with the compiler's words if it fails."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes share one build
+        if not (FOLDER / "CMakeCache.txt").exists():
+            generator = ("-G", "Ninja") if _find("ninja") else ()
+            launcher = ("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",) if _find("ccache") else ()
+            _run("-S", str(ROOT), "-B", str(FOLDER), *generator, *launcher, *OPTIONS)
+        _run("--build", str(FOLDER), "--target", "_ext", "--parallel", str(os.cpu_count() or 1))
+    return FOLDER
+
+
+def _find(tool: str) -> str | None:
+    """A program on the path or beside the interpreter, where packages put theirs."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(tool, path=os.pathsep.join((os.environ.get("PATH", ""), beside)))
+
+
+def _run(*arguments: str) -> None:
+    cmake = _find("cmake")
+    assert cmake is not None
+    environment = os.environ | {
+        "PATH": os.pathsep.join((os.environ["PATH"], str(Path(sys.executable).parent))),
+        "CCACHE_BASEDIR": str(ROOT),  # a compiler cache, if there is one, serves every checkout
+        "CCACHE_NOHASHDIR": "1",
+    }
+    done = subprocess.run([cmake, *arguments], capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(
+            f"the emulated extension does not build:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+
+
+if __name__ == "__main__":
+    reason = why_unavailable()
+    print(extension() if reason is None else f"not built: {reason}")
