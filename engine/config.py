@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from octavo.engine.errors import InvalidConfig
-from octavo.kernels.formats import FORMAT_NAMES
+from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
@@ -24,6 +24,8 @@ class EngineConfig:
     exact             refuse paths that change the arithmetic of the model's own weights
     fuse              allow fusions that the load-time parity probe has accepted
     kv_format         page format of K and V
+    k_format          of K alone, where it is another (None: kv_format)
+    v_format          of V alone
     page_size         positions per page
     kv_memory         bytes for the page pool; or give num_pages instead
     max_model_len     positions a sequence may have (None: the model's own limit)
@@ -41,6 +43,8 @@ class EngineConfig:
     exact: bool = False
     fuse: bool = True
     kv_format: str = "bf16"
+    k_format: str | None = None
+    v_format: str | None = None
     page_size: int = 32
     kv_memory: int | None = None
     num_pages: int | None = None
@@ -58,8 +62,10 @@ class EngineConfig:
                 raise InvalidConfig(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
-        if self.kv_format not in FORMAT_NAMES:
-            raise InvalidConfig(f"kv_format must be one of {', '.join(FORMAT_NAMES)}, got {self.kv_format!r}")
+        for name in ("kv_format", "k_format", "v_format"):
+            value = getattr(self, name)
+            if value not in FORMAT_NAMES and (value is not None or name == "kv_format"):
+                raise InvalidConfig(f"{name} must be one of {', '.join(FORMAT_NAMES)}, got {value!r}")
         for name in ("threads", "kv_memory", "num_pages", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -77,3 +83,8 @@ class EngineConfig:
                 f"({self.max_running}), or a full decode batch would not fit in one step; raise the first "
                 "or lower the second"
             )
+
+    @property
+    def page_formats(self) -> FormatPair:
+        """Of K and of V, as the pool stores them."""
+        return format_pair(self.kv_format, k_format=self.k_format, v_format=self.v_format)

@@ -20,6 +20,7 @@ class ModelInfo:
     """name           what the operator asked for ("demo", a folder's name, a hub id)
     tier           "paged" or "gather", as the load-time parity probe decided
     backend_reason why this backend was chosen, for people
+    kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
     weights        "bf16", "int4", ...: what the linear layers compute with
     """
 

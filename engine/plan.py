@@ -22,7 +22,7 @@ from octavo.engine.memory import (
     workspace_bytes,
 )
 from octavo.engine.model.locate import model_length, read_config, resolve_model
-from octavo.kernels.formats import FORMAT_NAMES
+from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
 from octavo.kernels.interface import LayerSpec
 
 # Where mlx-lm fills in what a config.json may leave out.
@@ -49,7 +49,7 @@ def plan(
     memory: int,
     context: int | None = None,
     page_size: int = 32,
-    formats: Sequence[str] = FORMAT_NAMES,
+    formats: Sequence[FormatPair] = tuple(map(format_pair, FORMAT_NAMES)),
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
@@ -72,11 +72,11 @@ def plan(
     budget = max(0, memory - weights - workspace)
     rows: dict[str, dict[str, int]] = {}
     refused: dict[str, str] = {}
-    for name in formats:
+    for pair in formats:
         try:
-            rows[name] = _format_plan(layers, name, page_size, budget, positions)
+            rows[str(pair)] = _format_plan(layers, pair, page_size, budget, positions)
         except InvalidConfig as refusal:
-            refused[name] = str(refusal)
+            refused[str(pair)] = str(refusal)
     return {
         "model": model,
         "architecture": config["model_type"],
@@ -136,9 +136,9 @@ def _check_weights(path: Path, name: str, width: int) -> None:
 
 
 def _format_plan(
-    layers: tuple[LayerSpec, ...], name: str, page_size: int, budget: int, positions: int
+    layers: tuple[LayerSpec, ...], formats: FormatPair, page_size: int, budget: int, positions: int
 ) -> dict[str, int]:
-    bytes_per_page = page_bytes(layers, page_size=page_size, k_format=name, v_format=name)
+    bytes_per_page = page_bytes(layers, page_size=page_size, k_format=formats.k, v_format=formats.v)
     pages = budget // bytes_per_page
     return {
         "bytes_per_token": bytes_per_page // page_size,
@@ -151,18 +151,19 @@ def _format_plan(
 
 def render(result: Mapping[str, Any]) -> str:
     """A plan as a table for people."""
+    width = max(map(len, ("format", *result["formats"]))) + 2
     lines = [
         f"{result['model']} ({result['architecture']}): {result['layers']} layers, "
         f"{result['kv_heads']} KV heads of {result['head_dim']}",
         f"memory {format_size(result['memory_bytes'])}: weights {format_size(result['weights_bytes'])}, "
         f"workspace {format_size(result['workspace_bytes'])}, pages {format_size(result['kv_bytes'])}",
         "",
-        f"{'format':<9}{'per token':>11}{'per page':>12}{'pages':>10}{'tokens':>12}"
+        f"{'format':<{width}}{'per token':>11}{'per page':>12}{'pages':>10}{'tokens':>12}"
         f"{'sequences of ' + str(result['context']):>22}",
     ]
     for name, row in result["formats"].items():
         lines.append(
-            f"{name:<9}{format_size(row['bytes_per_token']):>11}{format_size(row['bytes_per_page']):>12}"
+            f"{name:<{width}}{format_size(row['bytes_per_token']):>11}{format_size(row['bytes_per_page']):>12}"
             f"{row['pages']:>10}{row['tokens']:>12}{row['sequences']:>22}"
         )
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]

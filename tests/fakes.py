@@ -71,7 +71,7 @@ def fake_info(config: EngineConfig, *, num_pages: int = 64, max_model_len: int =
         backend_reason="a fake",
         threads=1,
         weights="bf16",
-        kv_format=config.kv_format,
+        kv_format=str(config.page_formats),
         page_size=config.page_size,
         num_pages=config.num_pages or num_pages,
         memory=MemoryBudget(weights=0, pages=0, workspace=0),

@@ -16,8 +16,9 @@ from octavo.kernels.formats import FORMAT_NAMES
 
 DEFAULTS = EngineConfig()
 _SETTINGS = (
-    "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "page_size", "kv_memory",
-    "num_pages", "max_model_len", "max_running", "max_waiting", "max_step_tokens", "prefix_cache",
+    "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
+    "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
+    "max_step_tokens", "prefix_cache",
 )  # fmt: skip
 
 
@@ -32,7 +33,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weights", choices=get_args(Weights), help="re-quantize the weights while loading (keep)")
     add("--exact", action="store_const", const=True, help="refuse paths that change the arithmetic")
     add("--no-fuse", dest="fuse", action="store_const", const=False, help="run the model's layers unfused")
-    add("--kv-format", choices=FORMAT_NAMES, help=f"format of the KV pages ({DEFAULTS.kv_format})")
+    add_format_arguments(group)
     add("--page-size", type=int, metavar="N", help=f"positions per page ({DEFAULTS.page_size})")
     pool = group.add_mutually_exclusive_group()
     pool.add_argument(
@@ -45,6 +46,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="forget the pages of finished requests")  # fmt: skip
+
+
+def add_format_arguments(group: argparse._ActionsContainer) -> None:
+    """--kv-format, and --k-format and --v-format for the halves; all default to None."""
+    add = group.add_argument
+    add("--kv-format", choices=FORMAT_NAMES, help=f"format of the KV pages ({DEFAULTS.kv_format})")
+    add("--k-format", choices=FORMAT_NAMES, help="format of K alone (that of --kv-format)")
+    add("--v-format", choices=FORMAT_NAMES, help="format of V alone (that of --kv-format)")
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:

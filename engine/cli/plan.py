@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from octavo.engine.cli.options import DEFAULTS, add_json_argument, memory_size, print_json
+from octavo.engine.cli.options import (
+    DEFAULTS,
+    add_format_arguments,
+    add_json_argument,
+    memory_size,
+    print_json,
+)
 from octavo.engine.cli.usage import checked, positive
+from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
+    add_format_arguments(parser)
     add_json_argument(parser)
 
 
@@ -27,8 +35,22 @@ def run(args: argparse.Namespace) -> int:
     """0 when something fits, 1 when not even one page does."""
     from octavo.engine.plan import plan, render
 
-    result = plan(model=args.model, memory=args.memory, context=args.context, page_size=args.page_size)
+    result = plan(
+        model=args.model,
+        memory=args.memory,
+        context=args.context,
+        page_size=args.page_size,
+        formats=_formats(args),
+    )
     print(render(result))
     if args.json:
         print_json(result)
     return 0 if result["fits"] else 1
+
+
+def _formats(args: argparse.Namespace) -> list[FormatPair]:
+    """The pair asked for, or every format there is."""
+    if args.kv_format or args.k_format or args.v_format:
+        name = args.kv_format or DEFAULTS.kv_format
+        return [format_pair(name, k_format=args.k_format, v_format=args.v_format)]
+    return [format_pair(name) for name in FORMAT_NAMES]

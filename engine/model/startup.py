@@ -96,9 +96,8 @@ def _num_pages(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_le
 
 
 def _page_bytes(config: EngineConfig, layers: tuple[LayerSpec, ...]) -> int:
-    return page_bytes(
-        layers, page_size=config.page_size, k_format=config.kv_format, v_format=config.kv_format
-    )
+    formats = config.page_formats
+    return page_bytes(layers, page_size=config.page_size, k_format=formats.k, v_format=formats.v)
 
 
 def _create_pool(
@@ -108,8 +107,8 @@ def _create_pool(
         layers=layers,
         num_pages=num_pages,
         page_size=config.page_size,
-        k_format=config.kv_format,
-        v_format=config.kv_format,
+        k_format=config.page_formats.k,
+        v_format=config.page_formats.v,
     )
     try:
         pool = choice.backend.create_pool(spec)
@@ -148,7 +147,7 @@ def _info(
         backend_reason=choice.reason,
         threads=config.threads or available_threads(),
         weights=loaded.weights,
-        kv_format=config.kv_format,
+        kv_format=str(config.page_formats),
         page_size=config.page_size,
         num_pages=num_pages,
         memory=budget,

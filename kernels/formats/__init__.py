@@ -8,6 +8,7 @@ from octavo.kernels.formats.fp4 import FP4
 from octavo.kernels.formats.half import BF16, FP16
 from octavo.kernels.formats.integer import INT4, INT8
 from octavo.kernels.formats.microscaling import MXFP4, NVFP4
+from octavo.kernels.formats.pair import FormatPair, format_pair
 from octavo.kernels.formats.rotation import hadamard
 
 _FORMATS: dict[str, PageFormat] = {
@@ -25,4 +26,4 @@ def page_format(name: str) -> PageFormat:
         raise ValueError(f"page format {name!r} is not known; use one of {', '.join(FORMAT_NAMES)}") from None
 
 
-__all__ = ["FORMAT_NAMES", "PageFormat", "hadamard", "page_format"]
+__all__ = ["FORMAT_NAMES", "FormatPair", "PageFormat", "format_pair", "hadamard", "page_format"]

@@ -38,9 +38,13 @@ async def _get(address: str, path: str) -> str:
 
 
 async def test_a_server_and_everything_that_talks_to_it(capsys: pytest.CaptureFixture[str]) -> None:
-    async with ServerProcess([*SMALL, "--kv-format", "fp4"]) as server:
+    async with ServerProcess([*SMALL, "--kv-format", "fp4", "--k-format", "bf16"]) as server:
         assert server.ready.keys() == {"grpc", "metrics", "model", "backend", "kv", "pages"}
-        assert (server.ready["model"], server.ready["kv"], server.ready["pages"]) == ("demo", "fp4", "64")
+        assert (server.ready["model"], server.ready["kv"], server.ready["pages"]) == (
+            "demo",
+            "bf16/fp4",
+            "64",
+        )
         await _check_generate(capsys, server.ready["grpc"])
         await _check_bench(capsys, server.ready["grpc"])
         await _check_metrics(server.ready["metrics"])
@@ -52,7 +56,7 @@ async def test_a_server_and_everything_that_talks_to_it(capsys: pytest.CaptureFi
 async def _check_generate(capsys: pytest.CaptureFixture[str], address: str) -> None:
     """The same tokens with and without a server."""
     results: list[dict[str, Any]] = []
-    for where in (["--connect", address], [*SMALL, "--kv-format", "fp4"]):
+    for where in (["--connect", address], [*SMALL, "--kv-format", "fp4", "--k-format", "bf16"]):
         code, out, err = await _command(
             capsys, "generate", PROMPT, "--max-tokens", "8", "--logprobs", "1", "--json", *where
         )

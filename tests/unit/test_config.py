@@ -15,6 +15,8 @@ from octavo.engine import EngineConfig, InvalidConfig
         ({"backend": "cuda"}, "backend must be one of auto, metal, cpu, reference, got 'cuda'"),
         ({"weights": "int3"}, "weights must be one of"),
         ({"kv_format": "fp3"}, "kv_format must be one of .*, got 'fp3'"),
+        ({"k_format": "fp3"}, "k_format must be one of .*, got 'fp3'"),
+        ({"v_format": ""}, "v_format must be one of .*, got ''"),
         ({"threads": 0}, "threads must be at least 1, got 0; leave it out"),
         ({"kv_memory": -1}, "kv_memory must be at least 1, got -1"),
         ({"num_pages": 0}, "num_pages must be at least 1"),
@@ -42,3 +44,10 @@ def test_a_config_is_never_edited() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.page_size = 16  # type: ignore[misc]
     assert dataclasses.replace(config, page_size=16).page_size == 16
+
+
+def test_k_and_v_take_the_common_format_or_their_own() -> None:
+    assert str(EngineConfig(kv_format="fp4").page_formats) == "fp4"
+    mixed = EngineConfig(kv_format="fp4", k_format="int8").page_formats
+    assert (mixed.k, mixed.v, str(mixed)) == ("int8", "fp4", "int8/fp4")
+    assert str(EngineConfig(v_format="nvfp4").page_formats) == "bf16/nvfp4"

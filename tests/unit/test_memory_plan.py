@@ -11,6 +11,7 @@ import pytest
 from octavo.engine import plan
 from octavo.engine.errors import InvalidConfig, ModelLoadError
 from octavo.engine.model.locate import model_length, read_config, resolve_model
+from octavo.kernels.formats import FormatPair
 
 
 def folder(path: Path, tensors: dict[str, list[int]] | None = None, **config: Any) -> Path:
@@ -54,6 +55,25 @@ def test_a_plan_of_qwen3_06b(tmp_path: Path) -> None:
     table = plan.render(result)
     assert "112 KiB" in table
     assert "sequences of 4096" in table
+
+
+def test_k_and_v_may_be_planned_apart(tmp_path: Path) -> None:
+    path = folder(tmp_path, **QWEN)
+    result = plan.plan(model=str(path), memory=4 * 1024**3, formats=[FormatPair("int8", "fp4")])
+    assert list(result["formats"]) == ["int8/fp4"]
+    assert result["formats"]["int8/fp4"]["bytes_per_token"] == 28 * 8 * (130 + 66)
+    assert "int8/fp4" in plan.render(result)
+
+
+def test_fp4_holds_almost_four_times_the_tokens_of_bf16(tmp_path: Path) -> None:
+    rows = plan.plan(model=str(folder(tmp_path, **QWEN)), memory=4 * 1024**3)["formats"]
+    assert rows["fp4"]["tokens"] / rows["bf16"]["tokens"] >= 3.8
+
+
+def test_formats_that_cannot_hold_the_rows_are_named(tmp_path: Path) -> None:
+    result = plan.plan(model=str(folder(tmp_path, **QWEN | {"head_dim": 80})), memory=4 * 1024**3)
+    assert sorted(result["refused"]) == ["affine4", "affine8", "mxfp4"]
+    assert "affine4 packs rows of a multiple of 64 values, got head_dim 80" in plan.render(result)
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:

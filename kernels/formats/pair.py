@@ -1,0 +1,22 @@
+"""K and V have formats of their own; a name stands for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FormatPair:
+    """Names of the page formats of K and of V, as ``page_format`` knows them."""
+
+    k: str
+    v: str
+
+    def __str__(self) -> str:
+        """ "fp4" where they agree, else "int8/fp4"."""
+        return self.k if self.k == self.v else f"{self.k}/{self.v}"
+
+
+def format_pair(name: str, *, k_format: str | None = None, v_format: str | None = None) -> FormatPair:
+    """The formats that ``name`` stands for; ``k_format`` and ``v_format`` override a half."""
+    return FormatPair(k_format or name, v_format or name)
