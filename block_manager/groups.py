@@ -78,12 +78,14 @@ class Groups:
         table.measure()
         return True
 
-    def publish(self, table: PageTable, first: int, last: int) -> None:
-        """Let pages ``[first, last)`` be found, by the table's digests."""
+    def publish(self, table: PageTable, first: int, last: int, contents: Run[bytes]) -> None:
+        """Let pages ``[first, last)`` be found, by the table's digests; ``contents`` for the events."""
         parent = table.digests[first - 1] if first else None
         digests = table.digests[first:last]
         for group, part in self._parts(table):
-            group.pool.publish(page_ids(part.pages[first:last]), digests, parent)
+            pages = page_ids(part.pages[first:last])
+            kept = contents if group.index == 0 else ()  # its events are those that are watched
+            group.pool.publish(pages, digests, parent, salt=table.salt, contents=kept)
 
     def slide(self, table: PageTable) -> None:
         """Give back what fell out of the windows, and take as much again where it was promised."""

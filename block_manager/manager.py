@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 
-from octavo.block_manager.digests import TOKEN_BYTES, Hasher, pack, root, sha256_chain
+from octavo.block_manager.digests import TOKEN_BYTES, Hasher, check_strength, pack, root, sha256_chain, split
 from octavo.block_manager.events import EventLog
 from octavo.block_manager.group import Group
 from octavo.block_manager.groups import Groups
@@ -54,8 +54,11 @@ class BlockManager:
                 f"max_pinned must be at least 0 and less than the {smallest} pages of the pool, "
                 f"got {max_pinned}; sequences need room, too"
             )
+        if prefix_cache:
+            check_strength(hasher)
         self.page_size = page_size
         self.max_pinned = max_pinned
+        self.policy = policy
         self.prefix_cache = prefix_cache
         self._groups = Groups(specs, page_size, max_chunk=max_chunk, policy=policy, clock=clock)
         self._pool = self._groups[0].pool
@@ -153,9 +156,8 @@ class BlockManager:
         evicted_at = self._groups.eviction(table.digests, page + 1)
         if evicted_at is not None:
             return Miss(page, "evicted", evicted_at)
-        if page == 0 and self._first_pages.has_other(pack(tokens[: self.page_size]), table.salt):
-            return Miss(page, "other_salt")
-        return Miss(page, "new")
+        others = () if page else self._first_pages.others(pack(tokens[: self.page_size]), table.salt)
+        return Miss(page, "other_salt" if others else "new", other_salts=others)
 
     def count_misses(self, num_tokens: int, miss: Miss) -> dict[str, int]:
         """Tokens that were not found, by reason: those after the first page that could have
@@ -211,7 +213,10 @@ class BlockManager:
         self._extend_digests(table, tokens, last)
         if first == 0:
             self._first_pages.add(pack(tokens[: self.page_size]), table.salt)
-        self._groups.publish(table, first, last)
+        contents: list[bytes] = []
+        if self.events.tokens_since is not None:
+            contents = split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)
+        self._groups.publish(table, first, last, contents)
 
     def fork(self, table: PageTable) -> Fork | None:
         """A second table with the same written positions; None, and no change, if a pool is short.

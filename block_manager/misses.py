@@ -21,11 +21,14 @@ class Miss:
                  last_token     the page would be full, but it has the last token, which is always computed
                  partial_page   the tail does not fill a page
     evicted_at   for ``evicted``: when, in seconds of the block manager's clock
+    other_salts  for ``other_salt``: some of those it was written under. Whoever has one of them may
+                 know of it, nobody else: that there is such a page says what somebody has sent
     """
 
     page: int
     reason: str
     evicted_at: float | None = None
+    other_salts: tuple[bytes, ...] = ()
 
 
 class Evictions:
@@ -76,5 +79,5 @@ class FirstPages:
         if len(self._salts) > self._capacity:
             self._salts.popitem(last=False)
 
-    def has_other(self, packed: bytes, salt: bytes) -> bool:
-        return any(known != salt for known in self._salts.get(packed, ()))
+    def others(self, packed: bytes, salt: bytes) -> tuple[bytes, ...]:
+        return tuple(known for known in self._salts.get(packed, ()) if known != salt)

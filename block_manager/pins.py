@@ -23,18 +23,22 @@ class Pins:
         """Pages that are pinned, those of several pins once; of the group that has most."""
         return _most(self._num_pins)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._tables)
+    def kept(self) -> dict[str, int]:
+        """Positions that are kept, by name."""
+        return {name: table.num_written for name, table in self._tables.items()}
 
     def pin(self, name: str, tokens: Tokens[int], *, salt: bytes = b"") -> int | None:
-        """Keep what is cached of these tokens, full pages only; returns how many positions that is.
+        """Keep what is cached of these tokens, full pages only; returns how many positions that is:
+        0, and no change, if nothing is.
 
         None, and no change, if that would be more pages than may be pinned. A name that is
         pinned already is pinned anew.
         """
         blocks = self._blocks
         table = blocks.open([*tokens, 0], salt=salt)  # one more, because the last is never looked up
+        if not table.num_written:
+            blocks.close(table)
+            return 0
         previous = self._tables.get(name)
         after = self._num_pins + Counter(blocks.held_by(table))
         after.subtract(blocks.held_by(previous) if previous is not None else ())

@@ -86,7 +86,7 @@ class PagePool:
         pages = self._forget(len(self._cached)) if len(self._cached) else []
         self._empty.extend(pages)
         if pages and not self._page_of:
-            self.events.add("cleared")
+            self.events.add_cleared()
         return len(pages)
 
     def _forget(self, num_pages: int) -> list[PageId]:
@@ -101,7 +101,7 @@ class PagePool:
             digest_of[page] = None
             digests.append(digest)
         self.evictions.add(digests, self._clock())
-        self.events.add("removed", digests)
+        self.events.add_removed(digests)
         return pages
 
     def hold(self, pages: Iterable[PageId]) -> None:
@@ -152,25 +152,34 @@ class PagePool:
         if cached:
             self._cached.release(cached, digest_of)
 
-    def publish(self, pages: Run[PageId], digests: Run[Digest], parent: Digest | None) -> None:
+    def publish(
+        self,
+        pages: Run[PageId],
+        digests: Run[Digest],
+        parent: Digest | None,
+        *,
+        salt: bytes = b"",
+        contents: Run[bytes] = (),
+    ) -> None:
         """Let others find full, written pages. The first page of a digest stays the one found:
         a second one with the same contents remains private to its holders.
 
-        parent   digest of the page before the first one
+        parent     digest of the page before the first one
+        contents   tokens of each page, if the log is to keep them; salt: of the sequence
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
         stored: list[Digest] = []
-        for page, digest in zip(pages, digests, strict=True):
+        for index, (page, digest) in enumerate(zip(pages, digests, strict=True)):
             if digest_of[page] is None and page_of.setdefault(digest, page) is page:
                 digest_of[page] = digest
                 stored.append(digest)
             else:
                 if stored:
-                    events.add("stored", stored, parent)
+                    events.add_stored(stored, parent, salt, contents[index - len(stored) : index])
                     stored = []
                 parent = digest
         if stored:
-            events.add("stored", stored, parent)
+            events.add_stored(stored, parent, salt, contents[-len(stored) :])
 
     def check(self) -> None:
         """Raise AssertionError unless every page is held or idle in exactly one list."""

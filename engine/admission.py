@@ -23,9 +23,11 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 class Admission:
     """Turns what callers send into requests that can be served, or says why not."""
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, *, capacity: int) -> None:
+        """``capacity``: positions that the page pool has for one sequence."""
         self._info = info
         self._tokenizer = tokenizer
+        self._capacity = capacity
         self._constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -61,9 +63,9 @@ class Admission:
         A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
         if params.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs is not supported by this server; leave it out")
-        self._check_ids("prompt", prompt_ids)
-        self._check_ids("stop_ids", params.stop_ids)
-        self._check_ids("logit_bias", params.logit_bias)
+        self.check_ids("prompt", prompt_ids)
+        self.check_ids("stop_ids", params.stop_ids)
+        self.check_ids("logit_bias", params.logit_bias)
         return Request(
             f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
             prompt_ids,
@@ -76,7 +78,8 @@ class Admission:
             constraint=constraint,
         )
 
-    def _check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
+    def check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
+        """Raise InvalidRequest naming one that the model does not have."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
             wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
             raise InvalidRequest(
@@ -87,11 +90,11 @@ class Admission:
         """Tokens that may be generated after the prompt, at least one."""
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        room = self._info.num_pages * self._info.page_size
+        room = self._capacity
         least = asked or 1
         for limit, what, remedy in (
             (self._info.max_model_len, "model's length is", ""),
-            (room, "page pool holds", ", or start the engine with a larger pool"),
+            (room, "page pool has room for", ", or start the engine with a larger pool"),
         ):
             if num_prompt + least > limit:
                 raise RequestTooLong(

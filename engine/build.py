@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo.block_manager import BlockManager
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.errors import InvalidConfig
 from octavo.engine.runner import ModelRunner, load_runner
 from octavo.engine.stats import Observer
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
@@ -29,6 +30,15 @@ def assemble(
 ) -> EngineCore:
     """An engine around a runner that is ready."""
     info = runner.info
-    blocks = BlockManager(info.num_pages, info.page_size, prefix_cache=config.prefix_cache)
+    try:
+        blocks = BlockManager(
+            info.num_pages,
+            info.page_size,
+            prefix_cache=config.prefix_cache,
+            policy=config.cache_policy,
+            max_pinned=config.max_pinned_pages,
+        )
+    except ValueError as error:  # pins that leave no room in a pool of this size
+        raise InvalidConfig(str(error)) from error
     limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
     return EngineCore(runner, tokenizer, blocks, Scheduler(blocks, limits), observer=observer)

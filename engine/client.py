@@ -1,4 +1,4 @@
-"""A small asyncio client of octavo.v1.Generation: speaks in the engine's own types."""
+"""A small asyncio client of octavo.v1: speaks in the engine's own types."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from octavo.engine.cache_client import CacheCalls
 from octavo.engine.errors import (
     EngineDead,
+    EventsGone,
+    FellBehind,
+    Forbidden,
     InvalidRequest,
+    NotConfigured,
+    NotFound,
     OctavoError,
     Overloaded,
     RequestFailed,
@@ -23,8 +29,8 @@ from octavo.engine.server.client_credentials import ClientCredentials
 from octavo.engine.server.interface import Prompt
 from octavo.engine.server.messages import delta_of, params_message
 from octavo.engine.server.server import MAX_MESSAGE_BYTES
+from octavo.proto import cache_pb2_grpc, generation_pb2_grpc
 from octavo.proto import generation_pb2 as pb
-from octavo.proto import generation_pb2_grpc
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -37,6 +43,11 @@ _ERRORS: Mapping[grpc.StatusCode, type[OctavoError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: EngineDead,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.FAILED_PRECONDITION: NotConfigured,
+    grpc.StatusCode.OUT_OF_RANGE: EventsGone,
+    grpc.StatusCode.DATA_LOSS: FellBehind,
 }
 
 
@@ -44,19 +55,22 @@ class Client:
     """``async with Client("127.0.0.1:50051") as client: async for delta in client.generate(...)``.
 
     Errors of the server come back as the engine's own: InvalidRequest, Overloaded, EngineDead
-    (also when nobody answers), Unauthenticated, RequestFailed.
+    (also when nobody answers), Unauthenticated, RequestFailed, ...
+
+    cache   what octavo.v1.Cache answers
     """
 
     def __init__(self, address: str, credentials: ClientCredentials | None = None) -> None:
         """InvalidConfig when a file of the credentials cannot be read."""
         self.address = address
         credentials = credentials or ClientCredentials()
-        self._metadata = credentials.metadata()
+        self.metadata = credentials.metadata()
         tls = credentials.channel_credentials()
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
             self._channel = grpc.aio.secure_channel(address, tls, options=_OPTIONS)
+        self.cache = CacheCalls(cache_pb2_grpc.CacheStub(self._channel), self)  # type: ignore[no-untyped-call]
         self.stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def __aenter__(self) -> Self:
@@ -81,12 +95,12 @@ class Client:
     ) -> AsyncGenerator[Delta, None]:
         """Increments of all samples; closing the generator cancels the request."""
         request = make_request(prompt, params, request_id=request_id, salt=salt)
-        call = self.stub.Generate(request, timeout=timeout, metadata=self._metadata)
+        call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
         try:
             async for response in call:
                 yield delta_of(response)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
+            raise self.translate(error) from error
         finally:
             call.cancel()  # does nothing when the call has ended
 
@@ -95,44 +109,43 @@ class Client:
     ) -> AsyncGenerator[Delta, None]:
         """Increments of many requests over one stream; a refused one comes back as a delta with
         ``error`` set."""
-        call = self.stub.GenerateMany(_aiter(requests), timeout=timeout, metadata=self._metadata)
+        call = self.stub.GenerateMany(_aiter(requests), timeout=timeout, metadata=self.metadata)
         try:
             async for response in call:
                 yield delta_of(response)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
+            raise self.translate(error) from error
         finally:
             call.cancel()
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
-        return list((await self._unary(self.stub.Tokenize, request)).token_ids)
+        return list((await self.unary(self.stub.Tokenize, request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return str((await self._unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text)
+        return str((await self.unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text)
 
     async def abort(self, *request_ids: str) -> list[str]:
         """End requests; the ids of those that were being served."""
-        reply = await self._unary(self.stub.Abort, pb.AbortRequest(request_ids=request_ids))
+        reply = await self.unary(self.stub.Abort, pb.AbortRequest(request_ids=request_ids))
         return list(reply.request_ids)
 
     async def model_info(self) -> pb.GetModelInfoResponse:
-        reply: pb.GetModelInfoResponse = await self._unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
+        reply: pb.GetModelInfoResponse = await self.unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
         return reply
 
     async def server_info(self) -> pb.GetServerInfoResponse:
-        reply: pb.GetServerInfoResponse = await self._unary(
-            self.stub.GetServerInfo, pb.GetServerInfoRequest()
-        )
+        reply: pb.GetServerInfoResponse = await self.unary(self.stub.GetServerInfo, pb.GetServerInfoRequest())
         return reply
 
-    async def _unary(self, method: Any, request: Any) -> Any:
+    async def unary(self, method: Any, request: Any) -> Any:
+        """One answer of any of the server's methods, or the engine's own error."""
         try:
-            return await method(request, metadata=self._metadata)
+            return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
+            raise self.translate(error) from error
 
-    def _translate(self, error: grpc.aio.AioRpcError) -> OctavoError:
+    def translate(self, error: grpc.aio.AioRpcError) -> OctavoError:
         code, text = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.UNAVAILABLE and "handshake" in text.lower():
             text = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.engine.errors import InvalidConfig
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
 
@@ -33,6 +34,8 @@ class EngineConfig:
     max_step_tokens   tokens computed per step, decodes and prompt chunks together
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
     prefix_cache      keep finished pages findable by their contents
+    cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
+    max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
     cache_dir         where pages persist (None: they do not)
     """
 
@@ -53,6 +56,8 @@ class EngineConfig:
     max_step_tokens: int = 512
     max_waiting: int = 1024
     prefix_cache: bool = True
+    cache_policy: str = DEFAULT_POLICY
+    max_pinned_pages: int = 0
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +71,14 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in FORMAT_NAMES and (value is not None or name == "kv_format"):
                 raise InvalidConfig(f"{name} must be one of {', '.join(FORMAT_NAMES)}, got {value!r}")
+        if self.cache_policy not in POLICIES:
+            raise InvalidConfig(
+                f"cache_policy must be one of {', '.join(POLICIES)}, got {self.cache_policy!r}"
+            )
+        if self.max_pinned_pages < 0:
+            raise InvalidConfig(
+                f"max_pinned_pages must be at least 0, got {self.max_pinned_pages}; 0 refuses every pin"
+            )
         for name in ("threads", "kv_memory", "num_pages", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:

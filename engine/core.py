@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from octavo.block_manager import BlockManager
 from octavo.engine.batch import Batch, build_batch
+from octavo.engine.cache import PrefixCache
 from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import Delta, FinishReason
 from octavo.engine.recorder import Recorder
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 class EngineCore:
     """Serves requests on the thread that built its runner; nothing here is thread-safe,
-    except reading ``gauges``.
+    except reading ``gauges``. What is asked of the cache comes between two steps.
 
     What concerns one request ends that request; whatever else goes wrong leaves ``step`` as an
     exception, and then nobody may use this core again.
@@ -40,6 +41,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
+        self.cache = PrefixCache(blocks)
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
@@ -47,11 +49,17 @@ class EngineCore:
         self._clock = clock
         self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
         self._updates: list[Update] = []  # since the last step returned
+        self._ended: list[str] = []  # ids of requests, likewise
         self.gauges = self._measure()
 
     @property
     def info(self) -> ModelInfo:
         return self._runner.info
+
+    @property
+    def capacity(self) -> int:
+        """Positions that one sequence can have room for, whatever is pinned."""
+        return self._blocks.capacity
 
     @property
     def has_work(self) -> bool:
@@ -78,6 +86,8 @@ class EngineCore:
         step = self._scheduler.plan()
         if step is not None:
             self._note_arrivals(step, began)
+            for lookup in step.lookups:
+                self.cache.record(self._samples[lookup.sequence].request.request_id, lookup)
             batch = build_batch(step, self._blocks.page_size)
             output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
             self._scheduler.commit(step, self._accept(step, batch, output))
@@ -97,6 +107,9 @@ class EngineCore:
 
     def _report(self, step: Step | None, seconds: float) -> list[Update]:
         self.gauges = self._measure()
+        for request_id in self._ended:
+            self.cache.lookups.ended(request_id)
+        self._ended.clear()
         self._recorder.publish(step, seconds, self.gauges, self._blocks.num_evicted)
         updates, self._updates = self._updates, []
         return updates
@@ -138,6 +151,7 @@ class EngineCore:
             del self._samples[sample.sequence]
             if (reason := request.finish_reason) is not None:
                 self._recorder.ended(request, reason, self._clock())
+                self._ended.append(request.request_id)
 
     def _note_arrivals(self, step: Step, now: float) -> None:
         for item in step.work:

@@ -3,7 +3,12 @@
 OctavoError
 ├── InvalidRequest      the caller's mistake: gRPC INVALID_ARGUMENT, exit code 2
 │   ├── RequestTooLong  can never fit the model or the page pool
-│   └── Unauthenticated no valid token: gRPC UNAUTHENTICATED
+│   ├── Unauthenticated no valid token: gRPC UNAUTHENTICATED
+│   └── Forbidden       not with this token: gRPC PERMISSION_DENIED
+├── NotFound            nothing has this name: gRPC NOT_FOUND
+├── NotConfigured       the engine was started without it: gRPC FAILED_PRECONDITION
+├── EventsGone          ... or yet to come: gRPC OUT_OF_RANGE
+│   └── FellBehind      while they were being read: gRPC DATA_LOSS
 ├── InvalidConfig       the operator's mistake: exit code 2
 │   └── ModelLoadError  unreadable or unsupported model
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
@@ -29,6 +34,26 @@ class RequestTooLong(InvalidRequest):
 
 class Unauthenticated(InvalidRequest):
     """The caller did not show who it is."""
+
+
+class Forbidden(InvalidRequest):
+    """The caller is known, and may not do this."""
+
+
+class NotFound(OctavoError, LookupError):
+    """Nothing has this name, or it is forgotten."""
+
+
+class NotConfigured(OctavoError):
+    """The engine was started without what the request needs."""
+
+
+class EventsGone(OctavoError):
+    """Events that were asked for are no longer kept, or yet to come."""
+
+
+class FellBehind(EventsGone):
+    """Events came faster than they were read, and some are no longer kept."""
 
 
 class InvalidConfig(OctavoError, ValueError):

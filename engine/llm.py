@@ -56,7 +56,7 @@ class LLM:
         core = self._events.wait_ready()
         self.info: ModelInfo = core.info
         self.tokenizer: Tokenizer = core.tokenizer
-        self._admission = Admission(core.info, core.tokenizer)
+        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity)
 
     def generate(
         self,
@@ -155,6 +155,9 @@ class _Events:
 
     def ready(self, core: EngineCore) -> None:
         self._queue.put(core)
+
+    def cache_changed(self) -> None:
+        """Nobody watches a batch."""
 
     def updates(self, updates: list[Update]) -> None:
         if updates:

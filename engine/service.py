@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from octavo.engine.admission import Admission, Prompt
 from octavo.engine.config import EngineConfig
@@ -20,7 +20,9 @@ from octavo.engine.stats import Gauges, Observer
 from octavo.engine.stream import Stream
 from octavo.engine.thread import EngineThread
 from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.wakeup import Wakeup
 
+Answer = TypeVar("Answer")
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 LONG_PROMPT = 20_000  # characters or ids; more would hold up the event loop for milliseconds
@@ -57,6 +59,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
+        self.cache_changes = Wakeup()  # sent when there are page events
 
     @property
     def is_ready(self) -> bool:
@@ -166,15 +169,26 @@ class AsyncEngine:
         self._thread.add(request)
         return stream
 
-    async def _admit(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes
-    ) -> Request:
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt, checked as those of a request are."""
+        prompt_ids = await self._encode(prompt)
+        assert self._admission is not None
+        self._admission.check_ids("prompt", prompt_ids)
+        return prompt_ids
+
+    async def _encode(self, prompt: Prompt) -> list[int]:
+        self._running_core()
         assert self._admission is not None
         is_chat = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping)
         if len(prompt) <= LONG_PROMPT and not is_chat:
-            prompt_ids = self._admission.encode(prompt)
-        else:
-            prompt_ids = await asyncio.to_thread(self._admission.encode, prompt)
+            return self._admission.encode(prompt)
+        return await asyncio.to_thread(self._admission.encode, prompt)
+
+    async def _admit(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes
+    ) -> Request:
+        prompt_ids = await self._encode(prompt)
+        assert self._admission is not None
         constraint = None
         if params.structured is not None:
             constraint = await asyncio.to_thread(self._admission.compile, params)
@@ -214,6 +228,17 @@ class AsyncEngine:
             self._idle.clear()
             await self._idle.wait()
 
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What a function says that is called on the engine's thread between two steps, and must be
+        quick. Raises what it raises; EngineDead when there is no engine to ask."""
+        self._running_core()
+        assert self._thread is not None
+        try:
+            return await asyncio.wrap_future(self._thread.ask(question))
+        except EngineStopping:
+            self._running_core()  # if it died, that is the news
+            raise
+
     def _forget(self, stream: Stream) -> None:
         del self._by_request[stream.request]
         del self._streams[stream.request.request_id]
@@ -222,7 +247,7 @@ class AsyncEngine:
 
     def _on_ready(self, core: EngineCore) -> None:
         self._core = core
-        self._admission = Admission(core.info, core.tokenizer)
+        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity)
         assert self._started is not None
         if not self._started.done():
             self._started.set_result(None)
@@ -256,6 +281,9 @@ class _Handover:
 
     def ready(self, core: EngineCore) -> None:
         self._call(self._engine._on_ready, core)
+
+    def cache_changed(self) -> None:
+        self._call(self._engine.cache_changes.send)
 
     def updates(self, updates: list[Update]) -> None:
         if updates:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import queue
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from octavo.engine.core import EngineCore
+from octavo.engine.errors import EngineStopping
 from octavo.engine.outputs import Delta, FinishReason
 from octavo.engine.request import Request, Update
 
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 10.0
+Answer = TypeVar("Answer")
 
 
 class Listener(Protocol):
@@ -26,6 +30,10 @@ class Listener(Protocol):
     def ready(self, core: EngineCore) -> None: ...
 
     def updates(self, updates: list[Update]) -> None: ...
+
+    def cache_changed(self) -> None:
+        """There are new page events, for those who watch."""
+        ...
 
     def ended(self, error: BaseException | None) -> None:
         """The thread is about to end, after ``stop`` (None) or because of an error."""
@@ -43,6 +51,16 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _Ask:
+    question: Callable[[EngineCore], Any]
+    answer: Future[Any]
+
+    def refuse(self) -> None:
+        if self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(EngineStopping("the engine ended before it could answer"))
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -54,7 +72,8 @@ class EngineThread:
     def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
         self._listener = listener
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Ask | _Stop] = queue.SimpleQueue()
+        self._has_ended = threading.Event()
         # A daemon, so that a program that forgets to stop its engine can still end.
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
 
@@ -68,6 +87,16 @@ class EngineThread:
     def abort(self, request: Request) -> None:
         """Before the engine's next step, the request's pages are idle."""
         self._inbox.put(_Abort(request))
+
+    def ask(self, question: Callable[[EngineCore], Answer]) -> Future[Answer]:
+        """The answer of a function that is called on the engine's thread between two steps. It holds
+        up the next one: it must be quick. What it raises becomes the future's; EngineStopping when the
+        thread ends first."""
+        answer: Future[Answer] = Future()
+        self._inbox.put(_Ask(question, answer))
+        if self._has_ended.is_set():
+            self._refuse_questions()
+        return answer
 
     def stop(self) -> None:
         """End after the current step, and abort whatever is still running."""
@@ -95,12 +124,19 @@ class EngineThread:
         except BaseException as caught:  # nothing may end this thread unseen
             error = caught
         _leave_mlx()
+        self._has_ended.set()
         self._listener.ended(error)
+        self._refuse_questions()
 
     def _loop(self, core: EngineCore) -> None:
         while self._read_inbox(core):
             self._listener.updates(core.step())
+            self._tell_watchers(core)
         self._listener.updates(core.finish())
+
+    def _tell_watchers(self, core: EngineCore) -> None:
+        if core.cache.has_news():
+            self._listener.cache_changed()
 
     def _read_inbox(self, core: EngineCore) -> bool:
         """Do what the notes say, waiting for one if there is nothing else to do; False to end."""
@@ -114,8 +150,18 @@ class EngineThread:
                     self._add(core, request)
                 case _Abort(request):
                     core.abort(request)
+                case _Ask(question, answer):
+                    _answer(core, question, answer)
+                    self._tell_watchers(core)
                 case _Stop():
                     return False
+
+    def _refuse_questions(self) -> None:
+        """Nobody will answer what is still in the inbox."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if isinstance(note := self._inbox.get_nowait(), _Ask):
+                    note.refuse()
 
     def _add(self, core: EngineCore, request: Request) -> None:
         try:
@@ -123,6 +169,15 @@ class EngineThread:
         except ValueError as error:  # admission checks the same rules, so this is not expected
             logger.exception("request %s was admitted and then refused", request.request_id)
             self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
+
+
+def _answer(core: EngineCore, question: Callable[[EngineCore], Any], answer: Future[Any]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(question(core))
+    except Exception as error:  # the asker's to handle; the engine goes on
+        answer.set_exception(error)
 
 
 def _leave_mlx() -> None:

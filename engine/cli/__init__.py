@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": "continue one prompt, in this process or on a server",
     "bench": "measure the engine, the server, the kernels or the scheduler",
     "replay": "say what the prefix cache would find in recorded traffic",
+    "cache": "look into the prefix cache of a server, and act on it",
     "plan": "say how many pages and sequences fit into a memory budget",
     "doctor": "say what this machine runs on, and test its kernels",
 }

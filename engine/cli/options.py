@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from octavo.block_manager.policies import POLICIES
 from octavo.engine.cli.usage import checked
 from octavo.engine.config import Backend, EngineConfig, Weights
 from octavo.engine.info import ModelInfo
@@ -18,7 +19,7 @@ DEFAULTS = EngineConfig()
 _SETTINGS = (
     "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
-    "max_step_tokens", "prefix_cache",
+    "max_step_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
 )  # fmt: skip
 
 
@@ -46,6 +47,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="forget the pages of finished requests")  # fmt: skip
+    add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")
+    add("--max-pinned-pages", type=int, metavar="N",
+        help=f"pages that `octavo cache pin` may keep for good ({DEFAULTS.max_pinned_pages})")  # fmt: skip
 
 
 def add_format_arguments(group: argparse._ActionsContainer) -> None:

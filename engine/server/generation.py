@@ -99,7 +99,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             messages.params_of(request.sampling),
             context=context,
             request_id=request.request_id,
-            salt=request.cache_salt.encode(),
+            cache_salt=request.cache_salt,
         )
         async with aclosing(deltas):
             async for delta in deltas:

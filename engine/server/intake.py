@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
-from octavo.engine.errors import EngineStopping, InvalidRequest
+from octavo.engine.errors import EngineStopping, Forbidden, InvalidRequest
 from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.interface import Engine, Prompt
@@ -17,6 +17,8 @@ from octavo.engine.server.security import Security, tenant_salt
 from octavo.engine.server.status import Context
 
 MAX_REQUEST_ID = 256  # characters
+SALT_KEY = "octavo-cache-salt"  # of a call's metadata
+OPERATOR = "operator"  # the tenant that may act on the cache of all
 
 
 class Intake:
@@ -49,10 +51,10 @@ class Intake:
         *,
         context: Context,
         request_id: str,
-        salt: bytes = b"",
+        cache_salt: str = "",
     ) -> AsyncGenerator[Delta, None]:
         """Increments of one request; closing it frees the request's pages. An empty
-        ``request_id`` gets one of ours."""
+        ``request_id`` gets one of ours. ``cache_salt``: of the message, see ``salt_of``."""
         self.last_request_at = time.time()
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
@@ -63,8 +65,8 @@ class Intake:
             raise InvalidRequest(
                 f"request_id {request_id!r} is being served already; choose another, or leave it out"
             )
-        engine_id = f"{tenant}/{request_id}" if tenant else request_id
-        salt = tenant_salt(tenant) + salt
+        engine_id = own_name(tenant, request_id)
+        salt = self.salt_of(context, cache_salt)
         deltas = self.engine.generate(prompt, params, request_id=engine_id, salt=salt)
         self._active[name] = engine_id
         begun = False
@@ -80,6 +82,31 @@ class Intake:
         finally:
             del self._active[name]
 
+    def tenant_of(self, context: Context) -> str:
+        """Whose call this is; "" when there are no tokens."""
+        return self.security.tenant_of(context)
+
+    def salt_of(self, context: Context, cache_salt: str) -> bytes:
+        """What keeps a request's cached pages apart: its tenant's salt and its own, from the message or
+        from the metadata, where proxies put it. InvalidRequest when those two differ."""
+        given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
+        salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
+        if len(salts) > 1:
+            raise InvalidRequest(
+                f"the request has {len(salts)} different cache salts, in cache_salt and in the metadata "
+                f"{SALT_KEY}; give one"
+            )
+        return tenant_salt(self.tenant_of(context)) + "".join(salts).encode()
+
+    def check_operator(self, context: Context, deed: str) -> None:
+        """Forbidden unless the caller may act on what all tenants share."""
+        tenant = self.tenant_of(context)
+        if tenant not in ("", OPERATOR):
+            raise Forbidden(
+                f"only the tenant {OPERATOR!r} may {deed}, this token is of another; use a token that the "
+                f"server's file names {OPERATOR!r}"
+            )
+
     async def abort(self, request_ids: Iterable[str], *, context: Context) -> list[str]:
         """End requests of the caller's tenant; the ids of those that were being served."""
         tenant = self.security.tenant_of(context)
@@ -88,6 +115,11 @@ class Intake:
             if (engine_id := self._active.get((tenant, request_id))) is not None:
                 await self.engine.abort(engine_id)
         return found
+
+
+def own_name(tenant: str, name: str) -> str:
+    """A tenant's name for something, as the engine knows it: tenants' names have no slash."""
+    return f"{tenant}/{name}" if tenant else name
 
 
 def checked_id(request_id: str) -> str:

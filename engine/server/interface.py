@@ -6,15 +6,18 @@ with an engine that has no model behind it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from octavo.engine.config import EngineConfig
+from octavo.engine.core import EngineCore
 from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
 from octavo.engine.stats import Gauges
+from octavo.engine.wakeup import Wakeup
 
+Answer = TypeVar("Answer")
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a chat
 
@@ -57,5 +60,18 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What a function says that is called on the engine's thread between two steps."""
+        ...
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. InvalidRequest if a request could not have them."""
+        ...
+
+    @property
+    def cache_changes(self) -> Wakeup:
+        """Sent when there are page events, while somebody watches."""
+        ...
 
     async def stop(self, drain_timeout: float = 0.0) -> None: ...

@@ -12,13 +12,14 @@ from grpc_reflection.v1alpha import reflection
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from octavo.engine.server.address import Address, port_in_use
+from octavo.engine.server.cache_service import CacheServicer
 from octavo.engine.server.generation import GenerationServicer
 from octavo.engine.server.intake import Intake
 from octavo.engine.server.interface import Engine
 from octavo.engine.server.security import Security
 from octavo.engine.server.vllm_service import SERVICE_NAME as VLLM_SERVICE
 from octavo.engine.server.vllm_service import VllmEngineServicer
-from octavo.proto import generation_pb2, generation_pb2_grpc
+from octavo.proto import cache_pb2, cache_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +58,14 @@ class GrpcServer:
         generation_pb2_grpc.add_GenerationServicer_to_server(  # type: ignore[no-untyped-call]
             self.servicer, self._server
         )
+        cache_pb2_grpc.add_CacheServicer_to_server(  # type: ignore[no-untyped-call]
+            CacheServicer(self.intake), self._server
+        )
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(self.intake), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         own = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
-        self.services = (own, VLLM_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        cache = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
+        self.services = (own, cache, VLLM_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(self.services, self._server)
 
     async def start(self, address: Address) -> Address:

@@ -19,8 +19,13 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from octavo.engine.errors import (
     EngineDead,
+    EventsGone,
+    FellBehind,
+    Forbidden,
     InvalidConfig,
     InvalidRequest,
+    NotConfigured,
+    NotFound,
     OctavoError,
     Overloaded,
     Unauthenticated,
@@ -44,6 +49,16 @@ def code_of(error: Exception) -> grpc.StatusCode:
     match error:
         case Unauthenticated():
             return grpc.StatusCode.UNAUTHENTICATED
+        case Forbidden():
+            return grpc.StatusCode.PERMISSION_DENIED
+        case NotFound():
+            return grpc.StatusCode.NOT_FOUND
+        case NotConfigured():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case FellBehind():
+            return grpc.StatusCode.DATA_LOSS
+        case EventsGone():
+            return grpc.StatusCode.OUT_OF_RANGE
         case InvalidRequest() | InvalidConfig():
             return grpc.StatusCode.INVALID_ARGUMENT
         case Overloaded():

@@ -62,7 +62,8 @@ async def test_reflection_describes_the_service() -> None:
         described = await ask(Request(file_containing_symbol=GENERATION))
     names = {service.name for service in listed.list_services_response.service}
     assert names == {
-        GENERATION, VLLM, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
+        GENERATION, "octavo.v1.Cache", VLLM, "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection"
     }  # fmt: skip
     file = descriptor_pb2.FileDescriptorProto.FromString(
         described.file_descriptor_response.file_descriptor_proto[0]

@@ -26,8 +26,8 @@ def test_stored_then_removed_then_cleared() -> None:
     assert blocks.flush() == 3
     events = blocks.events.since(1)
     assert [event.number for event in events] == list(range(1, len(events) + 1))
-    assert events[0][1:] == ("stored", one, None)
-    assert ("stored", other[1:], one[0]) in [event[1:] for event in events]
+    assert events[0][1:4] == ("stored", one, None)
+    assert ("stored", other[1:], one[0]) in [event[1:4] for event in events]
     assert [event.kind for event in events[-2:]] == ["removed", "cleared"]
     assert blocks.events.since(blocks.events.next_number) == []
 
@@ -57,7 +57,7 @@ def test_whoever_follows_the_events_knows_what_can_be_found(prompts: list[list[i
 def test_the_log_is_bounded_and_says_what_it_lost(sizes: list[int], capacity: int) -> None:
     log = EventLog(capacity)
     for size in sizes:
-        log.add("stored", [Digest(b"x")] * size)
+        log.add_stored([Digest(b"x")] * size, None)
     kept = log.since(log.next_number - 1) if sizes else []
     number = log.next_number - len(kept)
     while number > 1:

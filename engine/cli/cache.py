@@ -1,0 +1,218 @@
+"""``octavo cache``: the prefix cache of a running server, seen and handled from outside."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.cli.options import add_json_argument, print_json
+from octavo.engine.cli.security import add_connection_arguments, credentials_of
+from octavo.engine.cli.usage import token_ids
+
+if TYPE_CHECKING:
+    from octavo.engine.client import Client
+    from octavo.v1.cache_pb2 import GetStatsResponse
+
+Result = Mapping[str, Any]
+Deed = Callable[["Client", argparse.Namespace], Awaitable[Result]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    deeds = parser.add_subparsers(dest="deed", metavar="DEED", required=True)
+    for name, (text, fill, deed) in _DEEDS.items():
+        described = f"{text[0].upper()}{text[1:]}."
+        deeds.add_parser(
+            name, help=text, description=described, fill=functools.partial(_fill, fill=fill, deed=deed)
+        )
+
+
+def _fill(
+    parser: argparse.ArgumentParser, *, fill: Callable[[argparse.ArgumentParser], None], deed: Deed
+) -> None:
+    fill(parser)
+    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the server")
+    add_connection_arguments(parser)
+    add_json_argument(parser)
+    parser.set_defaults(run_deed=deed)
+
+
+def run(args: argparse.Namespace) -> int:
+    result = asyncio.run(_run(args))
+    if args.json:
+        print_json(result)
+    return 0
+
+
+async def _run(args: argparse.Namespace) -> Result:
+    from octavo.engine.client import Client
+
+    async with Client(args.connect, credentials_of(args)) as client:
+        result: Result = await args.run_deed(client, args)
+        return result
+
+
+def _as_json(message: Any) -> dict[str, Any]:
+    """A message's fields by name; those that are unset and say so are left out."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if field.message_type is not None:
+            found[field.name] = [_as_json(item) for item in value] if field.is_repeated else _as_json(value)
+        elif field.enum_type is not None:
+            found[field.name] = _reason(value)
+        else:
+            found[field.name] = value
+    return found
+
+
+def _reason(number: int) -> str:
+    """Of a miss, as the metrics name it."""
+    from octavo.proto import cache_pb2
+
+    return cache_pb2.MissReason.Name(number).removeprefix("MISS_REASON_").lower()
+
+
+async def _stats(client: Client, args: argparse.Namespace) -> Result:
+    stats = await client.cache.stats(args.prefixes)
+    print("\n".join(_stats_lines(stats)))
+    return _as_json(stats)
+
+
+def _stats_lines(stats: GetStatsResponse) -> list[str]:
+    pages, queried = stats.pages, max(stats.query_tokens, 1)
+    state = "" if stats.enabled else " (off: nothing is looked up)"
+    lines = [
+        f"pages of {stats.page_size}: {pages.held} held, {pages.idle_cached} cached, "
+        f"{pages.idle_empty} empty; "
+        f"{stats.evicted_pages} evicted so far, by {stats.policy}{state}",
+        f"prompt tokens: {stats.query_tokens} looked up, {stats.hit_tokens} found "
+        f"({stats.hit_tokens / queried:.1%})",
+    ]
+    lines += [f"  not found, {_reason(miss.reason)}: {miss.tokens}" for miss in stats.misses]
+    lines.append(f"pinned pages: {stats.pinned_pages} of at most {stats.max_pinned_pages}")
+    lines += [f"  {pin.name}: {pin.num_tokens} tokens" for pin in stats.pins]
+    if stats.prefixes:
+        lines.append("prefixes that saved most (tokens saved, hits, positions):")
+    depth: list[int] = []
+    for prefix in stats.prefixes:
+        depth.append(depth[prefix.parent] + 1 if prefix.HasField("parent") else 0)
+        lines.append(
+            f"  {'  ' * depth[-1]}{prefix.tokens_saved} saved, {prefix.num_hits} hits, "
+            f"[{prefix.start}, {prefix.end}) {prefix.text[:60]!r}"
+        )
+    return lines
+
+
+async def _explain(client: Client, args: argparse.Namespace) -> Result:
+    found = await client.cache.explain(args.request_id)
+    print(found.text)
+    return _as_json(found)
+
+
+async def _save(client: Client, args: argparse.Namespace) -> Result:
+    saved = await client.cache.save(args.path)
+    print(f"saved {saved.num_pages} pages ({saved.num_tokens} tokens, {saved.num_bytes} bytes)")
+    return _as_json(saved)
+
+
+async def _load(client: Client, args: argparse.Namespace) -> Result:
+    loaded = await client.cache.load(args.path)
+    text = f"loaded {loaded.num_pages} pages ({loaded.num_tokens} tokens)"
+    print(
+        f"{text}; {loaded.num_known_pages} were known, {loaded.num_skipped_pages} did not fit"
+        + (f"; converted: {loaded.converted}" if loaded.converted else "")
+    )
+    return _as_json(loaded)
+
+
+async def _flush(client: Client, _args: argparse.Namespace) -> Result:
+    num_pages = await client.cache.flush()
+    print(f"forgot {num_pages} cached pages")
+    return {"num_pages": num_pages}
+
+
+async def _pin(client: Client, args: argparse.Namespace) -> Result:
+    from octavo.engine.cache_client import prefix_of
+
+    what = prefix_of(
+        text=args.text, token_ids=args.prompt_ids, request_id=args.request_id, cache_salt=args.cache_salt
+    )
+    pinned = await client.cache.pin(args.name, what)
+    print(f"{args.name}: {pinned.num_tokens} of {pinned.prefix_tokens} tokens are kept")
+    return _as_json(pinned)
+
+
+async def _unpin(client: Client, args: argparse.Namespace) -> Result:
+    reply = await client.cache.unpin(args.name)
+    print(f"{args.name} is let go; {reply.pinned_pages} pages are pinned")
+    return _as_json(reply)
+
+
+async def _watch(client: Client, args: argparse.Namespace) -> Result:
+    num_events = number = 0
+    async with aclosing(client.cache.watch(args.start)) as responses:
+        async for response in responses:
+            number = response.number
+            kind = response.WhichOneof("event")
+            if kind is None:
+                if response.log_id:
+                    print(f"watching log {response.log_id} after event {number}", flush=True)
+                continue
+            num_pages = len(getattr(response, kind).digests) if kind != "cleared" else 0
+            print(f"{number} {kind}" + (f" {num_pages} pages" if num_pages else ""), flush=True)
+            num_events += 1
+            if num_events == args.events:
+                break
+    return {"num_events": num_events, "number": number}
+
+
+def _no_arguments(_parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _stats_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prefixes", type=int, metavar="N", help="prefixes to list at most (10)")
+
+
+def _id_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="ID", help="a request's id, one of the latest")
+
+
+def _path_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="DIR", help="on the server, below its --save-dir")
+
+
+def _name_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="of the pin")
+
+
+def _pin_arguments(parser: argparse.ArgumentParser) -> None:
+    _name_argument(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--text", metavar="T", help="what the prompts begin with")
+    what.add_argument("--prompt-ids", type=token_ids, metavar="1,2,3", help="the same as token ids")
+    what.add_argument("--request-id", metavar="ID", help="what one of the latest requests read and wrote")
+    parser.add_argument("--cache-salt", default="", metavar="S", help="salt of the requests that find it")
+
+
+def _watch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--start", type=int, metavar="N", help="number of the first event (the next one)")
+    parser.add_argument("--events", type=int, default=0, metavar="N", help="end after so many; 0 goes on")
+
+
+_DEEDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Deed]] = {
+    "stats": ("say how the cache stands, and which prefixes save most", _stats_arguments, _stats),
+    "explain": ("say what a request found, and why not more", _id_argument, _explain),
+    "save": ("write all that is cached to a folder of the server", _path_argument, _save),
+    "load": ("read what `save` wrote", _path_argument, _load),
+    "flush": ("forget what is cached and not in use", _no_arguments, _flush),
+    "pin": ("keep a cached prefix, whatever else is computed", _pin_arguments, _pin),
+    "unpin": ("let a pinned prefix go", _name_argument, _unpin),
+    "watch": ("print page events as they come", _watch_arguments, _watch),
+}

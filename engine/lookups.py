@@ -1,0 +1,88 @@
+"""What the latest requests found in the prefix cache, so that somebody may ask later."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.block_manager import Miss
+from octavo.scheduler import Lookup, Sequence, Status
+
+MOST_REQUESTS = 1024
+MOST_TOKENS = 1_000_000  # of ended requests: 4 MB
+
+
+@dataclass(slots=True)
+class Remembered:
+    """One request's lookup.
+
+    misses   tokens that were not found, by reason; miss: the first page that was not
+    at       when, in seconds of the engine's clock
+    """
+
+    request_id: str
+    salt: bytes
+    num_tokens: int
+    num_hit: int
+    misses: Mapping[str, int]
+    miss: Miss
+    at: float
+    source: Sequence | array[int]  # the sequence while it runs, its tokens when it has ended
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt, and what the first sample has said so far."""
+        source = self.source
+        return list(source.tokens if isinstance(source, Sequence) else source)
+
+
+class RememberedLookups:
+    """The latest requests by id, a bounded number of them with a bounded number of tokens."""
+
+    def __init__(self, *, most_requests: int = MOST_REQUESTS, most_tokens: int = MOST_TOKENS) -> None:
+        self._most_requests = most_requests
+        self._most_tokens = most_tokens
+        self._latest: OrderedDict[str, Remembered] = OrderedDict()
+        self._num_tokens = 0  # of those that have ended
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def add(self, request_id: str, lookup: Lookup, *, now: float) -> None:
+        """Ids may come again: the latest request of an id is the one remembered."""
+        sequence = lookup.sequence
+        self._forget(request_id)
+        self._latest[request_id] = Remembered(
+            request_id,
+            sequence.salt,
+            lookup.num_tokens,
+            lookup.num_hit,
+            lookup.misses,
+            lookup.miss,
+            now,
+            sequence,
+        )
+        if len(self._latest) > self._most_requests:
+            self._forget(next(iter(self._latest)))
+
+    def ended(self, request_id: str) -> None:
+        """A request has ended: only its tokens are of interest now, and they are kept small."""
+        remembered = self._latest.get(request_id)
+        if remembered is None or not isinstance(remembered.source, Sequence):
+            return
+        if remembered.source.status is not Status.FINISHED:
+            return  # another request of this id
+        remembered.source = array("I", remembered.source.tokens)
+        self._num_tokens += len(remembered.source)
+        while self._num_tokens > self._most_tokens and len(self._latest) > 1:
+            self._forget(next(iter(self._latest)))
+
+    def get(self, request_id: str) -> Remembered | None:
+        return self._latest.get(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        remembered = self._latest.pop(request_id, None)
+        if remembered is not None and not isinstance(remembered.source, Sequence):
+            self._num_tokens -= len(remembered.source)
