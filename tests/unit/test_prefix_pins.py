@@ -25,7 +25,7 @@ def test_a_pinned_prefix_outlives_pressure_and_an_unpinned_one_does_not() -> Non
     pins = Pins(blocks)
     serve(blocks, [1] * 8)
     assert pins.pin("system", [1] * 8) == 8
-    assert (pins.num_pages, pins.names) == (2, ["system"])
+    assert (pins.num_pages, list(pins.kept())) == (2, ["system"])
     serve(blocks, [2] * 16)
     assert serve(blocks, [1] * 9) == 8
     assert pins.unpin("system")
@@ -79,7 +79,7 @@ def test_with_everything_pinned_that_may_be_everybody_is_served(
         blocks.check()
         assert pins.num_pages <= max_pinned
     assert blocks.num_held == pins.num_pages
-    for name in pins.names:
+    for name in pins.kept():
         assert pins.unpin(name)
     assert blocks.num_held == 0
 
