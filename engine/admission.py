@@ -94,7 +94,7 @@ class Admission:
         least = asked or 1
         for limit, what, remedy in (
             (self._info.max_model_len, "model's length is", ""),
-            (room, "page pool has room for", ", or start the engine with a larger pool"),
+            (room, "page pool holds", ", or start the engine with a larger pool"),
         ):
             if num_prompt + least > limit:
                 raise RequestTooLong(
