@@ -1,7 +1,7 @@
 """Which page holds which position of which sequence. Standard library only; see README.md."""
 
 from octavo.block_manager.digests import Hasher, sha256_chain
-from octavo.block_manager.events import EventLog, EventsLost, PageEvent
+from octavo.block_manager.events import EventLog, EventsLost, PageContents, PageEvent
 from octavo.block_manager.manager import BlockManager
 from octavo.block_manager.misses import Miss
 from octavo.block_manager.pins import Pins
@@ -15,6 +15,7 @@ __all__ = [
     "Fork",
     "Hasher",
     "Miss",
+    "PageContents",
     "PageCopy",
     "PageEvent",
     "PageGroup",

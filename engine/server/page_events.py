@@ -18,18 +18,27 @@ BATCH = 512  # events that are fetched at once
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Where a watcher stands: ``number`` of the next event, of the log ``log_id``."""
+    """Where a watcher stands.
+
+    number         of the next event, of the log ``log_id``, which began at ``log_began`` (seconds
+                   since the epoch)
+    tokens_since   number of the first event with tokens; ``number`` if they are not kept
+    """
 
     number: int
     log_id: str
     log_began: float
+    tokens_since: int
 
 
 async def subscribe(engine: Engine, *, tokens: bool = False) -> Subscription:
     """Be told of events from now on, until ``unsubscribe``."""
 
     def begin(core: EngineCore) -> Subscription:
-        return Subscription(core.cache.watch(tokens=tokens), core.cache.log_id, core.cache.log_began)
+        cache = core.cache
+        number = cache.watch(tokens=tokens)
+        since = cache.blocks.events.tokens_since or number
+        return Subscription(number, cache.log_id, cache.log_began, since)
 
     return await engine.ask(begin)
 

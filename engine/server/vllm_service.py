@@ -20,7 +20,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 import octavo
 from octavo.engine.errors import RequestFailed
 from octavo.engine.outputs import Delta, FinishReason
-from octavo.engine.server import model_files, vllm_messages
+from octavo.engine.server import kv_events, model_files, vllm_messages
 from octavo.engine.server.intake import Intake
 from octavo.engine.server.status import Context, errors_as_status
 
@@ -148,13 +148,15 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         for data, sha256 in model_files.chunks(self._tokenizer_zip):
             await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
 
-    async def SubscribeKvEvents(
-        self, _request: common_pb2.SubscribeKvEventsRequest, context: Context
-    ) -> None:
-        await _unimplemented(context, "this server keeps no log of KV events; route without them")
+    @errors_as_status
+    async def SubscribeKvEvents(self, request: common_pb2.SubscribeKvEventsRequest, context: Context) -> None:
+        await kv_events.write_kv_events(self._intake, request, context)
 
-    async def FlushCache(self, _request: common_pb2.FlushCacheRequest, context: Context) -> Any:
-        await _unimplemented(context, "flushing the prefix cache is not implemented; restart the server")
+    @errors_as_status
+    async def FlushCache(
+        self, request: common_pb2.FlushCacheRequest, context: Context
+    ) -> common_pb2.FlushCacheResponse:
+        return await kv_events.flush_cache(self._intake, request, context)
 
     async def Embed(self, _request: pb.EmbedRequest, context: Context) -> Any:
         await _unimplemented(context, "this server generates text; it has no embeddings")

@@ -102,8 +102,6 @@ async def test_what_is_not_there_is_unimplemented() -> None:
                 its.stub.Embed(pb.EmbedRequest()),
                 its.stub.StartProfile(common_pb2.StartProfileRequest()),
                 its.stub.StopProfile(common_pb2.StopProfileRequest()),
-                its.stub.FlushCache(common_pb2.FlushCacheRequest()),
-                its.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read(),
             ),
             grpc.StatusCode.NOT_FOUND: (its.stub.GetTokenizer(common_pb2.GetTokenizerRequest()).read(),),
         }
