@@ -122,7 +122,12 @@ class BlockManager:
         return self._pool.events
 
     def open(
-        self, tokens: Tokens[int], *, salt: bytes = b"", digests: list[Digest] | None = None
+        self,
+        tokens: Tokens[int],
+        *,
+        salt: bytes = b"",
+        digests: list[Digest] | None = None,
+        find: bool = True,
     ) -> PageTable:
         """A table with the longest cached prefix of ``tokens``, short of the last token.
 
@@ -134,6 +139,7 @@ class BlockManager:
 
         digests   what an earlier table of the same tokens and salt knew (its ``digests``):
                   they are not computed again; the new table takes the list over
+        find      False: start empty; what is written will be found by others as ever
         """
         table = self._groups.new_table(salt)
         if digests is not None:
@@ -141,7 +147,8 @@ class BlockManager:
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
             self._extend_digests(table, tokens, num_pages)
-            self._groups.find(table, table.digests[:num_pages])
+            if find:
+                self._groups.find(table, table.digests[:num_pages])
         self._tables.add(table)
         return table
 

@@ -14,7 +14,7 @@ class Miss:
     """The first page of a prompt that was not found.
 
     page         its index in the prompt
-    reason       disabled       the cache is off
+    reason       disabled       the cache is off, or was not to be used for this prompt
                  new            never seen, or so long ago that it is forgotten
                  evicted        given up for another page
                  other_salt     the prompt begins with a page that was written under another salt

@@ -61,8 +61,6 @@ class Admission:
         """``constraint``: what ``compile`` made of these parameters.
 
         A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
-        if params.prompt_logprobs is not None:
-            raise InvalidRequest("prompt_logprobs is not supported by this server; leave it out")
         self.check_ids("prompt", prompt_ids)
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)

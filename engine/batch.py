@@ -12,6 +12,20 @@ from octavo.scheduler import Step, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRows:
+    """P rows whose logits say how likely the prompt's next token was.
+
+    rows     [P]  rows of the step, ascending
+    targets  [P]  the token that follows each
+    num_top  [P]  how many of the likeliest tokens are asked for
+    """
+
+    rows: Ints
+    targets: Ints
+    num_top: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """T tokens of a mixed step.
 
@@ -20,12 +34,14 @@ class Batch:
                       from it (n > 1 draws several from the prompt's last row)
     attention         where each row's K/V goes and what it sees
     copies            pages to copy before anything of this step is written
+    scored            prompt tokens whose probability is asked for
     """
 
     token_ids: Ints
     sample_rows: Ints
     attention: AttentionMetadata
     copies: tuple[PageCopy, ...] = ()
+    scored: ScoredRows | None = None
 
 
 def build_batch(step: Step, page_size: int) -> Batch:

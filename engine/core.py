@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from octavo.block_manager import BlockManager
 from octavo.engine.batch import Batch, build_batch
 from octavo.engine.cache import PrefixCache
 from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import Delta, FinishReason
+from octavo.engine.prompt_scores import PromptScores
 from octavo.engine.recorder import Recorder
 from octavo.engine.request import Request, Sample, Update
 from octavo.engine.runner import ModelRunner, RunOutput
@@ -48,6 +50,7 @@ class EngineCore:
         self._recorder = Recorder(observer)
         self._clock = clock
         self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
+        self._scores = PromptScores()
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
         self.gauges = self._measure()
@@ -89,7 +92,10 @@ class EngineCore:
             for lookup in step.lookups:
                 self.cache.record(self._samples[lookup.sequence].request.request_id, lookup)
             batch = build_batch(step, self._blocks.page_size)
+            scored = self._scores.rows_of(step, self._samples)
+            batch = batch if scored is None else replace(batch, scored=scored)
             output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
+            self._scores.record(output.scores)
             self._scheduler.commit(step, self._accept(step, batch, output))
         else:
             assert not self._samples, f"{len(self._samples)} samples are unfinished, but no step is planned"

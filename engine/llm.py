@@ -18,7 +18,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import EngineDead, EngineStopping, InvalidRequest
 from octavo.engine.info import ModelInfo
-from octavo.engine.outputs import Completion, Delta, RequestOutput
+from octavo.engine.outputs import Completion, Delta, PromptLogprobs, RequestOutput
 from octavo.engine.params import SamplingParams
 from octavo.engine.request import Request, Update
 from octavo.engine.stats import Observer
@@ -193,6 +193,7 @@ class _Collector:
         self._num_open = request.params.n
         self._texts: list[list[str]] = [[] for _ in self._completions]
         self._cached_tokens = 0
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._done_at = request.arrived_at
 
     @property
@@ -205,6 +206,7 @@ class _Collector:
         completion.token_ids.extend(delta.token_ids)
         completion.logprobs.extend(delta.logprobs)
         self._cached_tokens = delta.cached_tokens
+        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
         if delta.finish_reason is not None:
             completion.text = "".join(self._texts[delta.index])
             completion.finish_reason = delta.finish_reason
@@ -222,6 +224,7 @@ class _Collector:
             cached_tokens=self._cached_tokens,
             ttft_s=(self._done_at if first_at is None else first_at) - arrived_at,
             latency_s=self._done_at - arrived_at,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 

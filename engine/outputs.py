@@ -23,6 +23,15 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """What the model makes of a prompt: natural-log probabilities of its tokens after those before
+    them. The first token has none: nothing comes before it."""
+
+    first_id: int
+    rest: tuple[TokenLogprob, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """New tokens and text of one sample of one request; the last one has a finish reason.
@@ -32,6 +41,7 @@ class Delta:
     text            new text; the stop string or end token is not part of it
     stop_match      the stop string or stop id that ended it
     error           the message when finish_reason is ERROR
+    prompt_logprobs with the first token of each sample, when asked for
     """
 
     request_id: str
@@ -44,6 +54,7 @@ class Delta:
     error: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
     def merge(self, later: Delta) -> Delta:
         """This delta and the one after it as one: how pending output stays bounded."""
@@ -59,6 +70,7 @@ class Delta:
             error=later.error,
             prompt_tokens=later.prompt_tokens,
             cached_tokens=later.cached_tokens,
+            prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
         )
 
 
@@ -85,3 +97,4 @@ class RequestOutput:
     cached_tokens: int
     ttft_s: float
     latency_s: float
+    prompt_logprobs: PromptLogprobs | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.engine.constraints.constraint import Constraint
 from octavo.engine.detokenizer import StopChecker
-from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
+from octavo.engine.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from octavo.engine.params import SamplingParams
 from octavo.engine.sampler import Sampled, SampleState
 from octavo.scheduler import Sequence
@@ -49,12 +49,20 @@ class Request:
         self.arrived_at = arrived_at
         self.started_at: float | None = None
         self.first_token_at: float | None = None
+        self.prompt_ids = prompt_ids
+        self.prompt_scores: dict[int, TokenLogprob] = {}  # by position, when asked for
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.samples = tuple(
             Sample(
                 self,
                 index,
-                Sequence(f"{request_id}/{index}", list(prompt_ids), max_tokens, salt=salt),
+                Sequence(
+                    f"{request_id}/{index}",
+                    list(prompt_ids),
+                    max_tokens,
+                    salt=salt,
+                    recompute=params.prompt_logprobs is not None,
+                ),
                 # Each sample has a seed of its own, or all n would say the same.
                 SampleState(
                     params,
@@ -73,6 +81,14 @@ class Request:
     def num_cached(self) -> int:
         """Prompt tokens that were found in the prefix cache."""
         return self.samples[0].sequence.num_cached or 0
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """What was asked for of the prompt, once it is computed."""
+        if self.params.prompt_logprobs is None:
+            return None
+        scores = tuple(self.prompt_scores[position] for position in range(1, self.num_prompt))
+        return PromptLogprobs(self.prompt_ids[0], scores)
 
     @property
     def num_generated(self) -> int:
@@ -172,6 +188,9 @@ class Sample:
             error=error,
             prompt_tokens=self.request.num_prompt,
             cached_tokens=self.request.num_cached,
+            prompt_logprobs=self.request.prompt_logprobs
+            if token is not None and self.num_tokens == 1
+            else None,
         )
 
 

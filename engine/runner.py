@@ -12,6 +12,7 @@ from typing import Protocol
 from octavo.engine.batch import Batch
 from octavo.engine.config import EngineConfig
 from octavo.engine.info import ModelInfo
+from octavo.engine.outputs import TokenLogprob
 from octavo.engine.sampler import Sampled, SampleState
 
 
@@ -23,10 +24,12 @@ class RunOutput:
                  another row of the same sequence, failed has ``token=None`` and says why
     failed_rows  rows t of the step whose K or V was not finite: whoever owns such a row must
                  end, whether it sampled or not, and nothing it wrote may be published
+    scores       one per row of ``batch.scored``, in that order; those of failed rows mean nothing
     """
 
     samples: tuple[Sampled, ...]
     failed_rows: tuple[int, ...] = ()
+    scores: tuple[TokenLogprob, ...] = ()
 
 
 class ModelRunner(Protocol):

@@ -168,10 +168,10 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
         token = candidates.draw(state.uniform())
     if params.logprobs is None:
         return Sampled(token=token)
-    return Sampled(token=token, logprob=_logprob(adjusted, token, params.logprobs))
+    return Sampled(token=token, logprob=logprob_of(adjusted, token, params.logprobs))
 
 
-def _logprob(logits: Floats, token: int, num_top: int) -> TokenLogprob:
+def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
     """Log-softmax of logits [V] at ``token`` and at the ``num_top`` largest, largest first."""
     largest = logits.max()
     with np.errstate(under="ignore"):

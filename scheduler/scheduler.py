@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Run
 
-from octavo.block_manager import BlockManager, Digest, PageTable
+from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 from octavo.scheduler.limits import Limits, SequenceTooLong
 from octavo.scheduler.roster import Roster
 from octavo.scheduler.types import Lookup, Result, Sequence, Status, Step, Work
@@ -158,12 +158,15 @@ class Scheduler:
             sequence = roster.waiting[0]
             if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
                 break  # looking again would cost time and find no room
-            table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests)
-            if _next_digest(table) in filling:
+            find = not sequence.recompute
+            table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests, find=find)
+            if find and _next_digest(table) in filling:
                 blocks.close(table)
                 break  # from the next step on it finds what this one computes
             is_first = sequence.num_cached is None  # explained before pages are evicted for it
-            miss = blocks.explain_miss(table, sequence.tokens) if is_first else None
+            miss = None
+            if is_first:
+                miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
             stop = table.num_written + min(len(sequence.tokens) - table.num_written, budget)
             if not blocks.reserve(table, stop, ahead=len(sequence.tokens)):
                 blocks.close(table)

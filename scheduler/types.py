@@ -27,6 +27,7 @@ class Sequence:
                  first sample they are forked from it and get a token each
     num_cached   prompt tokens found in the prefix cache at first admission (a sibling's: those
                  of the one it waited for); None before
+    recompute    never start from cached pages: somebody wants to see the whole prompt computed
     digests      of the leading full pages, as far as known: they outlive preemption
     """
 
@@ -35,6 +36,7 @@ class Sequence:
     max_tokens: int
     salt: bytes = b""
     siblings: list[Sequence] = field(default_factory=list)
+    recompute: bool = False
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)

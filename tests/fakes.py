@@ -132,7 +132,9 @@ class LedgerRunner:
             self._sample(batch.attention, row, digests[row], state, failed)
             for row, state in zip(batch.sample_rows.tolist(), states, strict=True)
         ]
-        return RunOutput(tuple(samples), tuple(failed))
+        targets = [] if batch.scored is None else batch.scored.targets.tolist()
+        scores = tuple(TokenLogprob(target, -0.25) for target in targets)
+        return RunOutput(tuple(samples), tuple(failed), scores)
 
     def close(self) -> None:
         self.closed = True

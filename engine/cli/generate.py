@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
 
+from octavo.engine.cli.answer import Answer
 from octavo.engine.cli.options import (
     add_engine_arguments,
     add_json_argument,
@@ -25,7 +23,7 @@ from octavo.engine.cli.security import add_connection_arguments, credentials_of
 from octavo.engine.cli.structured import add_structured_arguments, structured_of
 from octavo.engine.cli.usage import token_ids
 from octavo.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
-from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
+from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.client_credentials import ClientCredentials
 from octavo.engine.server.interface import Prompt
@@ -53,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stop-id", action="append", type=int, default=[], metavar="N", help="token id that ends it")
     add("--ignore-eos", action="store_true", help="go on after the model's end tokens")
     add("--logprobs", type=int, metavar="K", help="log probabilities of the K likeliest tokens, in the JSON")
+    add("--prompt-logprobs", type=int, metavar="K", help="the same for each token of the prompt")
     add_structured_arguments(parser)
     add_json_argument(parser)
     add_log_level_argument(parser, "warning")
@@ -116,6 +115,7 @@ def params_of(args: argparse.Namespace) -> SamplingParams:
         stop_ids=tuple(args.stop_id),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
+        prompt_logprobs=args.prompt_logprobs,
         structured=structured_of(args),
     )
 
@@ -145,100 +145,3 @@ async def _collect(deltas: AsyncGenerator[Delta, None], num_samples: int) -> Ans
         async for delta in deltas:
             answer.add(delta)
     return answer
-
-
-@dataclass(slots=True)
-class Sample:
-    """What has come of one sample."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-
-
-class Answer:
-    """Collects the samples and prints a single one as it comes; several are printed at the end,
-    since they would be mixed."""
-
-    def __init__(self, num_samples: int) -> None:
-        self.samples = [Sample() for _ in range(num_samples)]
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self._began = self._last = time.monotonic()
-        self._first: float | None = None
-        self._num_first = 0  # tokens that came with the first delta
-
-    def add(self, delta: Delta) -> None:
-        self._last = time.monotonic()
-        if delta.token_ids and self._first is None:
-            self._first, self._num_first = self._last, len(delta.token_ids)
-        sample = self.samples[delta.index]
-        sample.text += delta.text
-        sample.token_ids += delta.token_ids
-        sample.logprobs += delta.logprobs
-        sample.finish_reason = delta.finish_reason
-        sample.error = delta.error
-        self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
-        if len(self.samples) == 1:
-            print(delta.text, end="", flush=True)
-
-    def print_rest(self) -> None:
-        """End the streamed text's line, or print all samples."""
-        if len(self.samples) == 1:
-            print(flush=True)
-            return
-        for index, sample in enumerate(self.samples):
-            print(f"[{index}] {sample.text}", flush=True)
-
-    @property
-    def num_generated(self) -> int:
-        return sum(len(sample.token_ids) for sample in self.samples)
-
-    @property
-    def ttft_s(self) -> float:
-        return (self._last if self._first is None else self._first) - self._began
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Rate after the first tokens; of the whole when there are no others."""
-        if self._first is not None and self._last > self._first:
-            return (self.num_generated - self._num_first) / (self._last - self._first)
-        return self.num_generated / max(self._last - self._began, 1e-9)
-
-    def summary(self) -> str:
-        reasons = ", ".join(str(sample.finish_reason) for sample in self.samples)
-        return (
-            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), "
-            f"{self.num_generated} generated, "
-            f"first after {self.ttft_s:.3f} s, then {self.tokens_per_s:.1f}/s; finished by {reasons}"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "outputs": [_sample_json(index, sample) for index, sample in enumerate(self.samples)],
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "ttft_s": self.ttft_s,
-            "tokens_per_s": self.tokens_per_s,
-        }
-
-
-def _sample_json(index: int, sample: Sample) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "index": index,
-        "text": sample.text,
-        "token_ids": sample.token_ids,
-        "finish_reason": sample.finish_reason,
-    }
-    if sample.logprobs:
-        found["logprobs"] = [
-            {
-                "token_id": entry.token_id,
-                "logprob": entry.logprob,
-                "top": [{"token_id": token, "logprob": logprob} for token, logprob in entry.top],
-            }
-            for entry in sample.logprobs
-        ]
-    return found

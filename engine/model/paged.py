@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from octavo.engine.batch import Batch
+from octavo.engine.batch import Batch, ScoredRows
 from octavo.engine.info import ModelInfo
 from octavo.engine.model.forward import PagedModel, slice_rows
+from octavo.engine.outputs import TokenLogprob
 from octavo.engine.runner import RunOutput
-from octavo.engine.sampler import Sampled, SampleState, sample
+from octavo.engine.sampler import Sampled, SampleState, logprob_of, sample
 from octavo.engine.truncation import Floats
 from octavo.kernels.metadata import Ints
 
 KV_NOT_FINITE = "the model computed keys or values that are not finite (NaN or infinity)"
+LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
 
 
@@ -46,8 +48,10 @@ class PagedRunner:
         pool = self._model.pool
         if batch.copies:
             pool.copy_pages([(copy.source, copy.target) for copy in batch.copies])
-        rows, which = np.unique(batch.sample_rows, return_inverse=True)
-        logits: list[mx.array] = []
+        sampled, which = np.unique(batch.sample_rows, return_inverse=True)
+        rows = sampled if batch.scored is None else np.union1d(sampled, batch.scored.rows)
+        drawn_from: dict[int, Floats] = {}
+        scores: list[TokenLogprob] = []
         failed: list[int] = []
         for first, stop in self._slices(batch):
             wanted = rows[(rows >= first) & (rows < stop)] - first
@@ -55,20 +59,23 @@ class PagedRunner:
             out = self._model.forward(
                 batch.token_ids[first:stop], part, wanted if len(wanted) else np.zeros(1, np.int32)
             )
-            if len(wanted):
-                logits.append(out)
-            # Rows nobody samples from need no logits: left out here, their head is never computed.
-            mx.eval(logits[-1:] if len(wanted) else [], *pool.pending())
+            # Rows whose logits nobody wants: left out here, their head is never computed.
+            mx.eval([out] if len(wanted) else [], *pool.pending())
             failed += [first + row for row in pool.nonfinite_tokens()]
-        distinct = [row for part_logits in logits for row in _float_rows(part_logits)]
-        samples = sample((distinct[i] for i in which), states)
-        return RunOutput(_with_failures(samples, batch, failed), tuple(failed))
+            by_row = dict(zip((wanted + first).tolist(), _float_rows(out), strict=False))
+            drawn_from.update((row, by_row[row]) for row in sampled.tolist() if row in by_row)
+            if batch.scored is not None:
+                scores += _scores(batch.scored, by_row, failed)
+        samples = sample((drawn_from[int(sampled[i])] for i in which), states)
+        return RunOutput(_with_failures(samples, batch, failed), tuple(failed), tuple(scores))
 
     def _slices(self, batch: Batch) -> Iterator[tuple[int, int]]:
         total = len(batch.token_ids)
         size = total
         if self._dense_row_bytes is not None:
             size = max(1, GATHER_BYTES // (self._dense_row_bytes * int(batch.attention.kv_len.max())))
+        if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
+            size = min(size, max(1, LOGIT_BYTES // (4 * self._info.vocab_size)))
         for first in range(0, total, size):
             yield first, min(first + size, total)
 
@@ -76,6 +83,20 @@ class PagedRunner:
         """Drop the weights and the pool; the runner must not be used afterwards."""
         del self._model
         mx.clear_cache()
+
+
+def _scores(scored: ScoredRows, by_row: Mapping[int, Floats], failed: list[int]) -> Iterator[TokenLogprob]:
+    """Of those rows that are there; rows that are not finite join the failed ones."""
+    for row, target, num_top in zip(
+        scored.rows.tolist(), scored.targets.tolist(), scored.num_top.tolist(), strict=True
+    ):
+        if (logits := by_row.get(row)) is None:
+            continue
+        if not np.isfinite(logits[np.argmax(logits)]):
+            failed.append(row)
+            yield TokenLogprob(target, -np.inf)
+        else:
+            yield logprob_of(logits, target, num_top)
 
 
 def _float_rows(logits: mx.array) -> Iterator[Floats]:

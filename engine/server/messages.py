@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import octavo
 from octavo.engine.errors import InvalidRequest
 from octavo.engine.info import ModelInfo
-from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
+from octavo.engine.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.interface import Prompt, Tokenizer
 from octavo.engine.server.structured_messages import structured_message, structured_of
@@ -105,6 +105,9 @@ def response_of(delta: Delta, num_generated: int) -> pb.GenerateResponse:
             generated_tokens=num_generated,
         ),
     )
+    if delta.prompt_logprobs is not None:
+        response.prompt_logprobs.add(token_id=delta.prompt_logprobs.first_id)
+        response.prompt_logprobs.extend(_prompt_logprob(entry) for entry in delta.prompt_logprobs.rest)
     if delta.finish_reason is not None:
         response.finish_reason = _FINISH[delta.finish_reason]
     if isinstance(delta.stop_match, str):
@@ -122,25 +125,37 @@ def delta_of(response: pb.GenerateResponse) -> Delta:
         index=response.index,
         token_ids=tuple(response.token_ids),
         text=response.text,
-        logprobs=tuple(
-            TokenLogprob(
-                token_id=entry.token_id,
-                logprob=entry.logprob,
-                top=tuple((top.token_id, top.logprob) for top in entry.top),
-            )
-            for entry in response.logprobs
-        ),
+        logprobs=tuple(map(_logprob_of, response.logprobs)),
         finish_reason=_FINISH_BACK.get(response.finish_reason),
         stop_match=getattr(response, match) if match else None,
         error=response.error.message if response.HasField("error") else None,
         prompt_tokens=response.usage.prompt_tokens,
         cached_tokens=response.usage.cached_tokens,
+        prompt_logprobs=_prompt_logprobs_of(response.prompt_logprobs),
     )
 
 
 def _logprob_message(entry: TokenLogprob) -> pb.TokenLogprob:
-    top = [pb.TopLogprob(token_id=token, logprob=logprob) for token, logprob in entry.top]
-    return pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=top)
+    return pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=_top_messages(entry))
+
+
+def _prompt_logprob(entry: TokenLogprob) -> pb.PromptLogprob:
+    return pb.PromptLogprob(token_id=entry.token_id, logprob=entry.logprob, top=_top_messages(entry))
+
+
+def _top_messages(entry: TokenLogprob) -> list[pb.TopLogprob]:
+    return [pb.TopLogprob(token_id=token, logprob=logprob) for token, logprob in entry.top]
+
+
+def _logprob_of(entry: pb.TokenLogprob | pb.PromptLogprob) -> TokenLogprob:
+    top = tuple((top.token_id, top.logprob) for top in entry.top)
+    return TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=top)
+
+
+def _prompt_logprobs_of(entries: Sequence[pb.PromptLogprob]) -> PromptLogprobs | None:
+    if not entries:
+        return None
+    return PromptLogprobs(entries[0].token_id, tuple(map(_logprob_of, entries[1:])))
 
 
 def model_info_message(info: ModelInfo, tokenizer: Tokenizer) -> pb.GetModelInfoResponse:

@@ -84,7 +84,10 @@ def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> Sam
 def chunk_of(delta: Delta) -> pb.GenerateResponse:
     """New tokens of one sample: ids and count are those of this chunk alone."""
     chunk = pb.GenerateStreamChunk(
-        token_ids=delta.token_ids, output_logprobs=_logprobs(delta), **_usage(delta)
+        token_ids=delta.token_ids,
+        output_logprobs=_logprobs(delta),
+        input_logprobs=_prompt_logprobs(delta),
+        **_usage(delta),
     )
     return pb.GenerateResponse(chunk=chunk)
 
@@ -96,6 +99,7 @@ def complete_of(delta: Delta) -> pb.GenerateResponse:
         output_ids=delta.token_ids,
         finish_reason=delta.finish_reason.value,
         output_logprobs=_logprobs(delta),
+        input_logprobs=_prompt_logprobs(delta),
         **_usage(delta),
     )
     if isinstance(delta.stop_match, str):
@@ -122,6 +126,21 @@ def _logprobs(delta: Delta) -> Any:
         token_logprobs=[entry.logprob for entry in delta.logprobs],
         token_ids=[entry.token_id for entry in delta.logprobs],
         top_logprobs=[_top(entry) for entry in delta.logprobs],
+    )
+
+
+def _prompt_logprobs(delta: Delta) -> Any:
+    """InputLogProbs of the whole prompt, whose first token has none; None where there are none."""
+    found = delta.prompt_logprobs
+    if found is None:
+        return None
+    return pb.InputLogProbs(
+        token_logprobs=[
+            pb.InputTokenLogProb(),
+            *(pb.InputTokenLogProb(value=entry.logprob) for entry in found.rest),
+        ],
+        token_ids=[found.first_id, *(entry.token_id for entry in found.rest)],
+        top_logprobs=[pb.TopLogProbs(), *map(_top, found.rest)],
     )
 
 

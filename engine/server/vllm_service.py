@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,7 +52,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 if request.stream and delta.token_ids:
                     await context.write(vllm_messages.chunk_of(delta))
                 if delta.finish_reason is not None:
-                    await context.write(vllm_messages.complete_of(delta))
+                    last = (
+                        replace(delta, prompt_logprobs=None) if request.stream else delta
+                    )  # a chunk had them
+                    await context.write(vllm_messages.complete_of(last))
                 if delta.finish_reason is FinishReason.ERROR:
                     failure = delta.error or "computing this request failed"
         if failure:

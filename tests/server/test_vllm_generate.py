@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "temperature": ({"temperature": -1.0}, "temperature"),
     "top_p": ({"top_p": 1.5}, "top_p"),
     "all logprobs": ({"logprobs": -1}, "logprobs"),
-    "prompt_logprobs": ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    "all prompt_logprobs": ({"prompt_logprobs": -1}, "prompt_logprobs"),
     "truncation": ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
     "json_schema": ({"json_schema": "{"}, "json_schema"),
     "regex": ({"regex": "(a"}, "regex"),

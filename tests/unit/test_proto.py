@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from octavo.engine.client import make_request
 from octavo.engine.constraints import Structured
 from octavo.engine.errors import InvalidRequest
-from octavo.engine.outputs import Delta, FinishReason, TokenLogprob
+from octavo.engine.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from octavo.engine.params import SamplingParams
 from octavo.engine.server import messages
 from octavo.proto import generation_pb2 as pb
@@ -122,6 +122,7 @@ deltas = st.builds(
     logprobs=st.lists(logprob, max_size=2).map(tuple),
     finish_reason=st.sampled_from([None, *FinishReason]),
     stop_match=st.none() | ids | st.text(min_size=1, max_size=4),
+    prompt_logprobs=st.none() | st.builds(PromptLogprobs, ids, st.lists(logprob, max_size=2).map(tuple)),
     prompt_tokens=ids,
     cached_tokens=ids,
 )
