@@ -61,9 +61,43 @@ def take_rows(
     weight: PackedWeight, ids: mx.array, *, stream: mx.Stream | mx.Device | None = None
 ) -> mx.array: ...
 def rms_norm(
-    x: mx.array, weight: mx.array | None, eps: float, *, stream: mx.Stream | mx.Device | None = None
+    x: mx.array,
+    weight: mx.array | None,
+    eps: float,
+    *,
+    fuse: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
 ) -> mx.array: ...
-def swiglu(gate: mx.array, up: mx.array, *, stream: mx.Stream | mx.Device | None = None) -> mx.array: ...
+def layer_norm(
+    x: mx.array,
+    weight: mx.array | None,
+    bias: mx.array | None,
+    eps: float,
+    *,
+    fuse: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
+def gated(
+    gate: mx.array,
+    up: mx.array | None,
+    activation: str,
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
+def rope(
+    x: mx.array,
+    offset: int | mx.array,
+    inverse_frequencies: mx.array,
+    *,
+    dims: int,
+    interleaved: bool = False,
+    position_scale: float = 1.0,
+    value_scale: float = 1.0,
+    fuse: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
+def same_array(a: mx.array, b: mx.array) -> bool: ...
+def set_tracing(on: bool) -> None: ...
 def measure_roofline() -> dict[str, float]: ...
 
 class PageLayout:

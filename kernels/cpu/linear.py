@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
@@ -189,14 +188,3 @@ class NativeQuantizedSwitchLinear(_Experts, _Affine, QuantizedSwitchLinear):
     def pack_expert(self: Any, expert: int, bias: mx.array | None) -> _ext.PackedWeight:
         arrays = [self[name][expert] for name in self.names]
         return _ext.pack_affine(*arrays, group_size=self.group_size, bits=self.bits, bias=bias)
-
-
-class NativeRMSNorm(RMSNorm):
-    """``nn.RMSNorm`` in one operation (MLX's own is a chain of several on the CPU)."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        weight = self["weight"]
-        if mx.result_type(x, weight) != x.dtype:  # the result would be wider than x
-            wide: mx.array = RMSNorm.__call__(self, x)
-            return wide
-        return _ext.rms_norm(x, weight, self.eps)

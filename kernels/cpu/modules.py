@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +11,15 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from octavo.kernels import _ext
 from octavo.kernels.cpu import linear as native
-
-FLOATS = (mx.bfloat16, mx.float16, mx.float32)
+from octavo.kernels.cpu import rope
+from octavo.kernels.cpu.activations import FLOATS, replace_activations
+from octavo.kernels.cpu.norms import NativeLayerNorm, NativeRMSNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,10 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
 
     exact  refuse the kernels that round activations below the precision they come in: to 8 bits
            before weights of 8 or 4 bits (AVX-512 without AMX), fp16 ones to bf16 (AVX-512, AMX)
-    fuse   also replace elementwise chains between layers by one operation each: ``swiglu`` of
-           mlx-lm's models, for every model of this process, wherever its arguments allow
+    fuse   let norms take over the addition before them, and rotary embeddings the norm; results
+           stay the same to the bit
+
+    Activation functions become native for every model of this process.
     """
     replaced: Counter[str] = Counter()
     kept: list[Kept] = []
@@ -69,10 +71,12 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
             continue
         reason = rule(module, exact)
         if reason is None:
+            if hasattr(module, "fuse"):
+                module.fuse = fuse
             replaced[kind.__name__] += 1
         else:
             kept.append(Kept(name, kind.__name__, reason))
-    functions = ("swiglu",) if fuse and _replace_swiglu() else ()
+    functions = replace_activations()
     return Report(dict(replaced), tuple(kept), functions, packed_bytes(model))
 
 
@@ -143,10 +147,22 @@ def _replace_quantized_embedding(module: Any, exact: bool) -> str | None:
     return reason
 
 
-def _replace_rms_norm(module: Any, _exact: bool) -> str | None:
-    if module["weight"].dtype not in FLOATS:
-        return f"weight in {module['weight'].dtype}"
-    module.__class__ = native.NativeRMSNorm
+def _replace_norm(module: Any, _exact: bool) -> str | None:
+    for name in ("weight", "bias"):
+        if name in module and module[name].dtype not in FLOATS:
+            return f"{name} in {module[name].dtype}"
+    module.__class__ = NativeRMSNorm if type(module) is RMSNorm else NativeLayerNorm
+    module.fuse = False
+    return None
+
+
+def _replace_rope(module: Any, _exact: bool) -> str | None:
+    rotation = rope.rotation_of(module)
+    if rotation.dims < 2 or rotation.dims % 2:
+        return f"rotates {rotation.dims} dimensions"
+    module.__class__ = rope.NATIVE[type(module)]
+    module.rotation = rotation
+    module.fuse = False
     return None
 
 
@@ -155,16 +171,18 @@ _RULES: dict[type, Callable[[Any, bool], str | None]] = {
     QuantizedLinear: _replace_quantized_linear,
     Embedding: _replace_embedding,
     QuantizedEmbedding: _replace_quantized_embedding,
-    RMSNorm: _replace_rms_norm,
+    RMSNorm: _replace_norm,
+    LayerNorm: _replace_norm,
     SwitchLinear: _replace_switch_linear,
     QuantizedSwitchLinear: _replace_quantized_switch_linear,
-}
+} | dict.fromkeys(rope.NATIVE, _replace_rope)
 _NATIVE = (
     native.NativeLinear,
     native.NativeQuantizedLinear,
     native.NativeEmbedding,
     native.NativeQuantizedEmbedding,
-    native.NativeRMSNorm,
+    NativeRMSNorm,
+    NativeLayerNorm,
     native.NativeSwitchLinear,
     native.NativeQuantizedSwitchLinear,
 )
@@ -187,30 +205,3 @@ def _affine_reason(module: Any, num_dims: int = 2) -> str | None:
     if scales.dtype not in FLOATS or scales.ndim != num_dims:
         return f"scales in {scales.dtype} of shape {list(scales.shape)}"
     return None
-
-
-def _replace_swiglu() -> bool:
-    """Bind our ``swiglu`` wherever an imported mlx-lm model has bound mlx-lm's."""
-    activations = sys.modules.get("mlx_lm.models.activations")
-    if activations is None:
-        return False
-    original: Callable[[mx.array, mx.array], mx.array] = activations.swiglu
-    if not getattr(original, "is_native", False):
-        activations.swiglu = _native_swiglu(original)  # type: ignore[attr-defined]
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and getattr(module, "swiglu", None) is original:
-            module.swiglu = activations.swiglu  # type: ignore[attr-defined]
-    return True
-
-
-def _native_swiglu(
-    original: Callable[[mx.array, mx.array], mx.array],
-) -> Callable[[mx.array, mx.array], mx.array]:
-    def swiglu(gate: mx.array, x: mx.array) -> mx.array:
-        if gate.shape == x.shape and gate.dtype == x.dtype and gate.dtype in FLOATS:
-            return _ext.swiglu(gate, x)
-        return original(gate, x)
-
-    swiglu.is_native = True  # type: ignore[attr-defined]
-    swiglu.original = original  # type: ignore[attr-defined]
-    return swiglu

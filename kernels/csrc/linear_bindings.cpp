@@ -6,7 +6,6 @@
 
 #include "linear.h"
 #include "linear_experts.h"
-#include "ops_graph.h"
 #include "roofline.h"
 
 namespace nb = nanobind;
@@ -44,10 +43,6 @@ void bind_linear(nb::module_& m) {
         "x [..., M, inputs], ids [...] -> [..., M, outputs], each block by linear of its expert.");
   m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
         "Rows of W: ids [...] -> [..., inputs].");
-  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(), "stream"_a = nb::none(),
-        "x / sqrt(mean(x^2) + eps) * weight over the last axis; weight may be None.");
-  m.def("swiglu", &swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(), "silu(gate) * up.");
-
   m.def(
       "measure_roofline",
       [] {

@@ -1,13 +1,10 @@
 #include "ops.h"
 
+#include "ops_rows.h"
 #include "threads.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-constexpr int kLanes = 16;   // partial sums of a reduction, the same on every instruction set
-constexpr int kBlock = 256;  // values converted at once, on the stack
-constexpr std::size_t kItemBytes = 32 << 10;  // of one operand: less is not worth waking a thread for
 
 // Cephes' expf: 2^n times a degree-5 polynomial on [-ln2 / 2, ln2 / 2], relative error below 2e-7.
 // Written out because a call to libm would keep the loop scalar.
@@ -27,62 +24,140 @@ inline float exp_float(float x) {
   return p * as_float((as_bits(shifted) << 23) + 0x3f800000);
 }
 
-float sum_of_squares(const void* x, Float type, std::size_t start, int size) {
-  float lanes[kLanes] = {}, values[kBlock];
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_float(-x)); }
+
+// 1 + erf(x / sqrt(2)), Abramowitz and Stegun 7.1.26, absolute error below 5e-7.
+inline float one_plus_erf(float x) {
+  const float z = __builtin_fabsf(x) * 0.70710678118654752f;
+  const float t = 1.0f / (1.0f + 0.3275911f * z);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const float tail = p * t * exp_float(-z * z);  // 1 - erf(z)
+  return x < 0.0f ? tail : 2.0f - tail;
+}
+
+template <Activation kind>
+inline float activate(float x) {
+  if constexpr (kind == Activation::silu) return x * sigmoid(x);
+  if constexpr (kind == Activation::gelu) return 0.5f * x * one_plus_erf(x);
+  if constexpr (kind == Activation::gelu_sigmoid) return x * sigmoid(1.702f * x);
+  // (1 + tanh(u)) / 2 = sigmoid(2 u)
+  return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+}
+
+// Calls body(row) for every row, as many to an item as are worth a thread.
+template <class Body>
+void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
+  const int64_t per_item = static_cast<int64_t>(kItemBytes / (row_bytes + 1)) + 1;
+  parallel_for(static_cast<int>((rows + per_item - 1) / per_item), [&](int item) {
+    const int64_t last = (item + 1) * per_item < rows ? (item + 1) * per_item : rows;
+    for (int64_t row = item * per_item; row < last; ++row) body(row);
+  });
+}
+
+// One row, or a piece of one.
+template <Activation kind>
+void gate_row(const GateCall& call, const void* gate, const void* up, void* y, int size) {
+  float values[kBlock], ups[kBlock];
   for (int at = 0; at < size; at += kBlock) {
-    const int count = size - at < kBlock ? size - at : kBlock;
-    load_floats(x, type, start + at, count, values);
-    int i = 0;
-    for (; i + kLanes <= count; i += kLanes)
-      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += values[i + lane] * values[i + lane];
-    for (int lane = 0; i + lane < count; ++lane) lanes[lane] += values[i + lane] * values[i + lane];
+    const int n = size - at < kBlock ? size - at : kBlock;
+    load_floats(gate, call.type, at, n, values);
+    for (int i = 0; i < n; ++i) values[i] = activate<kind>(values[i]);
+    if (up != nullptr) {
+      load_floats(up, call.type, at, n, ups);
+      for (int i = 0; i < n; ++i) values[i] *= ups[i];
+    }
+    store_floats(y, call.type, at, n, values);
   }
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+}
+
+template <Activation kind>
+void gate_rows(const GateCall& call) {
+  // Long rows are cut, so that one row of a decoding sequence can use several threads.
+  constexpr int kPiece = kItemBytes / 4;
+  const std::size_t width = float_size(call.type);
+  const int pieces = (call.size + kPiece - 1) / kPiece;
+  for_rows(call.rows * pieces, width * (call.size < kPiece ? call.size : kPiece), [&](int64_t item) {
+    const int64_t row = item / pieces;
+    const int at = static_cast<int>(item % pieces) * kPiece;
+    const int size = call.size - at < kPiece ? call.size - at : kPiece;
+    const auto place = [&](const void* data, int64_t stride) {
+      return static_cast<const char*>(data) + (row * stride + at) * width;
+    };
+    const void* const up = call.up.data == nullptr ? nullptr : place(call.up.data, call.up.stride);
+    void* const y = const_cast<char*>(place(call.y, call.size));
+    gate_row<kind>(call, place(call.gate.data, call.gate.stride), up, y, size);
+  });
+}
+
+// Stores x + added of one row in `sum`; what the norm is taken of.
+const void* add_row(const NormCall& call, std::size_t start) {
+  if (call.added == nullptr) return call.x;
+  float values[kBlock], others[kBlock];
+  for (int at = 0; at < call.size; at += kBlock) {
+    const int n = call.size - at < kBlock ? call.size - at : kBlock;
+    load_floats(call.x, call.type, start + at, n, values);
+    load_floats(call.added, call.type, start + at, n, others);
+    for (int i = 0; i < n; ++i) values[i] += others[i];
+    store_floats(call.sum, call.type, start + at, n, values);
+  }
+  return call.sum;
 }
 
 }  // namespace
 
-void rms_norm(const void* x, const void* weight, void* y, Float type, Float weight_type, int rows, int size,
-              float eps) {
-  const std::size_t row_bytes = float_size(type) * size;
-  const int per_item = static_cast<int>(kItemBytes / (row_bytes + 1)) + 1;
-  parallel_for((rows + per_item - 1) / per_item, [&](int item) {
-    const int last = (item + 1) * per_item < rows ? (item + 1) * per_item : rows;
-    for (int row = item * per_item; row < last; ++row) {
-      const std::size_t start = static_cast<std::size_t>(row) * size;
-      const float mean = sum_of_squares(x, type, start, size) / static_cast<float>(size);
-      const float factor = 1.0f / __builtin_sqrtf(mean + eps);
-      float values[kBlock], weights[kBlock];
-      for (int at = 0; at < size; at += kBlock) {
-        const int count = size - at < kBlock ? size - at : kBlock;
-        load_floats(x, type, start + at, count, values);
-        for (int i = 0; i < count; ++i) values[i] *= factor;
-        if (weight != nullptr) {
-          load_floats(weight, weight_type, at, count, weights);
-          for (int i = 0; i < count; ++i) values[i] *= weights[i];
-        }
-        store_floats(y, type, start + at, count, values);
-      }
+void rms_norm(const NormCall& call) {
+  for_rows(call.rows, float_size(call.type) * call.size, [&](int64_t row) {
+    const std::size_t start = row * call.size;
+    const void* const x = add_row(call, start);
+    const float factor = rms_factor(x, call.type, start, call.size, call.eps);
+    float values[kBlock];
+    for (int at = 0; at < call.size; at += kBlock) {
+      const int n = call.size - at < kBlock ? call.size - at : kBlock;
+      scale_block(x, call.type, start, call.weight, call.weight_type, at, n, factor, values);
+      store_floats(call.y, call.type, start + at, n, values);
     }
   });
 }
 
-void swiglu(const void* gate, const void* up, void* y, Float type, std::size_t count) {
-  const std::size_t per_item = kItemBytes / float_size(type);
-  parallel_for(static_cast<int>((count + per_item - 1) / per_item), [&](int item) {
-    const std::size_t first = item * per_item;
-    const std::size_t last = first + per_item < count ? first + per_item : count;
-    float gates[kBlock], ups[kBlock];
-    for (std::size_t at = first; at < last; at += kBlock) {
-      const int n = static_cast<int>(last - at < kBlock ? last - at : kBlock);
-      load_floats(gate, type, at, n, gates);
-      load_floats(up, type, at, n, ups);
-      for (int i = 0; i < n; ++i) gates[i] = gates[i] / (1.0f + exp_float(-gates[i])) * ups[i];
-      store_floats(y, type, at, n, gates);
+void layer_norm(const NormCall& call) {
+  for_rows(call.rows, float_size(call.type) * call.size, [&](int64_t row) {
+    const std::size_t start = row * call.size;
+    const void* const x = add_row(call, start);
+    const float size = static_cast<float>(call.size);
+    const float mean = sum_row(x, call.type, start, call.size, [](float value) { return value; }) / size;
+    const float squares = sum_row(x, call.type, start, call.size, [mean](float value) {
+      return (value - mean) * (value - mean);
+    });
+    const float factor = 1.0f / __builtin_sqrtf(squares / size + call.eps);
+    float values[kBlock], others[kBlock];
+    for (int at = 0; at < call.size; at += kBlock) {
+      const int n = call.size - at < kBlock ? call.size - at : kBlock;
+      load_floats(x, call.type, start + at, n, values);
+      for (int i = 0; i < n; ++i) values[i] = (values[i] - mean) * factor;
+      if (call.weight != nullptr) {
+        load_floats(call.weight, call.weight_type, at, n, others);
+        for (int i = 0; i < n; ++i) values[i] *= others[i];
+      }
+      if (call.bias != nullptr) {
+        load_floats(call.bias, call.bias_type, at, n, others);
+        for (int i = 0; i < n; ++i) values[i] += others[i];
+      }
+      store_floats(call.y, call.type, start + at, n, values);
     }
   });
+}
+
+void gated(const GateCall& call) {
+  switch (call.activation) {
+    case Activation::silu: return gate_rows<Activation::silu>(call);
+    case Activation::gelu: return gate_rows<Activation::gelu>(call);
+    case Activation::gelu_tanh: return gate_rows<Activation::gelu_tanh>(call);
+    case Activation::gelu_sigmoid: return gate_rows<Activation::gelu_sigmoid>(call);
+  }
 }
 
 }  // namespace octavo::OCTAVO_ISA

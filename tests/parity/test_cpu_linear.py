@@ -88,8 +88,8 @@ def test_wrong_shapes_are_named() -> None:
         _ext.pack_affine(codes, scales, biases, group_size=64, bits=4)
     with pytest.raises(ValueError, match=r"weight must be floats \[16\]"):
         _ext.rms_norm(mx.zeros((2, 16)), mx.zeros((15,)), 1e-5)
-    with pytest.raises(ValueError, match="gate and up must be floats of one shape"):
-        _ext.swiglu(mx.zeros((2, 16)), mx.zeros((2, 15)))
+    with pytest.raises(ValueError, match="up must have the shape and type of gate"):
+        _ext.gated(mx.zeros((2, 16)), mx.zeros((2, 15)), "silu")
 
 
 def test_a_row_outside_the_table_fails_the_evaluation() -> None:
@@ -168,7 +168,7 @@ def test_models_agree_with_mlx(
         assert report.replaced[kind] == 14 + (not tied)
         assert report.replaced["RMSNorm"] == (9 if name == "qwen3" else 5)
         assert not report.kept
-        assert report.functions == ("swiglu",)
+        assert "swiglu" in report.functions
 
 
 def test_weights_move_and_come_back() -> None:
@@ -222,10 +222,9 @@ def test_what_is_not_known_is_kept_and_told() -> None:
             self.plain = Linear(32, 32)
 
     report = replace_modules(Model(), exact=False, fuse=False)
-    assert report.replaced == {"Linear": 1}
+    assert report.replaced == {"Linear": 1, "LayerNorm": 1}
     assert {kept.name: (kept.type, kept.reason) for kept in report.kept} == {
         "double": ("Doubled", "no native kernel for this type"),
-        "norm": ("LayerNorm", "no native kernel for this type"),
         "three": ("QuantizedLinear", "weights of 3 bits"),
         "micro": ("QuantizedLinear", "weights in mxfp4"),
     }

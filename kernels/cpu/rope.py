@@ -1,0 +1,114 @@
+"""Rotary embeddings in one native operation: MLX's own is a chain of some twenty on the CPU.
+
+Every kind that mlx-lm builds is a rotation by ``position * inverse_frequency``; they differ in the
+frequencies and in factors on positions and values. A ``Rotation`` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx_lm.models import rope_utils
+
+from octavo.kernels import _ext
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """dims                 values of a head that turn, from the front
+    interleaved          pairs are neighbours; otherwise dims / 2 apart
+    inverse_frequencies  float32 [dims / 2]
+    position_scale       positions are multiplied by it
+    value_scale          the values that turn are multiplied by it first
+    """
+
+    dims: int
+    interleaved: bool
+    inverse_frequencies: mx.array
+    position_scale: float = 1.0
+    value_scale: float = 1.0
+
+
+class _Native:
+    """What the native rotary embeddings share."""
+
+    rotation: Rotation
+    fuse: bool
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0, **unusual: Any) -> mx.array:
+        if unusual or x.ndim not in (3, 4) or x.dtype not in (mx.bfloat16, mx.float16, mx.float32):
+            turned: mx.array = super().__call__(x, offset=offset, **unusual)  # type: ignore[misc]
+            return turned
+        r = self.rotation
+        return _ext.rope(
+            x,
+            offset,
+            r.inverse_frequencies,
+            dims=r.dims,
+            interleaved=r.interleaved,
+            position_scale=r.position_scale,
+            value_scale=r.value_scale,
+            fuse=self.fuse,
+        )
+
+
+class NativeRoPE(_Native, RoPE):
+    """``nn.RoPE``: plain, linearly scaled, or of some dimensions only."""
+
+
+class NativeLlama3RoPE(_Native, rope_utils.Llama3RoPE):
+    """mlx-lm's ``Llama3RoPE``."""
+
+
+class NativeSuScaledRoPE(_Native, rope_utils.SuScaledRoPE):
+    """mlx-lm's ``SuScaledRoPE`` (longrope)."""
+
+
+class NativeYarnRoPE(_Native, rope_utils.YarnRoPE):  # type: ignore[misc]
+    """mlx-lm's ``YarnRoPE``."""
+
+
+class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE):
+    """mlx-lm's ``ProportionalRoPE``."""
+
+
+def rotation_of(module: Any) -> Rotation:
+    """What a rotary embedding of a type in ``NATIVE`` does. It must not have been changed since it
+    was made."""
+    kind = type(module)
+    if kind is RoPE:
+        return Rotation(
+            module.dims, module.traditional, _plain(module.dims, module.base), position_scale=module.scale
+        )
+    inverse = _reciprocal(module._freqs)
+    if kind is rope_utils.SuScaledRoPE:
+        return Rotation(module.dim, False, inverse, value_scale=float(module._scale))
+    if kind is rope_utils.YarnRoPE:
+        return Rotation(module.dims, module.traditional, inverse, value_scale=float(module.mscale))
+    return Rotation(module.dims, module.traditional, inverse)
+
+
+NATIVE: dict[type, Callable[..., Any]] = {
+    RoPE: NativeRoPE,
+    rope_utils.Llama3RoPE: NativeLlama3RoPE,
+    rope_utils.SuScaledRoPE: NativeSuScaledRoPE,
+    rope_utils.YarnRoPE: NativeYarnRoPE,
+    rope_utils.ProportionalRoPE: NativeProportionalRoPE,
+}
+
+
+def _plain(dims: int, base: float) -> mx.array:
+    """base ** (-i / (dims / 2)) for i in [0, dims / 2)."""
+    exponents = np.arange(dims // 2, dtype=np.float64) / (dims / 2)
+    return mx.array((np.float64(base) ** -exponents).astype(np.float32))
+
+
+def _reciprocal(frequencies: mx.array) -> mx.array:
+    """mlx-lm keeps base ** (i / (dims / 2)); infinity marks pairs that do not turn."""
+    inverse = 1.0 / np.array(frequencies.astype(mx.float32))
+    return mx.array(inverse.astype(np.float32))
