@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from octavo.kernels.formats import PageFormat, page_format
+from octavo.kernels.formats import PageFormat, page_format, rotation_block
 from octavo.kernels.formats.affine import AFFINE4, AFFINE8, GROUP_SIZE, SMALLEST_STEP
 from octavo.kernels.formats.base import MAX_FP16
 from octavo.kernels.formats.integer import INT4, INT8
@@ -19,13 +19,14 @@ from octavo.kernels.reference_packing import Codec, Encoded, pack, unpack
 def hadamard(rows: mx.array) -> mx.array:
     """``octavo.kernels.formats.hadamard``, operation for operation."""
     head_dim = rows.shape[-1]
+    block = rotation_block(head_dim)
     out, h = rows, 1
-    while h < head_dim:
+    while h < block:
         pairs = out.reshape(*rows.shape[:-1], head_dim // (2 * h), 2, h)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         out = mx.stack([low + high, low - high], axis=-2)
         h *= 2
-    return out.reshape(rows.shape) * mx.array(1 / head_dim**0.5, mx.float32)
+    return out.reshape(rows.shape) * mx.array(1 / block**0.5, mx.float32)
 
 
 class HalfCodec:

@@ -57,11 +57,13 @@ def dense_attention(
 
 
 def hadamard64(rows: NDArray[Any]) -> Float64s:
-    """Rows [..., D] times the Sylvester-Hadamard matrix / sqrt(D), as a float64 product."""
+    """Blocks of rows [..., D] times the Sylvester-Hadamard matrix of their size b / sqrt(b), as
+    float64 products; b is the largest power of two that divides D."""
     matrix = np.ones((1, 1))
-    while len(matrix) < rows.shape[-1]:
+    while rows.shape[-1] % (2 * len(matrix)) == 0:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    product: Float64s = rows.astype(np.float64) @ matrix / np.sqrt(rows.shape[-1])
+    blocks = rows.astype(np.float64).reshape(*rows.shape[:-1], -1, len(matrix))
+    product: Float64s = (blocks @ matrix / np.sqrt(len(matrix))).reshape(rows.shape)
     return product
 
 

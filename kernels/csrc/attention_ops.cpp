@@ -22,7 +22,7 @@ RowFormat make_format(const std::string& part, const std::string& name, int dim)
     return part + " rows in fp4 need a head dimension that is a multiple of 8, got " + std::to_string(dim) +
            "; use bf16 pages";
   });
-  return {CodeType::fp4, dim, std::has_single_bit(unsigned(dim)), dim / 2, 2};
+  return {CodeType::fp4, dim, true, dim / 2, 2};
 }
 
 }  // namespace

@@ -23,14 +23,16 @@ inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim,
     load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
 }
 
-// In place, dim a power of two: each pair (i, i + h) with i & h == 0 becomes its sum and difference
-// for h = 1, 2, 4, ..., then one multiplication by float(1 / sqrt(dim)); rounded after every operation
-// (octavo.kernels.formats.rotation). The rotation is its own inverse.
+// In place, in blocks of the largest power of two b that divides dim: each pair (i, i + h) with
+// i & h == 0 becomes its sum and difference for h = 1, 2, 4, ..., b / 2, then one multiplication by
+// float(1 / sqrt(b)); rounded after every operation (octavo.kernels.formats.rotation). The rotation is
+// its own inverse.
 inline void hadamard(float* row, int dim) {
   typedef float Vector __attribute__((vector_size(64), aligned(4)));
   typedef int32_t Lanes __attribute__((vector_size(64)));
+  const int size = dim & -dim;
   int h = 1;
-  if (dim >= 16) {
+  if (size >= 16) {
     constexpr Lanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int i = 0; i < dim; i += 16) {
       Vector x = *reinterpret_cast<Vector*>(row + i);
@@ -43,14 +45,14 @@ inline void hadamard(float* row, int dim) {
     }
     h = 16;
   }
-  for (; h < dim; h *= 2)
+  for (; h < size; h *= 2)
     for (int block = 0; block < dim; block += 2 * h)
       for (int i = block; i < block + h; ++i) {
         const float low = row[i], high = row[i + h];
         row[i] = low + high;
         row[i + h] = low - high;
       }
-  const float factor = float(1 / std::sqrt(double(dim)));
+  const float factor = float(1 / std::sqrt(double(size)));
   for (int i = 0; i < dim; ++i) row[i] *= factor;
 }
 

@@ -9,7 +9,7 @@ from octavo.kernels.formats.half import BF16, FP16
 from octavo.kernels.formats.integer import INT4, INT8
 from octavo.kernels.formats.microscaling import MXFP4, NVFP4
 from octavo.kernels.formats.pair import FormatPair, format_pair
-from octavo.kernels.formats.rotation import hadamard
+from octavo.kernels.formats.rotation import hadamard, rotation_block
 
 _FORMATS: dict[str, PageFormat] = {
     fmt.name: fmt for fmt in (BF16(), FP16(), INT8(), INT4(), FP4(), MXFP4(), NVFP4(), AFFINE8(), AFFINE4())
@@ -26,4 +26,12 @@ def page_format(name: str) -> PageFormat:
         raise ValueError(f"page format {name!r} is not known; use one of {', '.join(FORMAT_NAMES)}") from None
 
 
-__all__ = ["FORMAT_NAMES", "FormatPair", "PageFormat", "format_pair", "hadamard", "page_format"]
+__all__ = [
+    "FORMAT_NAMES",
+    "FormatPair",
+    "PageFormat",
+    "format_pair",
+    "hadamard",
+    "page_format",
+    "rotation_block",
+]

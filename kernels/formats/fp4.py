@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from octavo.kernels.formats.base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
 from octavo.kernels.formats.e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
 from octavo.kernels.formats.packing import pack, unpack
-from octavo.kernels.formats.rotation import is_power_of_two
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
 """Candidate scales are the row's absmax times these, tried in this order. Chosen by search
@@ -53,7 +52,8 @@ class FP4(PageFormat):
         return 1
 
     def rotates(self, head_dim: int) -> bool:
-        return is_power_of_two(head_dim)
+        del head_dim
+        return True
 
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
         storable: Bools = np.asarray(np.isfinite(rows).all(-1))
@@ -68,7 +68,7 @@ class FP4(PageFormat):
         return values_of(unpack(codes, 4)) * scales.astype(np.float32)
 
     def describe(self) -> str:
-        return "fp4: E2M1 codes, fp16 scale per row, Hadamard rotation where head_dim is a power of two"
+        return "fp4: E2M1 codes, fp16 scale per row, Hadamard rotation"
 
 
 def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:

@@ -1,7 +1,7 @@
 """The orthonormal Hadamard rotation of a row, with every float32 operation in a fixed order.
 
-It spreads an outlier channel over the whole row, so that one scale per row suffices. K and
-Q rotated alike have the same products, and a weighted sum of rotated V rows needs one
+It spreads an outlier channel over its block of the row, so that one scale per row suffices.
+K and Q rotated alike have the same products, and a weighted sum of rotated V rows needs one
 rotation back: ``hadamard`` is its own inverse.
 """
 
@@ -11,24 +11,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
+def rotation_block(head_dim: int) -> int:
+    """Values that a rotation mixes: the largest power of two that divides ``head_dim``.
+
+    64 and 128 are one block; 96 is three of 32, 192 three of 64, 80 five of 16, 112 seven of
+    16. An outlier that fills one of n blocks leaves the row's absmax at most sqrt(n) times its
+    RMS, less than a Gaussian row has anyway up to n = 7: so smaller blocks lose nothing.
+    """
+    if head_dim < 1:
+        raise ValueError(f"a row has at least one value, got head_dim {head_dim}")
+    return head_dim & -head_dim
 
 
 def hadamard(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows [..., D] float32, D a power of two, times the Sylvester-Hadamard matrix / sqrt(D).
+    """Rows [..., D] float32; each block of b = ``rotation_block(D)`` values times the
+    Sylvester-Hadamard matrix of its size / sqrt(b).
 
-    Bit-defined: for h = 1, 2, 4, ..., D/2 each pair (i, i + h) with ``i & h == 0`` becomes
+    Bit-defined: for h = 1, 2, 4, ..., b/2 each pair (i, i + h) with ``i & h == 0`` becomes
     (x[i] + x[i + h], x[i] - x[i + h]), rounded to float32 each time; at the end every value
-    is multiplied once by ``float32(1 / sqrt(D))``.
+    is multiplied once by ``float32(1 / sqrt(b))``.
     """
     head_dim = rows.shape[-1]
-    if not is_power_of_two(head_dim):
-        raise ValueError(f"the rotation needs a power of two, got head_dim {head_dim}; leave such rows as is")
+    block = rotation_block(head_dim)
     out, h = rows, 1
-    while h < head_dim:
+    while h < block:
         pairs = out.reshape(*rows.shape[:-1], head_dim // (2 * h), 2, h)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         out = np.stack([low + high, low - high], axis=-2)
         h *= 2
-    return out.reshape(rows.shape) * np.float32(1 / np.sqrt(head_dim))
+    return out.reshape(rows.shape) * np.float32(1 / np.sqrt(block))

@@ -14,7 +14,7 @@ from importlib import resources
 
 import numpy as np
 
-from octavo.kernels.formats import PageFormat
+from octavo.kernels.formats import PageFormat, rotation_block
 
 NUM_SIMDGROUPS = 4
 THREADGROUP_BYTES = 32768
@@ -78,8 +78,8 @@ def lane_dim(dim: int) -> int:
 
 
 def norm_bits(dim: int) -> str:
-    """float32(1 / sqrt(dim)) by its bits, as the rotation multiplies by it."""
-    return f"0x{int(np.float32(1 / np.sqrt(dim)).view(np.uint32)):08X}u"
+    """float32(1 / sqrt(b)) of the rotation's blocks by its bits, as the rotation multiplies by it."""
+    return f"0x{int(np.float32(1 / np.sqrt(rotation_block(dim))).view(np.uint32)):08X}u"
 
 
 def rotates(fmt: PageFormat, dim: int) -> int:

@@ -40,7 +40,7 @@ def test_codecs_are_bit_equal(name: str, head_dim: int) -> None:
         )
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 256])
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 96, 256])
 def test_rotation_is_bit_equal(head_dim: int) -> None:
     from octavo.kernels.formats import hadamard as definition
 

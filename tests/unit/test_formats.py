@@ -11,7 +11,7 @@ import pytest
 
 from format_rows import formats_and_dims, tricky_rows
 from octavo.kernels import FORMAT_NAMES, PageFormat, page_format
-from octavo.kernels.formats import hadamard
+from octavo.kernels.formats import hadamard, rotation_block
 from octavo.kernels.truth import hadamard64
 
 ROW_BYTES = {
@@ -121,7 +121,7 @@ def test_a_value_beyond_the_range_is_refused(name: str, limit: float) -> None:
         fmt.quantize([[1.0, limit * 1.003]])
 
 
-@pytest.mark.parametrize("head_dim", [1, 2, 8, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", [1, 2, 8, 40, 64, 80, 96, 112, 128, 192, 256])
 def test_the_rotation_is_orthonormal_and_its_own_inverse(head_dim: int) -> None:
     rows = np.random.default_rng(1).standard_normal((50, head_dim)).astype(np.float32)
     rotated = hadamard(rows)
@@ -130,9 +130,21 @@ def test_the_rotation_is_orthonormal_and_its_own_inverse(head_dim: int) -> None:
     np.testing.assert_allclose((rotated**2).sum(-1), (rows**2).sum(-1), rtol=1e-5)
 
 
-def test_the_rotation_needs_a_power_of_two() -> None:
-    with pytest.raises(ValueError, match="96"):
-        hadamard(np.ones((1, 96), np.float32))
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 192])
+def test_rotated_queries_and_keys_have_the_same_products(head_dim: int) -> None:
+    rng = np.random.default_rng(2)
+    queries, keys = (rng.standard_normal((20, head_dim)).astype(np.float32) for _ in range(2))
+    got = hadamard(queries).astype(np.float64) @ hadamard(keys).T.astype(np.float64)
+    np.testing.assert_allclose(got, queries.astype(np.float64) @ keys.T.astype(np.float64), atol=2e-5)
+
+
+def test_the_blocks_of_a_rotation() -> None:
+    assert [rotation_block(d) for d in (128, 64, 80, 96, 112, 192, 40, 1)] == [128, 64, 16, 32, 16, 64, 8, 1]
+    one = np.zeros((1, 96), np.float32)
+    one[0, 40] = 1
+    assert np.flatnonzero(hadamard(one)).tolist() == list(range(32, 64))
+    with pytest.raises(ValueError, match="head_dim 0"):
+        rotation_block(0)
 
 
 def test_formats_import_without_mlx() -> None:

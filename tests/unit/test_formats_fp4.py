@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from format_rows import TIES, tricky_rows
 from octavo.kernels import page_format
+from octavo.kernels.formats import hadamard
 from octavo.kernels.formats.e2m1 import MAGNITUDES
 from octavo.kernels.formats.fp4 import SCALE_FACTORS
 from octavo.kernels.formats.packing import unpack
@@ -164,8 +165,18 @@ def test_rotation_holds_outlier_channels_at_the_gaussian_error(factor: int) -> N
     assert relative_rms(FP4.dequantize(*FP4.quantize(rows)), rows) > 1.25 * rotated
 
 
-def test_rows_without_rotation_are_stored_as_they_are() -> None:
+@pytest.mark.parametrize("head_dim", [80, 96, 112, 192])
+@pytest.mark.parametrize("factor", [8, 30])
+def test_blocks_hold_outlier_channels_at_the_gaussian_error(head_dim: int, factor: int) -> None:
+    rng = np.random.default_rng(9)
+    gauss = rng.standard_normal((2000, head_dim)).astype(np.float32)
+    rows = gauss.copy()
+    rows[:, rng.choice(head_dim, 3, replace=False)] *= factor
+    rotated, plain = (relative_rms(FP4.restore(*FP4.store(each)[:2]), each) for each in (rows, gauss))
+    assert rotated < 1.05 * plain
+
+
+def test_rows_are_stored_rotated() -> None:
     rows = np.random.default_rng(9).standard_normal((10, 96)).astype(np.float32)
-    assert not FP4.rotates(96)
-    for stored, quantized in zip(FP4.store(rows), FP4.quantize(rows), strict=False):
+    for stored, quantized in zip(FP4.store(rows), FP4.quantize(hadamard(rows)), strict=False):
         np.testing.assert_array_equal(stored, quantized)

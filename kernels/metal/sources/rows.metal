@@ -8,7 +8,8 @@ METAL_FUNC void load_row(P source, uint lane, thread float* x) {
 }
 
 // The Sylvester-Hadamard rotation, every addition in the order h = 1, 2, 4, ... that the page
-// formats define; `norm` is float32(1 / sqrt(D)), D a power of two. Its own inverse.
+// formats define, in blocks of the largest power of two b that divides D; `norm` is float32(1 / sqrt(b)).
+// Its own inverse. A lane's E values lie in one block: D is a multiple of 8.
 template <int D, int E>
 METAL_FUNC void hadamard(thread float* x, uint lane, float norm) {
   for (int h = 1; h < E; h *= 2) {
@@ -20,7 +21,7 @@ METAL_FUNC void hadamard(thread float* x, uint lane, float norm) {
       }
     }
   }
-  for (ushort step = 1; step < D / E; step *= 2) {
+  for (ushort step = 1; step < (D & -D) / E; step *= 2) {
     for (int i = 0; i < E; ++i) {
       const float other = simd_shuffle_xor(x[i], step);
       x[i] = (lane & step) != 0 ? other - x[i] : x[i] + other;
