@@ -66,30 +66,26 @@ class KvEventStream:
         self._load: Gauges | None = None  # as it was told last, and when
         self._told_at = 0.0
 
-    async def batches(self, request: pb.SubscribeKvEventsRequest) -> AsyncGenerator[pb.KvEventBatch, None]:
-        """From the cursor of the request on. EventsGone if that is too old or yet to come, FellBehind
-        if this reader is too slow."""
-        its = await subscribe(self._engine, tokens=True)
-        try:
-            self._base = int(its.log_began) << _EPOCH_BITS
-            number = await self._begin(request, its)
-            if not request.start_sequence_number:
-                snapshot = await self._engine.ask(_snapshot)
-                number = snapshot.number + 1
-                for batch in self._snapshot_batches(snapshot):
-                    yield batch
-            stream = events_from(self._engine, number, heartbeat_s=self._load_s)
-            async with aclosing(stream):
-                async for events in stream:
-                    for event in events:
-                        yield self._batch(event.number, self._events(event))
-                    if not events and self._has_load_to_tell(request):
-                        yield self._batch(None, ())
-        finally:
-            await asyncio.shield(unsubscribe(self._engine))
+    async def batches(
+        self, request: pb.SubscribeKvEventsRequest, number: int
+    ) -> AsyncGenerator[pb.KvEventBatch, None]:
+        """Events from ``number`` on, as ``begin`` said, after a snapshot if there is no cursor.
+        FellBehind if this reader is too slow."""
+        if not request.start_sequence_number:
+            snapshot = await self._engine.ask(_snapshot)
+            number = snapshot.number + 1
+            for batch in self._snapshot_batches(snapshot):
+                yield batch
+        async with aclosing(events_from(self._engine, number, heartbeat_s=self._load_s)) as stream:
+            async for events in stream:
+                for event in events:
+                    yield self._batch(event.number, self._events(event))
+                if not events and self._has_load_to_tell(request):
+                    yield self._batch(None, ())
 
-    async def _begin(self, request: pb.SubscribeKvEventsRequest, its: Subscription) -> int:
-        """Number of the first event to send to a router that has a cursor."""
+    async def begin(self, request: pb.SubscribeKvEventsRequest, its: Subscription) -> int:
+        """Number of the first event to send. EventsGone if the cursor is too old or yet to come."""
+        self._base = int(its.log_began) << _EPOCH_BITS
         cursor: int = request.start_sequence_number
         if not cursor:
             return its.number
@@ -196,11 +192,16 @@ def _snapshot(core: EngineCore) -> _Snapshot:
 
 async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
     """Answer SubscribeKvEvents until the caller has gone."""
-    await context.send_initial_metadata(())  # routers wait for it before they send requests
     stream = KvEventStream(intake, tenant_salt(intake.tenant_of(context)))
-    async with aclosing(stream.batches(request)) as batches:
-        async for batch in batches:
-            await context.write(batch)
+    its = await subscribe(intake.engine, tokens=True)
+    try:
+        number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
+        await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
+        async with aclosing(stream.batches(request, number)) as batches:
+            async for batch in batches:
+                await context.write(batch)
+    finally:
+        await asyncio.shield(unsubscribe(intake.engine))
 
 
 async def flush_cache(
