@@ -152,6 +152,16 @@ class BlockManager:
         self._tables.add(table)
         return table
 
+    def find(self, digest: Digest) -> PageId | None:
+        """The page with these contents, if ``open`` would find it now. Nothing is held."""
+        return self._pool.find(digest)
+
+    def name_pages(self, tokens: Tokens[int], digests: list[Digest], *, salt: bytes = b"") -> list[Digest]:
+        """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
+        table = PageTable(self.page_size, salt, digests=digests)
+        self._extend_digests(table, tokens, max(len(tokens) - 1, 0) // self.page_size)
+        return digests
+
     def explain_miss(self, table: PageTable, tokens: Tokens[int]) -> Miss:
         """Why ``open`` with these tokens found what is in ``table`` and no more; before ``commit``."""
         if not self.prefix_cache:

@@ -60,6 +60,10 @@ class PagePool:
     def is_published(self, page: PageId) -> bool:
         return self._digest_of[page] is not None
 
+    def find(self, digest: Digest) -> PageId | None:
+        """The page with this digest; nothing is held."""
+        return self._page_of.get(digest)
+
     def take(self, num_pages: int) -> list[PageId] | None:
         """Hand out private pages with undefined contents; None, and no change, if too few are idle."""
         if num_pages > self.num_idle:

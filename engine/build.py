@@ -8,6 +8,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.runner import ModelRunner, load_runner
 from octavo.engine.stats import Observer
+from octavo.engine.store.persistence import Persistence
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.scheduler import Limits, Scheduler
 
@@ -41,4 +42,23 @@ def assemble(
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
     limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
-    return EngineCore(runner, tokenizer, blocks, Scheduler(blocks, limits), observer=observer)
+    return EngineCore(
+        runner,
+        tokenizer,
+        blocks,
+        Scheduler(blocks, limits),
+        persistence=_persistence(config, runner, blocks),
+        observer=observer,
+    )
+
+
+def _persistence(config: EngineConfig, runner: ModelRunner, blocks: BlockManager) -> Persistence | None:
+    if config.cache_dir is None:
+        return None
+    try:
+        return Persistence(config.cache_dir, runner, blocks, max_bytes=config.cache_dir_bytes)
+    except OSError as error:
+        raise InvalidConfig(
+            f"cache_dir {config.cache_dir} cannot be used: {error.strerror or error}; give a folder that "
+            "this process may write, or leave it out"
+        ) from error

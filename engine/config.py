@@ -36,7 +36,8 @@ class EngineConfig:
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
-    cache_dir         where pages persist (None: they do not)
+    cache_dir         where cached pages persist (None: they do not)
+    cache_dir_bytes   what they may take there, all servers that use the folder together
     """
 
     model: str = "demo"
@@ -59,6 +60,7 @@ class EngineConfig:
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
     cache_dir: Path | None = None
+    cache_dir_bytes: int = 10 * 1024**3
 
     def __post_init__(self) -> None:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
@@ -83,11 +85,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
-        for name in ("page_size", "max_running", "max_step_tokens", "max_waiting"):
+        for name in ("page_size", "max_running", "max_step_tokens", "max_waiting", "cache_dir_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
+        if self.cache_dir is not None and not self.prefix_cache:
+            raise InvalidConfig(
+                "cache_dir keeps what the prefix cache publishes, and prefix_cache is off; drop one of them"
+            )
         if self.kv_memory is not None and self.num_pages is not None:
             raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")
         if self.max_step_tokens < self.max_running:

@@ -18,6 +18,7 @@ from octavo.engine.request import Request, Sample, Update
 from octavo.engine.runner import ModelRunner, RunOutput
 from octavo.engine.sampler import Sampled
 from octavo.engine.stats import Gauges, Observer
+from octavo.engine.store.persistence import Persistence
 from octavo.engine.tokenizer import Tokenizer
 from octavo.scheduler import Result, Scheduler, Sequence, Step
 
@@ -39,6 +40,7 @@ class EngineCore:
         blocks: BlockManager,
         scheduler: Scheduler,
         *,
+        persistence: Persistence | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,6 +55,7 @@ class EngineCore:
         self._scores = PromptScores()
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
+        self._persistence = persistence
         self.gauges = self._measure()
 
     @property
@@ -67,25 +70,40 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do something."""
+        disk = self._persistence
+        if disk is not None and disk.num_waiting == len(self._samples):
+            return bool(self._updates) or disk.has_news
         return bool(self._samples or self._updates)
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
+        if self._persistence is not None:
+            self._persistence.wake = wake
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
         first, *others = request.samples
         first.sequence.siblings.extend(sample.sequence for sample in others)
-        self._scheduler.add(first.sequence)
+        self._scheduler.check_fits(first.sequence)
+        if self._persistence is None or not self._persistence.fetch(first.sequence):
+            self._scheduler.add(first.sequence)
         self._samples.update((sample.sequence, sample) for sample in request.samples)
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
+        disk = self._persistence
+        waits = disk is not None and disk.cancel(request.samples[0].sequence)
         for sample in reversed(request.samples):  # siblings first, so that none takes the first's place
             if sample.sequence in self._samples:
-                self._scheduler.abort(sample.sequence)
+                if not waits:
+                    self._scheduler.abort(sample.sequence)
                 self._publish(sample, sample.abort())
 
     def step(self) -> list[Update]:
         """Advance every running request once; what is new since the last call."""
-        began = self._clock()
+        began, disk = self._clock(), self._persistence
+        for sequence in disk.advance() if disk is not None else ():
+            self._scheduler.add(sequence)
         step = self._scheduler.plan()
         if step is not None:
             self._note_arrivals(step, began)
@@ -97,8 +115,11 @@ class EngineCore:
             output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
             self._scores.record(output.scores)
             self._scheduler.commit(step, self._accept(step, batch, output))
+            if disk is not None:
+                disk.keep(step)
         else:
-            assert not self._samples, f"{len(self._samples)} samples are unfinished, but no step is planned"
+            unfinished = len(self._samples) - (disk.num_waiting if disk is not None else 0)
+            assert not unfinished, f"{unfinished} samples are unfinished, but no step is planned"
         return self._report(step, self._clock() - began)
 
     def finish(self) -> list[Update]:
@@ -109,6 +130,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Give the model and its pool back. No step may follow."""
+        if self._persistence is not None:
+            self._persistence.close()
         self._runner.close()
 
     def _report(self, step: Step | None, seconds: float) -> list[Update]:
@@ -167,12 +190,14 @@ class EngineCore:
                     self._recorder.started(request, now)
 
     def _measure(self) -> Gauges:
+        disk = self._persistence
         return Gauges(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + (disk.num_waiting if disk is not None else 0),
             pages_held=self._blocks.num_held,
             pages_idle_cached=self._blocks.num_idle_cached,
             pages_idle_empty=self._blocks.num_idle_empty,
+            store=disk.counts() if disk is not None else None,
         )
 
 

@@ -14,6 +14,8 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.sampler import Sampled, SampleState
+from octavo.engine.store.page_files import PageKind
+from octavo.kernels.page_bytes import PageBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,19 @@ class ModelRunner(Protocol):
         ``states[i]`` belongs to ``batch.sample_rows[i]``. The drawn tokens are not recorded:
         the caller calls ``states[i].record(token)`` once it has accepted one.
         """
+        ...
+
+    @property
+    def page_kind(self) -> PageKind:
+        """What its pages are: those of an equal kind can be put into its pool."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        """Bytes of whole pages, a copy; see ``KVPool.read_pages``. Between steps."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        """Put bytes as from ``read_pages`` into these pages. Between steps."""
         ...
 
     def close(self) -> None:

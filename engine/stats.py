@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.engine.outputs import FinishReason
+from octavo.engine.store.counts import StoreCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +26,14 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """How the engine stands now."""
+    """How the engine stands now. ``store``: of the pages on disk, if there are any."""
 
     num_running: int = 0
     num_waiting: int = 0
     pages_held: int = 0
     pages_idle_cached: int = 0
     pages_idle_empty: int = 0
+    store: StoreCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,10 @@ class EngineThread:
             self._refuse_questions()
         return answer
 
+    def wake(self) -> None:
+        """The core may have work that did not come through the inbox."""
+        self.ask(lambda _: None)
+
     def stop(self) -> None:
         """End after the current step, and abort whatever is still running."""
         self._inbox.put(_Stop())
@@ -117,6 +121,7 @@ class EngineThread:
         try:
             core = self._make_core()
             try:
+                core.on_news(self.wake)
                 self._listener.ready(core)
                 self._loop(core)
             finally:

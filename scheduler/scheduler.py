@@ -47,10 +47,16 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings; SequenceTooLong if one could never fit, even alone."""
+        self.check_fits(sequence)
         for member in (sequence, *sequence.siblings):
             assert member.status is Status.WAITING, "a sequence is served once"
             assert member.tokens == sequence.tokens, "siblings share one prompt"
             assert member.salt == sequence.salt, "siblings share one salt"
+        self._roster.waiting.append(sequence)
+
+    def check_fits(self, sequence: Sequence) -> None:
+        """SequenceTooLong if a sequence or one of its siblings could never fit, even alone."""
+        for member in (sequence, *sequence.siblings):
             need = member.num_prompt + member.max_tokens
             if need > self.blocks.capacity:
                 raise SequenceTooLong(
@@ -58,7 +64,6 @@ class Scheduler:
                     f"{member.max_tokens} generated), the pool holds {self.blocks.capacity}; "
                     "shorten the prompt, lower max_tokens or give the pool more memory"
                 )
-        self._roster.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence now and free its pages; its siblings live on. Ended ones stay ended."""

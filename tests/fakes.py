@@ -9,6 +9,7 @@ an assertion or as other tokens than a request gets alone.
 from __future__ import annotations
 
 import hashlib
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +29,11 @@ from octavo.engine.outputs import TokenLogprob
 from octavo.engine.runner import RunOutput
 from octavo.engine.sampler import Sampled, SampleState
 from octavo.engine.stats import Observer, StepRecord
+from octavo.engine.store.page_files import PageKind
 from octavo.engine.tokenizer import Tokenizer
+from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.page_bytes import PageBytes
 
 EOS = 256
 VOCAB_SIZE = 258
@@ -76,6 +80,9 @@ def fake_info(config: EngineConfig, *, num_pages: int = 64, max_model_len: int =
         num_pages=config.num_pages or num_pages,
         memory=MemoryBudget(weights=0, pages=0, workspace=0),
     )
+
+
+ENTRY = struct.Struct("<ii8s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,34 @@ class LedgerRunner:
         targets = [] if batch.scored is None else batch.scored.targets.tolist()
         scores = tuple(TokenLogprob(target, -0.25) for target in targets)
         return RunOutput(tuple(samples), tuple(failed), scores)
+
+    @property
+    def page_kind(self) -> PageKind:
+        """16 bytes per position: the position, its token and the digest."""
+        layer = LayerSpec(num_kv_heads=1, head_dim=4, value_dim=4)
+        spec = PoolSpec(
+            layers=(layer,),
+            num_pages=self.info.num_pages,
+            page_size=self.info.page_size,
+            k_format="bf16",
+            v_format="bf16",
+        )
+        return PageKind("ledger", spec)
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        size = self.info.page_size
+        data = b""
+        for page in pages:
+            for entry in self._ledger[page * size : (page + 1) * size]:
+                assert entry is not None, f"page {page} is read before it is full"
+                data += ENTRY.pack(entry.position, entry.token, entry.digest)
+        return np.frombuffer(data, np.uint8).reshape(len(pages), size * ENTRY.size)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        size = self.info.page_size
+        for page, row in zip(pages, data, strict=True):
+            entries = [Entry(*fields) for fields in ENTRY.iter_unpack(row.tobytes())]
+            self._ledger[page * size : (page + 1) * size] = entries
 
     def close(self) -> None:
         self.closed = True

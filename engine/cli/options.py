@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 from octavo.block_manager.policies import POLICIES
@@ -19,7 +20,7 @@ DEFAULTS = EngineConfig()
 _SETTINGS = (
     "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
-    "max_step_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
+    "max_step_tokens", "prefix_cache", "cache_policy", "max_pinned_pages", "cache_dir", "cache_dir_bytes",
 )  # fmt: skip
 
 
@@ -50,6 +51,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")
     add("--max-pinned-pages", type=int, metavar="N",
         help=f"pages that `octavo cache pin` may keep for good ({DEFAULTS.max_pinned_pages})")  # fmt: skip
+    add("--cache-dir", type=Path, metavar="DIR", help="keep cached pages there, over restarts (they are not)")
+    add("--cache-dir-bytes", type=checked(memory_size), metavar="SIZE", help="what they may take (10GiB)")
 
 
 def add_format_arguments(group: argparse._ActionsContainer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import mlx.core as mx
@@ -13,8 +14,11 @@ from octavo.engine.model.forward import PagedModel, slice_rows
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.runner import RunOutput
 from octavo.engine.sampler import Sampled, SampleState, logprob_of, sample
+from octavo.engine.store.fingerprint import model_fingerprint
+from octavo.engine.store.page_files import PageKind
 from octavo.engine.truncation import Floats
 from octavo.kernels.metadata import Ints
+from octavo.kernels.page_bytes import PageBytes
 
 KV_NOT_FINITE = "the model computed keys or values that are not finite (NaN or infinity)"
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
@@ -29,10 +33,13 @@ class PagedRunner:
     GATHER_BYTES.
     """
 
-    def __init__(self, model: PagedModel, info: ModelInfo, *, dense_row_bytes: int | None) -> None:
+    def __init__(
+        self, model: PagedModel, info: ModelInfo, *, dense_row_bytes: int | None, exact: bool = False
+    ) -> None:
         self._model = model
         self._info = info
         self._dense_row_bytes = dense_row_bytes
+        self._exact = exact
 
     @property
     def info(self) -> ModelInfo:
@@ -68,6 +75,18 @@ class PagedRunner:
                 scores += _scores(batch.scored, by_row, failed)
         samples = sample((drawn_from[int(sampled[i])] for i in which), states)
         return RunOutput(_with_failures(samples, batch, failed), tuple(failed), tuple(scores))
+
+    @functools.cached_property
+    def page_kind(self) -> PageKind:
+        """Computed when it is first asked for: it reads a little of every tensor on disk."""
+        name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
+        return PageKind(name, self._model.pool.spec)
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        return self._model.pool.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        self._model.pool.write_pages(pages, data)
 
     def _slices(self, batch: Batch) -> Iterator[tuple[int, int]]:
         total = len(batch.token_ids)

@@ -61,7 +61,10 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     mx.set_cache_limit(budget.workspace)  # what MLX may keep of freed buffers between steps
     info = _info(config, choice, loaded, result, layout, budget, max_model_len, num_pages)
     return PagedRunner(
-        model, info, dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout)
+        model,
+        info,
+        dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout),
+        exact=config.exact,
     )
 
 

@@ -244,10 +244,9 @@ def test_engine_flags_give_their_settings_back() -> None:
 
 
 def test_every_setting_has_its_flag() -> None:
-    """Except cache_dir, which nothing serves yet."""
     import dataclasses
 
-    settings = {field.name for field in dataclasses.fields(EngineConfig)} - {"cache_dir"}
+    settings = {field.name for field in dataclasses.fields(EngineConfig)}
     assert settings == vars(_parse()).keys()
 
 

@@ -1,0 +1,58 @@
+"""What a page store has done, for metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+DROP_REASONS = ("queue_full", "write_failed", "read_failed", "torn", "altered", "foreign", "budget")
+"""Why a page is not, or no longer, on disk:
+
+queue_full                 it was not written, because disk is slower than the engine
+write_failed, read_failed  the system said no; it is not tried again
+torn, altered, foreign     what was read was not what had been written (see page_files.BadPages)
+budget                     others were used more lately
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCounts:
+    """Since the start, but for ``num_bytes``.
+
+    hits, misses    requests whose first page that was not in memory was on disk, or was not
+    loaded, written pages
+    dropped         pages by reason, see DROP_REASONS
+    num_bytes       on disk now, all kinds of pages together, as far as this server knows
+    """
+
+    hits: int = 0
+    misses: int = 0
+    loaded: int = 0
+    written: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    num_bytes: int = 0
+
+
+class Tally:
+    """Counts that several threads add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+
+    def add(self, name: str, count: int = 1) -> None:
+        """``name`` is a field of StoreCounts."""
+        with self._lock:
+            self._counts[name] += count
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        assert reason in DROP_REASONS, reason
+        with self._lock:
+            self._dropped[reason] += count
+
+    def read(self, num_bytes: int) -> StoreCounts:
+        with self._lock:
+            return StoreCounts(**self._counts, dropped=dict(+self._dropped), num_bytes=num_bytes)

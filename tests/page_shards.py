@@ -1,0 +1,78 @@
+"""Pages whose bytes follow from their digest, and a process that writes them until it is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from octavo.block_manager import Digest
+from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
+from octavo.engine.store.folder import ShardFolder
+from octavo.engine.store.page_files import PageKind, PageRun
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.page_bytes import PageBytes
+
+PAGE_SIZE = 4
+
+
+def make_kind(
+    *, model: str = "m", page_size: int = PAGE_SIZE, k_format: str = "bf16", v_format: str = "fp4"
+) -> PageKind:
+    layers = (LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),) * 2
+    spec = PoolSpec(layers=layers, num_pages=1, page_size=page_size, k_format=k_format, v_format=v_format)
+    return PageKind(model, spec)
+
+
+def chain_of(number: int, length: int) -> tuple[list[int], list[Digest]]:
+    """Tokens and digests of the pages of one sequence of many."""
+    tokens = [number * 1000 + position for position in range(length * PAGE_SIZE)]
+    return tokens, sha256_chain(root(b""), pack(tokens), PAGE_SIZE * TOKEN_BYTES)
+
+
+def bytes_of(digest: Digest, kind: PageKind) -> PageBytes:
+    """What the page with this digest holds."""
+    return np.frombuffer(hashlib.shake_128(digest).digest(kind.spec.page_bytes), np.uint8)
+
+
+def make_run(number: int, index: int, kind: PageKind) -> tuple[Digest, PageRun]:
+    """A page of ``chain_of(number, ...)``."""
+    tokens, digests = chain_of(number, index + 1)
+    parent = digests[index - 1] if index else root(b"")
+    page = bytes_of(digests[index], kind)[None]
+    return digests[index], PageRun(kind, parent, tuple(tokens[index * PAGE_SIZE :]), page)
+
+
+def read_page(folder: ShardFolder, number: int, index: int) -> PageBytes:
+    digest, run = make_run(number, index, folder.kind)
+    return folder.get(digest, parent=run.parent, token_ids=run.token_ids)
+
+
+def write_for_ever(root_folder: Path, first: int) -> None:
+    """Chains of three pages, one line of output for each page that is there."""
+    folder = ShardFolder(root_folder, make_kind(), max_bytes=1 << 30)
+    for number in itertools.count(first):
+        for index in range(3):
+            digest, run = make_run(number, index, folder.kind)
+            folder.put(digest, run)
+            print(digest.hex(), flush=True)
+
+
+def main(root_folder: Path) -> None:
+    """For each line of input, the number of the first chain, a process that writes: its id is printed
+    when it begins, and "ended" when it has."""
+    for line in sys.stdin:
+        if child := os.fork():
+            os.waitpid(child, 0)
+            print("ended", flush=True)
+        else:
+            print(os.getpid(), flush=True)
+            write_for_ever(root_folder, int(line))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
