@@ -29,6 +29,7 @@ from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import FinishReason
 from octavo.engine.server.address import Address, port_in_use
 from octavo.engine.stats import Gauges, StepRecord
+from octavo.engine.store.metrics import StoreCollector
 
 # Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
 # at 5 ms would hide every improvement below.
@@ -91,6 +92,8 @@ class Metrics:
         self._build_info = Info("octavo_build", "The software's version.", registry=registry)
         self._build_info.info({"version": octavo.__version__})
         self._cache_info = Info("octavo_cache_config", "How the KV cache is set up.", registry=registry)
+        self._store = StoreCollector()
+        registry.register(self._store)
         # Known label values start at 0, so that rates have no gap before the first event.
         for metric, values in (
             (self._requests, FinishReason),
@@ -155,6 +158,7 @@ class Metrics:
         }
         for state, count in pages.items():
             self._pages.labels(state).set(count)
+        self._store.counts = gauges.store
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 
     def render(self) -> bytes:

@@ -164,8 +164,10 @@ def _read(file: BinaryIO) -> tuple[dict[str, str], PageBytes]:
     header = json.loads(file.read(length))
     tensor = header["pages"]
     num_pages, page_bytes = tensor["shape"]
-    if tensor["dtype"] != "U8" or not 0 < num_pages * page_bytes == size - 8 - length:
-        raise ValueError(f"its pages {tensor} do not fill {size - 8 - length} bytes")
+    num_bytes = size - 8 - length
+    fills = tensor["data_offsets"] == [0, num_bytes] and 0 < num_pages * page_bytes == num_bytes
+    if tensor["dtype"] != "U8" or not fills:
+        raise ValueError(f"its pages {tensor} do not fill {num_bytes} bytes")
     metadata: dict[str, str] = header["__metadata__"]
     mapped = np.memmap(file, np.uint8, "r", offset=8 + length, shape=(num_pages, page_bytes))
     return dict(metadata), np.array(mapped)

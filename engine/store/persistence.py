@@ -12,6 +12,7 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.block_manager.digests import root
+from octavo.engine.errors import InvalidConfig
 from octavo.engine.store.counts import StoreCounts, Tally
 from octavo.engine.store.folder import ShardFolder
 from octavo.engine.store.page_files import PageKind, PageRun
@@ -52,7 +53,11 @@ class Persistence:
         *,
         max_bytes: int,
     ) -> None:
-        """Raises OSError if the folder cannot be used."""
+        """Raises OSError if the folder cannot be used, and InvalidConfig for page groups."""
+        if len(blocks.groups) > 1 or blocks.groups[0].window is not None:
+            raise InvalidConfig(
+                "pages of layers with a window cannot be kept on disk yet; leave cache_dir out"
+            )
         self._access = access
         self._blocks = blocks
         self._kind = access.page_kind

@@ -17,6 +17,7 @@ from octavo.engine.metrics import Metrics, MetricsServer
 from octavo.engine.outputs import FinishReason
 from octavo.engine.server.address import Address
 from octavo.engine.stats import Gauges, RequestRecord, StepRecord
+from octavo.engine.store.counts import DROP_REASONS, StoreCounts
 from served import METRIC_NAMES
 
 RECORD = StepRecord(
@@ -55,6 +56,21 @@ def _samples(text: str) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def test_a_store_has_metrics_when_there_is_one() -> None:
+    metrics = Metrics()
+    assert "octavo_store" not in metrics.render().decode()
+    counts = StoreCounts(hits=2, misses=3, loaded=5, written=7, dropped={"torn": 1}, num_bytes=11)
+    metrics.set_gauges(Gauges(store=counts))
+    samples = _samples(metrics.render().decode())
+    assert {name: value for name, value in samples.items() if "octavo_store" in name} == {
+        "octavo_store_lookups_total,result=hit": 2,
+        "octavo_store_lookups_total,result=miss": 3,
+        "octavo_store_loaded_pages_total": 5,
+        "octavo_store_written_pages_total": 7,
+        "octavo_store_bytes": 11,
+    } | {f"octavo_store_dropped_pages_total,reason={reason}": reason == "torn" for reason in DROP_REASONS}
 
 
 def test_every_name_is_there_from_the_start() -> None:
