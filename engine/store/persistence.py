@@ -84,6 +84,8 @@ class Persistence:
 
     def fetch(self, sequence: Sequence) -> bool:
         """Whether to wait for pages of this prompt that are on disk: until ``advance`` returns it."""
+        if sequence.recompute:
+            return False
         blocks = self._blocks
         digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
         self._writer.used(digests)
