@@ -56,33 +56,44 @@ def build_batch(step: Step, page_size: int) -> Batch:
     counts = stops - starts
     q_start = np.zeros(len(work) + 1, np.int32)
     np.cumsum(counts, out=q_start[1:])
-    page_table = _page_tables(work, -(-int(stops.max()) // page_size), page_size)
     sequence_of_row = np.repeat(np.arange(len(work), dtype=np.int32), counts)
     positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
-    slots = page_table[sequence_of_row, positions // page_size] * page_size + positions % page_size
-    assert _all_different(slots), f"two rows of a step would write one slot: {slots.tolist()}"
-    return Batch(
-        token_ids=_token_ids(work),
-        sample_rows=_sample_rows(work, q_start),
-        attention=AttentionMetadata(
+    pages, offsets = np.divmod(positions, np.int32(page_size))
+
+    def in_group(group: int, others: tuple[AttentionMetadata, ...] = ()) -> AttentionMetadata:
+        page_table = _page_tables(work, -(-int(stops.max()) // page_size), page_size, group)
+        slots = page_table[sequence_of_row, pages] * page_size + offsets
+        assert _all_different(slots), f"two rows of a step would write one slot: {slots.tolist()}"
+        return AttentionMetadata(
             positions=positions,
             slots=slots,
             q_start=q_start,
             kv_len=stops,
             page_table=page_table,
             page_size=page_size,
-        ),
+            others=others,
+        )
+
+    return Batch(
+        token_ids=_token_ids(work),
+        sample_rows=_sample_rows(work, q_start),
+        attention=in_group(0, tuple(in_group(group) for group in range(1, _num_groups(work)))),
         copies=step.copies,
     )
 
 
-def _page_tables(work: tuple[Work, ...], width: int, page_size: int) -> Ints:
-    """Row b: the pages of ``work[b]`` up to its last position of this step, then zeros."""
+def _num_groups(work: tuple[Work, ...]) -> int:
+    table = work[0].sequence.table
+    return len(table.parts) if table is not None else 1
+
+
+def _page_tables(work: tuple[Work, ...], width: int, page_size: int, group: int) -> Ints:
+    """Row b: the group's pages of ``work[b]`` up to its last position of this step, then zeros."""
     rows = np.zeros((len(work), width), np.int32)
     for row, item in zip(rows, work, strict=True):
         assert item.sequence.table is not None, f"{item.sequence.sequence_id} was planned without pages"
         used = -(-item.stop // page_size)
-        row[:used] = np.frombuffer(item.sequence.table.pages, np.int32, used)
+        row[:used] = np.frombuffer(item.sequence.table.parts[group].pages, np.int32, used)
     return rows
 
 

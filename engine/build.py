@@ -33,11 +33,12 @@ def assemble(
     info = runner.info
     try:
         blocks = BlockManager(
-            info.num_pages,
+            info.groups or info.num_pages,
             info.page_size,
             prefix_cache=config.prefix_cache,
             policy=config.cache_policy,
             max_pinned=config.max_pinned_pages,
+            max_chunk=config.max_step_tokens,
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.block_manager import PageGroup
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
@@ -22,6 +24,8 @@ class ModelInfo:
     backend_reason why this backend was chosen, for people
     kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
     weights        "bf16", "int4", ...: what the linear layers compute with
+    num_pages      of the pool that every sequence needs for its whole length; where layers have
+                   windows, ``groups`` says what each kind of layer has (empty: one kind)
     """
 
     name: str
@@ -39,3 +43,4 @@ class ModelInfo:
     page_size: int
     num_pages: int
     memory: MemoryBudget
+    groups: tuple[PageGroup, ...] = ()

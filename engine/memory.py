@@ -65,38 +65,6 @@ def page_bytes(layers: Sequence[LayerSpec], *, page_size: int, k_format: str, v_
         raise InvalidConfig(str(error)) from None
 
 
-def num_pages_for(
-    *,
-    bytes_per_page: int,
-    page_size: int,
-    kv_memory: int | None,
-    num_pages: int | None,
-    max_running: int,
-    max_model_len: int,
-    available: int,
-) -> int:
-    """How many pages the pool gets.
-
-    ``num_pages`` or ``kv_memory`` decide if given. Otherwise: 2,048 tokens for each running
-    sequence or one sequence of the model's full length, whichever is more, within 2 GiB and a
-    quarter of the memory that is available. InvalidConfig if not even one page fits.
-    """
-    if num_pages is not None:
-        return num_pages
-    if kv_memory is not None:
-        budget, source = kv_memory, "kv_memory"
-    else:
-        tokens = max(max_running * min(DEFAULT_SEQUENCE_TOKENS, max_model_len), max_model_len)
-        wanted = -(-tokens // page_size) * bytes_per_page
-        budget, source = min(wanted, DEFAULT_KV_MEMORY, available // 4), "a quarter of the available memory"
-    if budget < bytes_per_page:
-        raise InvalidConfig(
-            f"{source} is {format_size(budget)}, but one page of {page_size} positions takes "
-            f"{format_size(bytes_per_page)}; give more memory, a smaller page_size or a smaller kv_format"
-        )
-    return budget // bytes_per_page
-
-
 def workspace_bytes(
     config: Mapping[str, Any],
     *,

@@ -14,7 +14,6 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.memory import (
     format_size,
-    page_bytes,
     tensors_of,
     text_config,
     weight_files,
@@ -22,6 +21,7 @@ from octavo.engine.memory import (
     workspace_bytes,
 )
 from octavo.engine.model.locate import model_length, read_config, resolve_model
+from octavo.engine.page_groups import Sizing, sizing
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
 from octavo.kernels.interface import LayerSpec
 
@@ -41,6 +41,10 @@ _ALIASES = {
 # Settings of layers whose cache is not one K and one V per layer of one shape.
 _OTHER_CACHES = ("kv_lora_rank", "num_kv_shared_layers", "ssm_state_size", "mamba_d_state", "conv_L_cache")
 _ATTENTION = {"full_attention", "sliding_attention"}
+# Where mlx-lm gives layers a window: every n-th layer sees everything, or config.json lists the kinds.
+_WINDOWS = {"gemma3": 512, "gemma3_text": 512, "cohere2": 4096, "gpt_oss": 128}
+_PATTERNS = {"gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+_LISTED = {"llama", "mistral", "ministral3", "olmo3", "gpt_oss"}
 
 
 def plan(
@@ -70,13 +74,23 @@ def plan(
         vocab_size=int(text_config(config).get("vocab_size", 0)),
     )
     budget = max(0, memory - weights - workspace)
-    rows: dict[str, dict[str, int]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     for pair in formats:
         try:
-            rows[str(pair)] = _format_plan(layers, pair, page_size, budget, positions)
+            size = sizing(
+                layers,
+                k_format=pair.k,
+                v_format=pair.v,
+                page_size=page_size,
+                max_model_len=positions,
+                max_running=settings.max_running,
+                max_step_tokens=settings.max_step_tokens,
+            )
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
+        else:
+            rows[str(pair)] = _format_plan(size, budget, positions)
     return {
         "model": model,
         "architecture": config["model_type"],
@@ -113,8 +127,23 @@ def layer_specs(path: Path, config: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     head_dim = int(flat.get("head_dim") or _setting(flat, "hidden_size", name) // heads)
     kv_heads = _setting(flat, "num_key_value_heads", name, default=heads)
     _check_weights(path, name, kv_heads * head_dim)
-    layer = LayerSpec(num_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim)
-    return (layer,) * _setting(flat, "num_hidden_layers", name)
+    count = _setting(flat, "num_hidden_layers", name)
+    return tuple(
+        LayerSpec(num_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, window=window)
+        for window in _windows(flat, name, count)
+    )
+
+
+def _windows(flat: Mapping[str, Any], name: str, count: int) -> list[int | None]:
+    """The window of each layer; of architectures not known here, none: what they take at most."""
+    window = flat.get("sliding_window", _WINDOWS.get(name))
+    every = flat.get("sliding_window_pattern", _PATTERNS.get(name))
+    if name in _PATTERNS:
+        return [None if (index + 1) % every == 0 else window for index in range(count)]
+    kinds = flat.get("layer_types") if name in _LISTED else None
+    if kinds is None and name == "gpt_oss":
+        kinds = ["sliding_attention", "full_attention"] * (count // 2)
+    return [window if kind == "sliding_attention" else None for kind in kinds or ("full_attention",) * count]
 
 
 def _setting(flat: Mapping[str, Any], key: str, name: str, *, default: int | None = None) -> int:
@@ -135,17 +164,30 @@ def _check_weights(path: Path, name: str, width: int) -> None:
                 )
 
 
-def _format_plan(
-    layers: tuple[LayerSpec, ...], formats: FormatPair, page_size: int, budget: int, positions: int
-) -> dict[str, int]:
-    bytes_per_page = page_bytes(layers, page_size=page_size, k_format=formats.k, v_format=formats.v)
-    pages = budget // bytes_per_page
+def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
+    """Pages are those of the first group. "per page" and "per token" are bytes of all groups, before a
+    sequence has outgrown any window."""
+    pages = max(size.pages_within(budget), 0)
+    bytes_per_page = sum(size.group_bytes)
+    groups: list[dict[str, Any]] = [
+        {
+            "window": group.window,
+            "layers": len(group.members),
+            "bytes_per_page": group_bytes,
+            "pages": group_pages,
+            "pages_per_sequence": size.pages_per_sequence(index, positions),
+        }
+        for index, (group, group_bytes, group_pages) in enumerate(
+            zip(size.groups, size.group_bytes, size.pages(pages), strict=True)
+        )
+    ]
     return {
-        "bytes_per_token": bytes_per_page // page_size,
+        "bytes_per_token": bytes_per_page // size.page_size,
         "bytes_per_page": bytes_per_page,
         "pages": pages,
-        "tokens": pages * page_size,
-        "sequences": pages // -(-positions // page_size),
+        "tokens": pages * size.page_size,
+        "sequences": min(group["pages"] // group["pages_per_sequence"] for group in groups),
+        "groups": groups,
     }
 
 
@@ -166,6 +208,13 @@ def render(result: Mapping[str, Any]) -> str:
             f"{name:<{width}}{format_size(row['bytes_per_token']):>11}{format_size(row['bytes_per_page']):>12}"
             f"{row['pages']:>10}{row['tokens']:>12}{row['sequences']:>22}"
         )
+    groups: list[dict[str, Any]] = next(iter(result["formats"].values()), {"groups": []})["groups"]
+    lines += [
+        f"{group['layers']} layers see {group['window']} positions: {group['pages_per_sequence']} pages of "
+        "their own per sequence, however long"
+        for group in groups
+        if group["window"] is not None
+    ]
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     if not result["fits"]:
         lines.append("nothing is left for pages: give more memory, or a model with smaller weights")

@@ -26,6 +26,8 @@ class AttentionMetadata:
                          the last row of b sits at position ``kv_len[b] - 1``
     page_table  [B, P]   pages of sequence b; entries past its last page are 0, never read
     page_size            positions per page
+    others               the same rows in the pages of the other groups of layers, in their order;
+                         only the first group's metadata has them
     """
 
     positions: Ints
@@ -34,6 +36,12 @@ class AttentionMetadata:
     kv_len: Ints
     page_table: Ints
     page_size: int
+    others: tuple[AttentionMetadata, ...] = ()
+
+    @property
+    def groups(self) -> tuple[AttentionMetadata, ...]:
+        """One for each group of layers, this one first."""
+        return (self, *self.others)
 
     @property
     def num_tokens(self) -> int:

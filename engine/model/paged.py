@@ -17,6 +17,7 @@ from octavo.engine.sampler import Sampled, SampleState, logprob_of, sample
 from octavo.engine.store.fingerprint import model_fingerprint
 from octavo.engine.store.page_files import PageKind
 from octavo.engine.truncation import Floats
+from octavo.kernels.groups import page_pools
 from octavo.kernels.metadata import Ints
 from octavo.kernels.page_bytes import PageBytes
 
@@ -53,8 +54,9 @@ class PagedRunner:
         if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
         pool = self._model.pool
-        if batch.copies:
-            pool.copy_pages([(copy.source, copy.target) for copy in batch.copies])
+        for group, pages in enumerate(page_pools(pool) if batch.copies else ()):
+            if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
+                pages.copy_pages(pairs)
         sampled, which = np.unique(batch.sample_rows, return_inverse=True)
         rows = sampled if batch.scored is None else np.union1d(sampled, batch.scored.rows)
         drawn_from: dict[int, Floats] = {}

@@ -7,10 +7,11 @@ import os
 
 import mlx.core as mx
 
+from octavo.block_manager import PageGroup
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.info import MemoryBudget, ModelInfo
-from octavo.engine.memory import available_memory, format_size, num_pages_for, page_bytes, workspace_bytes
+from octavo.engine.memory import available_memory, format_size, workspace_bytes
 from octavo.engine.model.forward import PagedModel
 from octavo.engine.model.head import select_rows
 from octavo.engine.model.layers import CacheLayout, discover_layout
@@ -18,7 +19,9 @@ from octavo.engine.model.loader import LoadedModel, load_model, materialize, num
 from octavo.engine.model.locate import model_length, read_config, resolve_model
 from octavo.engine.model.paged import PagedRunner
 from octavo.engine.model.probe import ProbeResult, describe, probe
+from octavo.engine.page_groups import Sizing, num_pages_for, sizing
 from octavo.kernels.backends import Choice, choose_backend
+from octavo.kernels.groups import create_pools
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
 
 log = logging.getLogger(__name__)
@@ -34,12 +37,13 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         mx.disable_compile()  # on a CPU it would run a C++ compiler in the middle of serving
     loaded = load_model(path, weights=config.weights)
     layout = discover_layout(loaded.model, loaded.architecture)
-    num_pages = _num_pages(config, layout.layers, max_model_len)
+    size = _sizing(config, layout.layers, max_model_len)
+    num_pages = _num_pages(config, size, max_model_len)
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
     materialize(loaded.model, native=native, exact=config.exact, fuse=config.fuse)
     result = probe(loaded.model, layout, choice.backend, selection, architecture=loaded.architecture)
     log.info("%s: %s", config.model, describe(result))
-    pool = _create_pool(config, choice, layout.layers, num_pages)
+    pool = _create_pool(config, choice, layout.layers, size, num_pages)
     model = PagedModel(
         loaded.model,
         layout,
@@ -59,7 +63,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         ),
     )
     mx.set_cache_limit(budget.workspace)  # what MLX may keep of freed buffers between steps
-    info = _info(config, choice, loaded, result, layout, budget, max_model_len, num_pages)
+    groups = size.page_groups(num_pages)
+    info = _info(config, choice, loaded, result, layout, budget, max_model_len, groups)
     return PagedRunner(
         model,
         info,
@@ -78,33 +83,39 @@ def _choose(config: EngineConfig) -> Choice:
     return choice
 
 
-def _num_pages(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> int:
-    bytes_per_page = _page_bytes(config, layers)
+def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
+    return sizing(
+        layers,
+        k_format=config.page_formats.k,
+        v_format=config.page_formats.v,
+        page_size=config.page_size,
+        max_model_len=max_model_len,
+        max_running=config.max_running,
+        max_step_tokens=config.max_step_tokens,
+        max_pinned=config.max_pinned_pages,
+    )
+
+
+def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int) -> int:
     available = available_memory()
     num_pages = num_pages_for(
-        bytes_per_page=bytes_per_page,
-        page_size=config.page_size,
+        size,
         kv_memory=config.kv_memory,
         num_pages=config.num_pages,
         max_running=config.max_running,
         max_model_len=max_model_len,
         available=available,
     )
-    if num_pages * bytes_per_page > available:
+    if size.bytes_for(num_pages) > available:
         raise InvalidConfig(
-            f"{num_pages} pages take {format_size(num_pages * bytes_per_page)}, but only "
+            f"{num_pages} pages take {format_size(size.bytes_for(num_pages))}, but only "
             f"{format_size(available)} are available; lower kv_memory or num_pages"
         )
     return num_pages
 
 
-def _page_bytes(config: EngineConfig, layers: tuple[LayerSpec, ...]) -> int:
-    formats = config.page_formats
-    return page_bytes(layers, page_size=config.page_size, k_format=formats.k, v_format=formats.v)
-
-
 def _create_pool(
-    config: EngineConfig, choice: Choice, layers: tuple[LayerSpec, ...], num_pages: int
+    config: EngineConfig, choice: Choice, layers: tuple[LayerSpec, ...], size: Sizing, num_pages: int
 ) -> KVPool:
     spec = PoolSpec(
         layers=layers,
@@ -114,10 +125,10 @@ def _create_pool(
         v_format=config.page_formats.v,
     )
     try:
-        pool = choice.backend.create_pool(spec)
+        pool = create_pools(choice.backend, spec, size.groups, size.pages(num_pages))
     except ValueError as error:
         raise InvalidConfig(f"{choice.backend.name} backend: {error}") from error
-    predicted = num_pages * _page_bytes(config, layers)
+    predicted = size.bytes_for(num_pages)
     assert pool.nbytes == predicted, f"the pool takes {pool.nbytes} bytes, predicted were {predicted}"
     return pool
 
@@ -136,7 +147,7 @@ def _info(
     layout: CacheLayout,
     budget: MemoryBudget,
     max_model_len: int,
-    num_pages: int,
+    groups: tuple[PageGroup, ...],
 ) -> ModelInfo:
     return ModelInfo(
         name=config.model,
@@ -152,8 +163,9 @@ def _info(
         weights=loaded.weights,
         kv_format=str(config.page_formats),
         page_size=config.page_size,
-        num_pages=num_pages,
+        num_pages=groups[0].num_pages,
         memory=budget,
+        groups=groups,
     )
 
 

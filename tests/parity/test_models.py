@@ -159,7 +159,7 @@ def runner(folder: Path, case: Case, backend: TestedBackend) -> Iterator[ModelRu
 
 def test_greedy_serving_is_mlx_lms_own(runner: ModelRunner, folder: Path, case: Case) -> None:
     assert runner.info.tier == "paged"
-    blocks = BlockManager(runner.info.num_pages, PAGE_SIZE)
+    blocks = BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=16)
     first = serve(runner, prompts()[:4], blocks)
     second = serve(runner, prompts()[4:], blocks)
     assert [output.num_cached for output in second] == [16, 16], "both full shared pages must be found"
@@ -181,7 +181,7 @@ def test_tokens_are_those_of_generate_step_up_to_a_near_tie(
     runner: ModelRunner, folder: Path, case: Case
 ) -> None:
     prompt = prompts()[0]
-    (output,) = serve(runner, [prompt], BlockManager(runner.info.num_pages, PAGE_SIZE))
+    (output,) = serve(runner, [prompt], BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=16))
     plain = load_plain(folder, case)
     num_equal = 0
     for (token, logprobs), ours in zip(

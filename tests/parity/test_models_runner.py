@@ -289,6 +289,7 @@ def test_plan_reads_the_shapes_that_the_model_has(tmp_path: Path, name: str) -> 
     path = tiny_models.make_model(tmp_path, name)
     found = discover_layout(load_model(path, weights="keep").model, name).layers
     predicted = layer_specs(path, read_config(path))
+    assert predicted == found
     for kv_format in FITTING:
         sizes = [
             page_bytes(layers, page_size=4, k_format=kv_format, v_format=kv_format)

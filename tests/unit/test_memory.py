@@ -85,39 +85,6 @@ def test_a_format_that_cannot_hold_the_rows_is_a_clear_refusal() -> None:
         )
 
 
-def num_pages(**changes: int | None) -> int:
-    settings: dict[str, int | None] = {
-        "bytes_per_page": 1000,
-        "page_size": 32,
-        "kv_memory": None,
-        "num_pages": None,
-        "max_running": 4,
-        "max_model_len": 4096,
-        "available": 10**12,
-    }
-    return memory.num_pages_for(**(settings | changes))  # type: ignore[arg-type]
-
-
-def test_the_pool_is_as_large_as_asked_for() -> None:
-    assert num_pages(num_pages=7) == 7
-    assert num_pages(kv_memory=10_999) == 10
-
-
-def test_the_default_pool_holds_the_running_sequences_within_limits() -> None:
-    assert num_pages() == 4 * 2048 // 32
-    assert num_pages(max_running=1) == 4096 // 32, "at least one sequence of full length"
-    assert num_pages(max_model_len=64) == 4 * 64 // 32
-    assert num_pages(bytes_per_page=2**26) == 2 * GIB // 2**26
-    assert num_pages(available=40_000) == 10
-
-
-def test_a_pool_without_a_page_is_refused_with_the_numbers() -> None:
-    with pytest.raises(
-        InvalidConfig, match=r"kv_memory is 999 B, but one page of 32 positions takes 0.98 KiB"
-    ):
-        num_pages(kv_memory=999)
-
-
 def write(file: Path, header: object, data: bytes = b"") -> Path:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + data)
