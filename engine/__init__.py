@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ModelLoadError,
         OctavoError,
         Overloaded,
+        QueueTimeout,
         RequestFailed,
         RequestTooLong,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "ModelLoadError",
     "OctavoError",
     "Overloaded",
+    "QueueTimeout",
     "RequestFailed",
     "RequestOutput",
     "RequestTooLong",

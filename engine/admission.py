@@ -16,6 +16,8 @@ from octavo.engine.params import SamplingParams
 from octavo.engine.request import Request
 from octavo.engine.tokenizer import Message, Tokenizer
 
+MAX_PRIORITY = 1000
+
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """Text (encoded as the model expects a document), token ids as they are, or chat messages."""
 
@@ -56,11 +58,16 @@ class Admission:
         *,
         request_id: str | None = None,
         salt: bytes = b"",
+        priority: int = 0,
         constraint: Constraint | None = None,
     ) -> Request:
         """``constraint``: what ``compile`` made of these parameters.
 
         A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
+        if abs(priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is usual"
+            )
         self.check_ids("prompt", prompt_ids)
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
@@ -73,6 +80,7 @@ class Admission:
             vocab_size=self._info.vocab_size,
             arrived_at=time.monotonic(),
             salt=salt,
+            priority=priority,
             constraint=constraint,
         )
 

@@ -33,6 +33,8 @@ class EngineConfig:
     max_running       sequences computed at once
     max_step_tokens   tokens computed per step, decodes and prompt chunks together
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
+    max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
+    queue_timeout     seconds that a request may wait to be begun (None: any time)
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
@@ -56,6 +58,8 @@ class EngineConfig:
     max_running: int = 64
     max_step_tokens: int = 512
     max_waiting: int = 1024
+    max_waiting_tokens: int | None = 2**20
+    queue_timeout: float | None = None
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
@@ -81,7 +85,11 @@ class EngineConfig:
             raise InvalidConfig(
                 f"max_pinned_pages must be at least 0, got {self.max_pinned_pages}; 0 refuses every pin"
             )
-        for name in ("threads", "kv_memory", "num_pages", "max_model_len"):
+        if self.queue_timeout is not None and not self.queue_timeout > 0:
+            raise InvalidConfig(
+                f"queue_timeout must be above 0 seconds, got {self.queue_timeout}; leave it out for none"
+            )
+        for name in ("threads", "kv_memory", "num_pages", "max_model_len", "max_waiting_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")

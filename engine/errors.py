@@ -12,6 +12,7 @@ OctavoError
 ├── InvalidConfig       the operator's mistake: exit code 2
 │   └── ModelLoadError  unreadable or unsupported model
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
+│   └── QueueTimeout    ... as it turned out
 ├── RequestFailed       this request only: gRPC INTERNAL
 └── EngineDead          the engine thread has ended: gRPC UNAVAILABLE, for everybody
     └── EngineStopping  ... or is about to, on purpose (drain, shutdown)
@@ -65,7 +66,18 @@ class ModelLoadError(InvalidConfig):
 
 
 class Overloaded(OctavoError):
-    """The engine is full; trying again later may work."""
+    """The engine is full; trying again later may work.
+
+    numbers   what there is and what may be, for programs
+    """
+
+    def __init__(self, message: str, **numbers: int) -> None:
+        super().__init__(message)
+        self.numbers = numbers
+
+
+class QueueTimeout(Overloaded):
+    """The request was not begun in the time that it may wait."""
 
 
 class RequestFailed(OctavoError):

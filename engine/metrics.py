@@ -98,7 +98,7 @@ class Metrics:
         for metric, values in (
             (self._requests, FinishReason),
             (self._misses, ("new", "evicted", "other_salt", "last_token", "partial_page", "disabled")),
-            (self._rejected, ("invalid", "too_long", "overloaded")),
+            (self._rejected, ("invalid", "too_long", "overloaded", "queue_timeout")),
             (self._step_tokens, ("prefill", "decode")),
         ):
             for value in values:

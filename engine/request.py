@@ -39,6 +39,7 @@ class Request:
         vocab_size: int,
         arrived_at: float,
         salt: bytes = b"",
+        priority: int = 0,
         constraint: Constraint | None = None,
     ) -> None:
         self.request_id = request_id
@@ -61,6 +62,7 @@ class Request:
                     list(prompt_ids),
                     max_tokens,
                     salt=salt,
+                    priority=priority,
                     recompute=params.prompt_logprobs is not None,
                 ),
                 # Each sample has a seed of its own, or all n would say the same.

@@ -11,7 +11,9 @@ from typing import TypeAlias, TypeVar
 from octavo.engine.admission import Admission, Prompt
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded, RequestTooLong
+from octavo.engine.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
+from octavo.engine.gate import Gate, refusal_label
+from octavo.engine.handover import Handover
 from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
@@ -54,6 +56,7 @@ class AsyncEngine:
         self._admission: Admission | None = None
         self._streams: dict[str, Stream] = {}  # by request id, until its last delta has come
         self._by_request: dict[Request, Stream] = {}
+        self._gate = Gate(config)
         self._stopping = False
         self._thread: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,7 +91,16 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
         make_core = functools.partial(self._core_factory, self.config, self._observer)
-        self._thread = EngineThread(make_core, _Handover(self, self._loop))
+        self._thread = EngineThread(
+            make_core,
+            Handover(
+                self._loop,
+                ready=self._on_ready,
+                updates=self._on_updates,
+                cache_changed=self.cache_changes.send,
+                ended=self._on_ended,
+            ),
+        )
         self._thread.start()
         try:
             await asyncio.shield(self._started)
@@ -122,6 +134,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         salt: bytes = b"",
+        priority: int = 0,
     ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
@@ -129,11 +142,14 @@ class AsyncEngine:
         iteration ends the request in the engine. An error of this request alone arrives as a
         delta with finish_reason ERROR. A reader that is slow gets merged deltas.
 
-        salt   requests share cached prompt pages only with requests of the same salt
+        salt       requests share cached prompt pages only with requests of the same salt
+        priority   smaller numbers are let in first, and give way last when memory runs out
 
-        Raises InvalidRequest, RequestTooLong, Overloaded or EngineDead.
+        Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
-        stream = await self._submit(prompt, params or SamplingParams(), request_id, salt)
+        stream = await self._submit(
+            prompt, params or SamplingParams(), request_id=request_id, salt=salt, priority=priority
+        )
         assert self._thread is not None
         try:
             while (delta := await stream.next()) is not None:
@@ -151,19 +167,26 @@ class AsyncEngine:
             self._thread.abort(stream.request)
 
     async def _submit(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None,
+        salt: bytes,
+        priority: int,
     ) -> Stream:
         try:
             self._check_open(request_id)
-            request = await self._admit(prompt, params, request_id, salt)
-            self._check_open(request_id)  # once more: encoding may have taken a while
+            request = await self._admit(prompt, params, request_id=request_id, salt=salt, priority=priority)
+            self._check_open(request_id, request.num_prompt)  # once more: encoding may have taken a while
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
-                self._observer.rejected(_reason(error))
+                self._observer.rejected(refusal_label(error))
             raise
         stream = Stream(request, self._forget)
         self._streams[request.request_id] = stream
         self._by_request[request] = stream
+        self._gate.watch(stream, self._give_up)
         self._idle.clear()
         assert self._thread is not None
         self._thread.add(request)
@@ -185,7 +208,13 @@ class AsyncEngine:
         return await asyncio.to_thread(self._admission.encode, prompt)
 
     async def _admit(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None, salt: bytes
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None,
+        salt: bytes,
+        priority: int,
     ) -> Request:
         prompt_ids = await self._encode(prompt)
         assert self._admission is not None
@@ -193,19 +222,26 @@ class AsyncEngine:
         if params.structured is not None:
             constraint = await asyncio.to_thread(self._admission.compile, params)
         return self._admission.admit(
-            prompt_ids, params, request_id=request_id, salt=salt, constraint=constraint
+            prompt_ids,
+            params,
+            request_id=request_id,
+            salt=salt,
+            priority=priority,
+            constraint=constraint,
         )
 
-    def _check_open(self, request_id: str | None) -> None:
+    def _give_up(self, request: Request) -> None:
+        """Nobody has begun it in the time it may wait."""
+        assert self._thread is not None
+        self._thread.abort(request)
+        if self._observer is not None:
+            self._observer.rejected("queue_timeout")
+
+    def _check_open(self, request_id: str | None, num_prompt: int = 0) -> None:
         self._running_core()
         if self._stopping:
             raise EngineStopping("the engine is shutting down; send the request to another one")
-        limit = self.config.max_running + self.config.max_waiting
-        if len(self._streams) >= limit:
-            raise Overloaded(
-                f"{len(self._streams)} requests are unfinished and at most {limit} may be "
-                "(max_running + max_waiting); try again later"
-            )
+        self._gate.check(self._by_request.keys(), num_prompt)
         if request_id == "":
             raise InvalidRequest("request_id must not be empty; leave it out to get one")
         if request_id in self._streams:
@@ -240,6 +276,7 @@ class AsyncEngine:
             raise
 
     def _forget(self, stream: Stream) -> None:
+        self._gate.forget(stream.request)
         del self._by_request[stream.request]
         del self._streams[stream.request.request_id]
         if not self._streams:
@@ -272,45 +309,7 @@ class AsyncEngine:
             stream.fail(dead)
 
 
-class _Handover:
-    """Carries what the engine's thread says over to the event loop, once per step."""
-
-    def __init__(self, engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
-        self._engine = engine
-        self._loop = loop
-
-    def ready(self, core: EngineCore) -> None:
-        self._call(self._engine._on_ready, core)
-
-    def cache_changed(self) -> None:
-        self._call(self._engine.cache_changes.send)
-
-    def updates(self, updates: list[Update]) -> None:
-        if updates:
-            self._call(self._engine._on_updates, updates)
-
-    def ended(self, error: BaseException | None) -> None:
-        self._call(self._engine._on_ended, error)
-
-    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed under us: nobody is left to tell
-            self._loop.call_soon_threadsafe(callback, *arguments)
-
-
 def _default_core(config: EngineConfig, observer: Observer | None) -> EngineCore:
     from octavo.engine.build import build_core  # loads MLX
 
     return build_core(config, observer)
-
-
-def _reason(error: Exception) -> str:
-    """The label under which a refusal is counted."""
-    for kind, reason in (
-        (RequestTooLong, "too_long"),
-        (InvalidRequest, "invalid"),
-        (Overloaded, "overloaded"),
-        (EngineStopping, "stopping"),
-    ):
-        if isinstance(error, kind):
-            return reason
-    return "dead"

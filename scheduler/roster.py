@@ -18,8 +18,8 @@ class Roster:
                 '-----------'      v               |
                             siblings ---- abort ---'   (and from anywhere else)
 
-    waiting       oldest first, and all younger than the running ones
-    running       oldest first; each has a table
+    waiting       by priority, the oldest first among equals, who are all younger than the running ones
+    running       in the same order; each has a table
     copies        pages to copy before the next step writes
     max_running   forks beyond it wait
     """
@@ -31,19 +31,22 @@ class Roster:
         self.running: list[Sequence] = []
         self.copies: list[PageCopy] = []
 
+    def enqueue(self, sequence: Sequence) -> None:
+        """Wait behind everybody of the same priority."""
+        self.waiting.insert(_behind(self.waiting, sequence), sequence)
+
     def admit(self, table: PageTable) -> Sequence:
-        """Let the oldest waiting sequence run with this table."""
+        """Let the first waiting sequence run with this table."""
         sequence = self.waiting.popleft()
-        self.running.append(sequence)
+        self.running.insert(_behind(self.running, sequence), sequence)
         sequence.status, sequence.table = Status.RUNNING, table
         return sequence
 
     def preempt(self, victim: Sequence) -> None:
-        """Take a running sequence's pages back; it is the first to be admitted again."""
+        """Take a running sequence's pages back; it is the first of its priority to be admitted again."""
         self.running.remove(victim)
         self._release(victim)
-        victim.status = Status.WAITING
-        self.waiting.appendleft(victim)
+        self._put_back(victim)
 
     def end(self, sequences: list[Sequence]) -> None:
         """Take these running sequences off the list and free their pages."""
@@ -85,9 +88,14 @@ class Roster:
             self._release(leader)
             queued = survivors
         for member in reversed(queued):
-            member.status = Status.WAITING
             member.digests = leader.digests.copy()
-            self.waiting.appendleft(member)
+            self._put_back(member)
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Wait before everybody of the same priority."""
+        sequence.status = Status.WAITING
+        before = next((i for i, s in enumerate(self.waiting) if s.priority >= sequence.priority), None)
+        self.waiting.insert(len(self.waiting) if before is None else before, sequence)
 
     def _fork(self, heir: Sequence, member: Sequence) -> bool:
         """Let a sibling run beside the heir, on its pages; False if it has to wait."""
@@ -111,6 +119,14 @@ class Roster:
             self.copies = [copy for copy in self.copies if copy not in unwanted]
             self.blocks.copied(unwanted)
         self.blocks.close(table)
+
+
+def _behind(queue: deque[Sequence] | list[Sequence], sequence: Sequence) -> int:
+    """Where a sequence belongs in a queue, the last of its priority."""
+    index = len(queue)
+    while index and queue[index - 1].priority > sequence.priority:
+        index -= 1
+    return index
 
 
 def _inherit(heir: Sequence, leader: Sequence) -> None:

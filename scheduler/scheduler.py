@@ -52,7 +52,8 @@ class Scheduler:
             assert member.status is Status.WAITING, "a sequence is served once"
             assert member.tokens == sequence.tokens, "siblings share one prompt"
             assert member.salt == sequence.salt, "siblings share one salt"
-        self._roster.waiting.append(sequence)
+            assert member.priority == sequence.priority, "siblings share one priority"
+        self._roster.enqueue(sequence)
 
     def check_fits(self, sequence: Sequence) -> None:
         """SequenceTooLong if a sequence or one of its siblings could never fit, even alone."""

@@ -22,6 +22,7 @@ class Sequence:
     scheduler's whole job is to let ``num_written`` catch up with ``len(tokens)``.
 
     max_tokens   tokens to generate at most
+    priority     smaller numbers are let in first, and give their pages up last
     salt         pages are shared only with sequences of the same salt
     siblings     sequences with the same prompt (n > 1) that wait for this one's prompt: at its
                  first sample they are forked from it and get a token each
@@ -35,6 +36,7 @@ class Sequence:
     tokens: list[int]
     max_tokens: int
     salt: bytes = b""
+    priority: int = 0
     siblings: list[Sequence] = field(default_factory=list)
     recompute: bool = False
     num_prompt: int = field(init=False)

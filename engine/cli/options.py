@@ -20,7 +20,8 @@ DEFAULTS = EngineConfig()
 _SETTINGS = (
     "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
-    "max_step_tokens", "prefix_cache", "cache_policy", "max_pinned_pages", "cache_dir", "cache_dir_bytes",
+    "max_waiting_tokens", "queue_timeout", "max_step_tokens", "prefix_cache", "cache_policy",
+    "max_pinned_pages", "cache_dir", "cache_dir_bytes",
 )  # fmt: skip
 
 
@@ -45,6 +46,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
     add("--max-running", type=int, metavar="N", help=f"sequences computed at once ({DEFAULTS.max_running})")
     add("--max-waiting", type=int, metavar="N", help=f"requests that may queue ({DEFAULTS.max_waiting})")
+    add("--max-waiting-tokens", type=int, metavar="N",
+        help=f"prompt tokens that may queue ({DEFAULTS.max_waiting_tokens})")  # fmt: skip
+    add("--queue-timeout", type=float, metavar="SECONDS",
+        help="refuse a request that has not begun after this time (none)")  # fmt: skip
     add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="forget the pages of finished requests")  # fmt: skip

@@ -16,6 +16,7 @@ from octavo.engine.cli.options import (
     add_log_level_argument,
     budget_lines,
     engine_config,
+    memory_size,
     set_up_logging,
 )
 from octavo.engine.cli.security import add_security_arguments, tls_files
@@ -39,12 +40,16 @@ DEATH_LINGER_S = 10.0
 class ServeOptions:
     """listen   where gRPC listens
     metrics  where /metrics, /healthz and /readyz listen; None: nowhere
+    reflection   tell clients what the services are
+    max_message_bytes   of a message that comes in
     tls, auth_token_file   who may use gRPC; read again on SIGHUP
     """
 
     listen: Address
     metrics: Address | None
     drain_timeout: float
+    reflection: bool = True
+    max_message_bytes: int
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
 
@@ -71,6 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="how long running requests may finish after SIGTERM",
     )
+    parser.add_argument(
+        "--no-reflection",
+        dest="reflection",
+        action="store_false",
+        help="do not tell clients what the services and their messages are",
+    )
+    parser.add_argument(
+        "--max-message-size",
+        type=checked(memory_size),
+        metavar="SIZE",
+        default="64MiB",
+        help="largest message that is read",
+    )
     add_security_arguments(parser)
     add_log_level_argument(parser, "info")
     add_engine_arguments(parser)
@@ -86,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
         listen=args.listen,
         metrics=args.metrics,
         drain_timeout=args.drain_timeout,
+        reflection=args.reflection,
+        max_message_bytes=args.max_message_size,
         tls=tls_files(args),
         auth_token_file=args.auth_token_file,
     )
@@ -115,7 +135,12 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
         if not await _load(engine, stopping):
             return 0
         metrics.describe(engine.info)
-        server = GrpcServer(engine, security)
+        server = GrpcServer(
+            engine,
+            security,
+            with_reflection=options.reflection,
+            max_message_bytes=options.max_message_bytes,
+        )
         grpc_address = await server.start(options.listen)
         probes.server = server
         _announce(engine.info, grpc_address, http.address if http else None)

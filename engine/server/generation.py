@@ -92,14 +92,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Responses of one request; closing it frees the request's pages."""
         answer = _Answer(collect=messages.is_final_only(request))
-        if request.priority:
-            raise InvalidRequest("priority is not supported by this server; leave it out")
         deltas = self._intake.generate(
             messages.prompt_of(request),
             messages.params_of(request.sampling),
             context=context,
             request_id=request.request_id,
             cache_salt=request.cache_salt,
+            priority=request.priority,
         )
         async with aclosing(deltas):
             async for delta in deltas:

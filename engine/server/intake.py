@@ -17,6 +17,7 @@ from octavo.engine.server.security import Security, tenant_salt
 from octavo.engine.server.status import Context
 
 MAX_REQUEST_ID = 256  # characters
+PRIORITY_KEY = "octavo-priority"  # of a call's metadata
 SALT_KEY = "octavo-cache-salt"  # of a call's metadata
 OPERATOR = "operator"  # the tenant that may act on the cache of all
 
@@ -52,9 +53,11 @@ class Intake:
         context: Context,
         request_id: str,
         cache_salt: str = "",
+        priority: int = 0,
     ) -> AsyncGenerator[Delta, None]:
         """Increments of one request; closing it frees the request's pages. An empty
-        ``request_id`` gets one of ours. ``cache_salt``: of the message, see ``salt_of``."""
+        ``request_id`` gets one of ours. ``cache_salt``, ``priority``: of the message, see ``salt_of``
+        and ``priority_of``."""
         self.last_request_at = time.time()
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
@@ -67,7 +70,9 @@ class Intake:
             )
         engine_id = own_name(tenant, request_id)
         salt = self.salt_of(context, cache_salt)
-        deltas = self.engine.generate(prompt, params, request_id=engine_id, salt=salt)
+        deltas = self.engine.generate(
+            prompt, params, request_id=engine_id, salt=salt, priority=priority_of(context, priority)
+        )
         self._active[name] = engine_id
         begun = False
         try:
@@ -120,6 +125,20 @@ class Intake:
 def own_name(tenant: str, name: str) -> str:
     """A tenant's name for something, as the engine knows it: tenants' names have no slash."""
     return f"{tenant}/{name}" if tenant else name
+
+
+def priority_of(context: Context, priority: int) -> int:
+    """A request's priority, from the message or, where that says nothing, from the metadata.
+    InvalidRequest when that is no number."""
+    given = [value for key, value in context.invocation_metadata() or () if key == PRIORITY_KEY]
+    if priority or not given:
+        return priority
+    try:
+        return int(given[-1])
+    except ValueError as error:
+        raise InvalidRequest(
+            f"the metadata {PRIORITY_KEY} must be a whole number, got {given[-1]!r}; 0 is usual"
+        ) from error
 
 
 def checked_id(request_id: str) -> str:

@@ -53,7 +53,13 @@ class Engine(Protocol):
     def gauges(self) -> Gauges: ...
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, salt: bytes = b""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        salt: bytes = b"",
+        priority: int = 0,
     ) -> AsyncGenerator[Delta, None]:
         """Increments of all samples until each has its finish reason. Closing the generator,
         or cancelling the task that reads it, frees the request's pages within one step."""

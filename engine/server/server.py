@@ -23,12 +23,11 @@ from octavo.proto import cache_pb2, cache_pb2_grpc, generation_pb2, generation_p
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 2**20  # a prompt of a million token ids is about 4 MB
+MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that comes in; a prompt of a million token ids is about 4 MB
 DEATH_POLL_S = 0.1
 CLOSE_GRACE_S = 2.0  # for last responses to leave after the engine has ended every request
 
 OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Clients may ping every 10 s, also while nothing runs, without being thrown out.
     ("grpc.keepalive_permit_without_calls", 1),
@@ -46,12 +45,24 @@ class GrpcServer:
     """Serves one started engine, by octavo.v1 and by vLLM's service. ``start`` and ``stop`` are
     called once each."""
 
-    def __init__(self, engine: Engine, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        security: Security | None = None,
+        *,
+        with_reflection: bool = True,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """``with_reflection``: tell clients what the services are; ``max_message_bytes``: of a message
+        that comes in, larger ones are refused unread."""
         self.security = security or Security()
         self.intake = Intake(engine, self.security)
         self.servicer = GenerationServicer(self.intake)
         self._engine = engine
-        self._server = grpc.aio.server(interceptors=self.security.interceptors(), options=OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=self.security.interceptors(),
+            options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._watch: asyncio.Task[None] | None = None
         self.died = asyncio.Event()
@@ -65,8 +76,10 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         own = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
         cache = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
-        self.services = (own, cache, VLLM_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(self.services, self._server)
+        self.services: tuple[str, ...] = (own, cache, VLLM_SERVICE, health.SERVICE_NAME)
+        if with_reflection:
+            self.services += (reflection.SERVICE_NAME,)
+            reflection.enable_server_reflection(self.services, self._server)
 
     async def start(self, address: Address) -> Address:
         """Listen and say SERVING; returns the address with its real port.

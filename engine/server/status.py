@@ -87,7 +87,9 @@ def status_of(error: Exception) -> status_pb2.Status:
     else:
         name = type(error).__name__ if isinstance(error, OctavoError) else "Internal"
         reason = "".join(f"_{c}" if c.isupper() else c.upper() for c in name).lstrip("_")
-        details.append(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+        numbers = error.numbers if isinstance(error, Overloaded) else {}
+        metadata = {key: str(number) for key, number in numbers.items()}
+        details.append(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         details.append(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=RETRY_S)))
     status = status_pb2.Status(code=code.value[0], message=text)

@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant(
         "preempted sequences queue at the end",
         ROSTER,
-        "        victim.status = Status.WAITING\n        self.waiting.appendleft(victim)",
-        "        victim.status = Status.WAITING\n        self.waiting.append(victim)",
+        "        self._release(victim)\n        self._put_back(victim)",
+        "        self._release(victim)\n        victim.status = Status.WAITING\n        self.enqueue(victim)",
     ),
     Mutant(
         "ended sequences keep their pages",

@@ -124,6 +124,7 @@ async def test_a_full_server_refuses_with_resource_exhausted() -> None:
         info = error_details_pb2.ErrorInfo()
         assert status.details[0].Unpack(info)
         assert (info.reason, info.domain) == ("OVERLOADED", "octavo")
+        assert info.metadata == {"unfinished_requests": "2", "max_unfinished_requests": "2"}
         retry = error_details_pb2.RetryInfo()
         assert status.details[1].Unpack(retry)
         assert retry.retry_delay.seconds == 1

@@ -1,0 +1,93 @@
+"""A started AsyncEngine over a ledger core, and what tests of it need."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from fakes import FakeCore, Recording, small_config
+from octavo.engine import (
+    AsyncEngine,
+    Delta,
+    EngineConfig,
+)
+from oracle import Expected
+
+
+class Gate:
+    """Lets the engine's thread take so many steps and no more."""
+
+    def __init__(self) -> None:
+        self._permits = threading.Semaphore(0)
+        self._open = False
+
+    def __call__(self) -> None:
+        if not self._open:
+            assert self._permits.acquire(timeout=30), "the test let nothing through"
+
+    def allow(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._permits.release()
+
+    def open(self) -> None:
+        self._open = True
+        self._permits.release()
+
+
+class SlowSteps(Gate):
+    """Every step takes a while, however fast the machine is."""
+
+    def __call__(self) -> None:
+        time.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    config: EngineConfig | None = None, gate: Gate | None = None, **options: object
+) -> AsyncIterator[tuple[AsyncEngine, FakeCore, Recording]]:
+    """A started engine, which must be idle and balanced at the end."""
+    fake = FakeCore(before_step=gate, **options)  # type: ignore[arg-type]
+    observer = Recording()
+    engine = AsyncEngine(config or small_config(), core_factory=fake, observer=observer)
+    await engine.start()
+    try:
+        yield engine, fake, observer
+        if gate is not None:
+            gate.open()
+        await until(lambda: engine.gauges().pages_held == 0)
+        assert fake.core is not None
+        fake.core._blocks.check()
+    finally:
+        if gate is not None:
+            gate.open()
+        await engine.stop()
+    assert fake.runner is not None
+    assert fake.runner.closed
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it never came true")
+
+
+async def turns() -> None:
+    """Let the event loop do what it has been told, such as to close a stream."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def collect(stream: AsyncGenerator[Delta, None]) -> dict[int, Expected]:
+    """What each sample said in the end."""
+    merged: dict[int, Delta] = {}
+    async for delta in stream:
+        merged[delta.index] = merged[delta.index].merge(delta) if delta.index in merged else delta
+    return {
+        index: Expected(list(delta.token_ids), delta.text, delta.finish_reason, delta.stop_match)
+        for index, delta in merged.items()
+    }

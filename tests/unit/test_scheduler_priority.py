@@ -1,0 +1,84 @@
+"""Priorities: who is let in first, and who gives way when pages run out."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+
+
+def scheduler(num_pages: int = 16, running: int = 2) -> Scheduler:
+    return Scheduler(BlockManager(num_pages, 4, prefix_cache=False), Limits(8, running))
+
+
+def advance(s: Scheduler) -> Step:
+    step = s.plan()
+    assert step is not None
+    s.commit(step, [Result(7) for _ in step.sampled()])
+    s.blocks.check()
+    return step
+
+
+def names(step: Step) -> list[str]:
+    return [work.sequence.sequence_id for work in step.work]
+
+
+def test_smaller_numbers_are_let_in_first_and_equals_in_order() -> None:
+    s = scheduler(running=2)
+    for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", 0), ("e", -1)):
+        s.add(Sequence(name, [1], max_tokens=1, priority=priority))
+    assert names(advance(s)) == ["e", "b"]
+    assert names(advance(s)) == ["d", "a"]
+    assert names(advance(s)) == ["c"]
+
+
+def test_the_largest_number_gives_its_pages_up_though_it_is_older() -> None:
+    s = scheduler(num_pages=4)
+    low = Sequence("low", [1] * 7, max_tokens=9, priority=5)
+    high = Sequence("high", [2] * 7, max_tokens=9)
+    s.add(low)
+    advance(s)
+    s.add(high)
+    while low.status is Status.RUNNING:
+        advance(s)
+    assert (low.status, high.status) == (Status.WAITING, Status.RUNNING)
+    while s.num_running or s.num_waiting:
+        advance(s)
+    assert (len(low.tokens), len(high.tokens)) == (16, 16)
+
+
+def test_who_gave_way_is_the_first_of_its_priority_to_come_back() -> None:
+    s = scheduler(num_pages=4, running=2)
+    first, urgent = (
+        Sequence("first", [1] * 7, max_tokens=9),
+        Sequence("urgent", [2] * 7, max_tokens=9, priority=-1),
+    )
+    s.add(first)
+    advance(s)
+    s.add(urgent)
+    s.add(Sequence("second", [3], max_tokens=1))
+    while first.status is Status.RUNNING:
+        advance(s)
+    assert [sequence.sequence_id for sequence in s._roster.waiting] == ["first", "second"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=12)
+)
+def test_everybody_is_served_and_the_queues_stay_in_order(jobs: list[tuple[int, int, int]]) -> None:
+    s = scheduler(num_pages=8, running=3)
+    sequences = [
+        Sequence(str(number), [number] * length, max_tokens=tokens, priority=priority)
+        for number, (priority, length, tokens) in enumerate(jobs)
+    ]
+    for number, sequence in enumerate(sequences):
+        s.add(sequence)
+        if number % 3 == 0:
+            advance(s)
+    while s.num_running or s.num_waiting:
+        for queue in (s._roster.running, s._roster.waiting):
+            assert [q.priority for q in queue] == sorted(q.priority for q in queue)
+        advance(s)
+    assert all(sequence.status is Status.FINISHED for sequence in sequences)

@@ -1,0 +1,154 @@
+"""What the asyncio edge refuses, and what may wait for how long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engines import Gate, collect, running, turns, until
+from fakes import small_config
+from octavo.engine import (
+    FinishReason,
+    InvalidRequest,
+    Overloaded,
+    QueueTimeout,
+    RequestTooLong,
+    SamplingParams,
+)
+from oracle import alone
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ("", {}, InvalidRequest, "prompt is empty; give at least one token"),
+        ([], {}, InvalidRequest, "prompt is empty"),
+        ([1, 258], {}, InvalidRequest, r"prompt has token id 258, but .* \[0, 258\)"),
+        ([-1], {}, InvalidRequest, "token id -1"),
+        ([1, "a"], {}, InvalidRequest, "text, token ids or chat messages"),
+        ([1.5], {}, InvalidRequest, "text, token ids or chat messages"),
+        ([{"role": "user"}], {}, InvalidRequest, "message 0 must have a role and a content"),
+        ([1], {"stop_ids": (999,)}, InvalidRequest, "stop_ids has token id 999"),
+        ([1], {"logit_bias": {-3: 1.0}}, InvalidRequest, "logit_bias has token id -3"),
+        ([1] * 256, {}, RequestTooLong, "256 tokens and max_tokens 1 need 257 .* page pool holds 256"),
+        ([1] * 200, {"max_tokens": 57}, RequestTooLong, "200 tokens and max_tokens 57 need 257"),
+        ([1] * 300, {}, RequestTooLong, "model's length is 280; shorten the prompt or lower max_tokens"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_with_the_numbers(
+    prompt: list[int], params: dict[str, object], error: type[Exception], message: str
+) -> None:
+    async with running(max_model_len=280) as (engine, fake, observer):
+        with pytest.raises(error, match=message) as caught:
+            await anext(engine.generate(prompt, SamplingParams(**params)))  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+        assert observer.reasons == ["too_long" if error is RequestTooLong else "invalid"]
+        assert fake.runner is not None
+        assert not fake.runner.num_steps
+
+
+async def test_without_a_limit_a_request_goes_to_the_models_length() -> None:
+    async with running(max_model_len=20) as (engine, _, _):
+        result = await collect(engine.generate([1, 2, 3]))
+        assert result == {0: alone([1, 2, 3], SamplingParams(), room=17)}
+
+
+async def test_an_id_in_use_is_refused() -> None:
+    gate = Gate()
+    async with running(gate=gate) as (engine, _, _):
+        task = asyncio.create_task(
+            collect(engine.generate([1], SamplingParams(max_tokens=2), request_id="r"))
+        )
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="'r' is in use"):
+            await anext(engine.generate([1], request_id="r"))
+        with pytest.raises(InvalidRequest, match="must not be empty"):
+            await anext(engine.generate([1], request_id=""))
+        gate.open()
+        await task
+
+
+async def test_a_full_queue_refuses_more() -> None:
+    gate = Gate()
+    config = small_config(max_running=2, max_waiting=3)
+    async with running(config, gate) as (engine, _, observer):
+        tasks = [
+            asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=2)))) for _ in range(5)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="5 requests are unfinished and at most 5 may be"):
+            await anext(engine.generate([1]))
+        assert observer.reasons == ["overloaded"]
+        gate.open()
+        await asyncio.gather(*tasks)
+        await collect(engine.generate([1], SamplingParams(max_tokens=2)))
+
+
+async def test_prompts_that_wait_are_counted_in_tokens_too() -> None:
+    gate = Gate()
+    config = small_config(max_running=1, max_waiting=9, max_waiting_tokens=100)
+    async with running(config, gate) as (engine, _, observer):
+        short = SamplingParams(max_tokens=2)
+        first = asyncio.create_task(collect(engine.generate([1] * 120, short)))
+        await asyncio.sleep(0)
+        gate.allow(1)  # it is being computed, and does not wait
+        await until(lambda: engine.gauges().num_running == 1)
+        others = [asyncio.create_task(collect(engine.generate([2] * 60, short)))]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match=r"60 prompt tokens are waiting, with the 41 .* 100") as caught:
+            await anext(engine.generate([3] * 41))
+        assert caught.value.numbers == {"waiting_tokens": 60, "max_waiting_tokens": 100}
+        others.append(asyncio.create_task(collect(engine.generate([3] * 40, short))))
+        await asyncio.sleep(0)
+        assert observer.reasons == ["overloaded"]
+        gate.open()
+        await asyncio.gather(first, *others)
+
+
+async def test_a_long_prompt_is_let_in_where_nobody_waits() -> None:
+    async with running(small_config(max_waiting_tokens=10)) as (engine, _, _):
+        assert await collect(engine.generate([1] * 100, SamplingParams(max_tokens=1)))
+
+
+async def test_who_waits_too_long_is_refused_and_who_runs_is_not() -> None:
+    gate = Gate()
+    config = small_config(max_running=1, queue_timeout=0.2)
+    async with running(config, gate) as (engine, _, observer):
+        runs = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=3))))
+        await asyncio.sleep(0)
+        gate.allow(1)
+        await until(lambda: engine.gauges().num_running == 1)
+        with pytest.raises(QueueTimeout, match=r"waited for 0.2 s .* \(queue_timeout\)"):
+            await anext(engine.generate([2]))
+        assert observer.reasons == ["queue_timeout"]
+        gate.open()
+        assert (await runs)[0].finish_reason is FinishReason.LENGTH
+        await until(lambda: engine.gauges().num_waiting == 0)
+        assert not engine._gate._timers
+
+
+async def test_a_priority_out_of_range_is_refused() -> None:
+    async with running() as (engine, _, _):
+        with pytest.raises(InvalidRequest, match="priority must be between -1000 and 1000, got 1001"):
+            await anext(engine.generate([1], priority=1001))
+
+
+async def test_the_smaller_number_is_let_in_first() -> None:
+    gate = Gate()
+    order: list[str] = []
+    async with running(small_config(max_running=1), gate) as (engine, _, _):
+
+        async def one(name: str, priority: int) -> None:
+            await collect(engine.generate([1], SamplingParams(max_tokens=1), priority=priority))
+            order.append(name)
+
+        names = [("first", 0), ("low", 5), ("usual", 0), ("also usual", 0), ("urgent", -5)]
+        tasks = []
+        for name, priority in names:
+            tasks.append(asyncio.create_task(one(name, priority)))
+            await turns()
+        gate.open()
+        await asyncio.gather(*tasks)
+    assert order[-1] == "low"
+    assert order.index("urgent") < order.index("usual") < order.index("also usual")
