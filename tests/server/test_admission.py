@@ -50,6 +50,9 @@ async def test_priorities_come_from_the_message_or_the_metadata() -> None:
         for name, call in calls.items():
             tasks.append(asyncio.create_task(one(call())))
             await eventually(lambda: its.server.intake.num_active == len(tasks), f"{name} is in")
+            await eventually(
+                lambda: core.core is not None and core.core._scheduler.num_running == 1, "it runs"
+            )
         gate.open()
         await asyncio.gather(*tasks)
     order = [ended.request_id for record in watch.records for ended in record.ended]
