@@ -1,0 +1,149 @@
+"""What the event log knows of pages' tokens: those that can be found, while somebody asks."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger import Ledger
+from octavo.block_manager import BlockManager, Digest, Hasher, sha256_chain
+from octavo.block_manager.digests import pack, unpack
+from octavo.block_manager.events import MOST_DIGESTS, EventLog
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+
+
+def serve(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> list[Digest]:
+    table = blocks.open(tokens, salt=salt)
+    assert blocks.reserve(table, len(tokens))
+    blocks.commit(table, tokens, len(tokens))
+    blocks.close(table)
+    return table.digests
+
+
+@given(st.lists(prompts, max_size=3), st.lists(prompts, max_size=12), st.integers(6, 12))
+def test_contents_are_those_of_the_pages_that_can_be_found(
+    before: list[list[int]], after: list[list[int]], num_pages: int
+) -> None:
+    blocks = BlockManager(num_pages, 2)
+    early = [digest for prompt in before for digest in serve(blocks, prompt)]
+    log = blocks.events
+    assert (dict(log.contents), log.tokens_since) == ({}, None)
+    assert all(event.contents == () or event.contents == [] for event in log.since(1))
+    log.keep_tokens()
+    prefix_of: dict[Digest, tuple[int, ...]] = {}
+    findable: set[Digest] = set()
+    cursor = log.next_number
+    for prompt in after:
+        for index, digest in enumerate(serve(blocks, prompt)):
+            prefix_of[digest] = tuple(prompt[: 2 * index + 2])
+        for event in log.since(cursor):
+            cursor += 1
+            if event.kind == "stored":
+                assert [unpack(packed) for packed in event.contents] == [
+                    list(prefix_of[digest][-2:]) for digest in event.digests
+                ]
+                findable |= set(event.digests)
+            else:
+                findable -= set(event.digests)
+        assert set(log.contents) == findable
+    known: dict[Digest, tuple[int, ...]] = {}
+    for digest, (packed, parent, salt) in log.chains():
+        assert salt == b""
+        assert digest not in known, "once each"
+        known[digest] = (() if parent is None else known[parent]) + tuple(unpack(packed))
+        assert known[digest] == prefix_of[digest], "parents before children"
+    if not before:  # of a page that was there early, nobody knows the tokens
+        roots = {digest for digest in findable if len(prefix_of[digest]) == 2}
+        assert roots <= known.keys()
+    assert not set(known) & (set(early) - findable)
+    blocks.flush()
+    assert dict(log.contents) == {}
+
+
+def test_pages_after_one_that_is_not_known_are_left_out() -> None:
+    blocks = BlockManager(8, 2)
+    serve(blocks, [1, 2])
+    blocks.events.keep_tokens()
+    serve(blocks, [1, 2, 3, 4])
+    serve(blocks, [5, 6, 7, 8])
+    assert len(blocks.events.contents) == 3
+    assert [unpack(page.tokens) for _, page in blocks.events.chains()] == [[5, 6], [7, 8]]
+
+
+def test_many_removed_pages_are_several_events() -> None:
+    log = EventLog(10 * MOST_DIGESTS)
+    log.add_removed([Digest(b"x")] * (2 * MOST_DIGESTS + 1))
+    assert [len(event.digests) for event in log.since(1)] == [MOST_DIGESTS, MOST_DIGESTS, 1]
+    log.add_removed([])
+    assert log.next_number == 4, "nothing removed is no event"
+
+
+def test_a_limit_gives_the_first_of_what_is_asked_for() -> None:
+    log = EventLog(100)
+    for _ in range(10):
+        log.add_removed([Digest(b"x")])
+    assert [event.number for event in log.since(4, 3)] == [4, 5, 6]
+    assert log.since(4, 0) == []
+    assert [event.number for event in log.since(9, 30)] == [9, 10]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=8))
+def test_packed_tokens_come_back(tokens: list[int]) -> None:
+    assert unpack(pack(tokens)) == tokens
+
+
+def weak(bits: int, size: int) -> Hasher:
+    """A hasher whose digests differ in few bits, padded to a size."""
+
+    def hasher(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
+        few = []
+        for digest in sha256_chain(parent, packed, page_bytes):
+            few.append(Digest((digest[0] % 2**bits).to_bytes(1, "little") + bytes(size - 1)))
+        return few
+
+    return hasher
+
+
+@pytest.mark.parametrize("size", [1, 8, 16, 31])
+def test_a_hasher_that_is_not_strong_enough_to_be_trusted_is_refused(size: int) -> None:
+    """A hit is not compared with the tokens: the digest alone must stand for them."""
+    with pytest.raises(ValueError, match=f"at least 32 bytes, got {size}"):
+        BlockManager(8, 4, hasher=weak(3, size))
+    BlockManager(8, 4, hasher=weak(3, size), prefix_cache=False)
+
+
+def test_with_colliding_digests_the_ledger_would_see_wrong_contents() -> None:
+    """So the tests that serve with the ledger would notice a digest that is too weak."""
+    with pytest.raises(AssertionError, match="found"):
+        serve_with_ledger(weak(1, 32))
+    serve_with_ledger(sha256_chain)
+
+
+def serve_with_ledger(hasher: Hasher) -> None:
+    blocks, ledger = BlockManager(64, 2, hasher=hasher), Ledger(2)
+    for number in range(20):
+        tokens = [number, 1, 2, number, 5]
+        table = blocks.open(tokens)
+        ledger.check(table, tokens, table.num_written)
+        assert blocks.reserve(table, len(tokens))
+        ledger.write(table, tokens, range(table.num_written, len(tokens)))
+        blocks.commit(table, tokens, len(tokens))
+        blocks.close(table)
+
+
+@given(prompts, prompts, st.sampled_from([b"", b"a", b"b"]), st.sampled_from([b"", b"a", b"b"]))
+def test_a_digest_is_of_all_tokens_and_the_salt(
+    one: list[int], other: list[int], salt: bytes, other_salt: bytes
+) -> None:
+    """Recomputed from its definition in digests.py, not through it."""
+    digest = hashlib.sha256(b"octavo pages\0" + salt).digest()
+    for token in one:
+        digest = hashlib.sha256(digest + token.to_bytes(4, "little")).digest()
+    blocks = BlockManager(64, 1)
+    assert serve(blocks, one, salt)[-1] == digest
+    same = (one, salt) == (other, other_salt)
+    assert (serve(blocks, other, other_salt)[-1] == digest) == same
