@@ -18,6 +18,7 @@ from octavo.proto import generation_pb2
 MAX_NAME = 256  # characters
 MAX_PREFIXES = 1000
 DEFAULT_PREFIXES = 10
+OFF = "the prefix cache is off: the server was started with --no-prefix-cache"
 
 REASONS: Mapping[str, pb.MissReason] = {
     "new": pb.MISS_REASON_NEW,
@@ -97,7 +98,7 @@ def prefix_message(node: ReuseNode, tokenizer: Tokenizer) -> pb.PrefixStats:
 
 
 def explain_message(
-    found: Remembered, request_id: str, *, page_size: int, salt_prefix: bytes
+    found: Remembered, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
 ) -> pb.ExplainResponse:
     """``salt_prefix``: of the salts of the tenant who asks, and who must not learn of others' prompts."""
     miss = found.miss
@@ -115,7 +116,7 @@ def explain_message(
         evicted_seconds_before=before,
         misses=misses_message(found.misses, hide_salts=hide),
         text=f"{found.num_hit} of {found.num_tokens} prompt tokens were cached; "
-        + _sentence(reason, position, before, page_size),
+        + (_sentence(reason, position, before, page_size) if enabled else OFF),
     )
 
 
@@ -131,7 +132,9 @@ def _sentence(reason: str, position: int, before: float | None, page_size: int) 
         case "partial_page":
             return f"the tokens from position {position} on do not fill a page of {page_size}"
         case "disabled":
-            return "the prefix cache is off: the server was started with --no-prefix-cache"
+            return (
+                "the request asked for more than a look-up gives (prompt_logprobs), so nothing was looked up"
+            )
         case "other_format":
             return f"{page} is stored in a page format that this server does not read"
     return f"{page} has not been seen before, or so long ago that it is forgotten"

@@ -53,7 +53,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         name = own_name(tenant, request_id)
         found = await self._engine.ask(lambda core: core.cache.explain(name))
         return messages.explain_message(
-            found, request_id, page_size=self._engine.info.page_size, salt_prefix=tenant_salt(tenant)
+            found,
+            request_id,
+            page_size=self._engine.info.page_size,
+            enabled=self._engine.config.prefix_cache,
+            salt_prefix=tenant_salt(tenant),
         )
 
     @errors_as_status

@@ -72,6 +72,7 @@ async def test_without_a_cache_that_is_the_reason() -> None:
         await say(its, PROMPT, "first")
         await say(its, PROMPT, "again")
         assert await reason(its, "again") == (0, 0, "MISS_REASON_DISABLED")
+        assert "--no-prefix-cache" in (await its.client.cache.explain("again")).text
         stats = await its.client.cache.stats()
         assert (stats.enabled, stats.hit_tokens, stats.query_tokens) == (False, 0, 44)
 

@@ -142,7 +142,7 @@ async def test_a_salt_comes_with_the_message_or_with_the_call() -> None:
 
         async def cached(*metadata: tuple[str, str]) -> int:
             call = its.client.stub.Generate(request, metadata=metadata)
-            return max([response.usage.cached_tokens async for response in call])
+            return max([int(response.usage.cached_tokens) async for response in call])
 
         assert await cached(("octavo-cache-salt", "other")) == 0
         assert await cached(("octavo-cache-salt", "s")) == 20
