@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels import page_format
+from format_rows import holds
+from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.cpu.backend import CpuPool
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
@@ -83,7 +84,7 @@ def digest() -> str:
     """SHA-256 over the pages of many shapes: equal at every instruction set."""
     total = hashlib.sha256()
     for dim, page_size in ((8, 1), (40, 4), (64, 16), (96, 8), (128, 32), (256, 16)):
-        for name in ("bf16", "fp16", "fp4"):
+        for name in (name for name in FORMAT_NAMES if holds(name, dim)):
             spec = make_spec(name, name, dim=dim, value_dim=dim, page_size=page_size)
             count = min(spec.num_pages * page_size, 100)
             slots = np.arange(count, dtype=np.int32)

@@ -7,7 +7,6 @@ orders true dependencies only, so there is at most one write per layer and evalu
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,14 +14,9 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels import _ext
-from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
+from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
-from octavo.kernels.reference import ReferencePool
-
-log = logging.getLogger(__name__)
-
-NATIVE_FORMATS = ("bf16", "fp16", "fp4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +171,5 @@ class CpuBackend:
     def name(self) -> str:
         return "cpu"
 
-    def create_pool(self, spec: PoolSpec) -> KVPool:
-        """Native where both formats have kernels, else on plain MLX operations, saying so."""
-        missing = sorted({spec.k_format, spec.v_format} - set(NATIVE_FORMATS))
-        if not missing:
-            return CpuPool(spec)
-        log.warning(
-            "%s pages have no native CPU kernel: attention runs on plain MLX operations, slowly; "
-            "%s pages have one",
-            " and ".join(missing),
-            ", ".join(NATIVE_FORMATS),
-        )
-        return ReferencePool(spec)
+    def create_pool(self, spec: PoolSpec) -> CpuPool:
+        return CpuPool(spec)

@@ -16,15 +16,15 @@
 
 namespace octavo {
 
-enum class CodeType : int { bf16, fp16, fp4 };
+enum class CodeType : int { bf16, fp16, int8, int4, fp4, mxfp4, nvfp4, affine8, affine4 };
 
-// Rows of K (or of V): `dim` values each, stored as codes and, for fp4, one fp16 scale.
+// Rows of K (or of V): `dim` values each, stored as codes and, but for bf16 and fp16, scales.
 struct RowFormat {
   CodeType codes;
   int dim;
   bool rotated;  // stored after the orthonormal Hadamard rotation
-  int64_t row_bytes;  // codes of one row
-  int64_t scale_bytes;
+  int64_t row_bytes;    // codes of one row
+  int64_t scale_bytes;  // scales of one row
 };
 
 struct PageLayout {

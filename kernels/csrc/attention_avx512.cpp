@@ -22,18 +22,16 @@ const KeySide* key_side(const AttendArgs& args) {
   switch (args.layout.k.codes) {
     case CodeType::fp4: return &fp4_keys;
     case CodeType::bf16: return args.queries.type == Float::bf16 ? &bf16_keys : nullptr;
-    case CodeType::fp16: return nullptr;
+    default: return nullptr;
   }
-  return nullptr;
 }
 
 const ValueSide* value_side(const AttendArgs& args) {
   switch (args.layout.v.codes) {
     case CodeType::fp4: return &fp4_values;
     case CodeType::bf16: return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
-    case CodeType::fp16: return nullptr;
+    default: return nullptr;
   }
-  return nullptr;
 }
 
 struct Workspace {

@@ -13,6 +13,7 @@
 
 #include "attention_avx512.h"
 #include "attention_rows.h"
+#include "page_codes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {

@@ -4,25 +4,50 @@
 
 #include "attention_rows.h"
 #include "dispatch.h"
+#include "page_codes.h"
 
 namespace octavo {
 namespace {
+
+// What a row of each format is made of; scale bytes per group of values, or per row (group 0).
+struct FormatSpec {
+  const char* name;
+  CodeType codes;
+  int bits;
+  int multiple;  // of the head dimension
+  bool rotated;
+  int group, scale_bytes;
+};
+
+constexpr FormatSpec kFormats[] = {
+    {"bf16", CodeType::bf16, 16, 1, false, 0, 0},
+    {"fp16", CodeType::fp16, 16, 1, false, 0, 0},
+    {"int8", CodeType::int8, 8, 4, false, 0, 2},
+    {"int4", CodeType::int4, 4, 8, true, 0, 2},
+    {"fp4", CodeType::fp4, 4, 8, true, 0, 2},
+    {"mxfp4", CodeType::mxfp4, 4, kMxGroup, false, kMxGroup, 1},
+    {"nvfp4", CodeType::nvfp4, 4, kNvGroup, false, kNvGroup, 1},
+    {"affine8", CodeType::affine8, 8, kAffineGroup, false, kAffineGroup, 4},
+    {"affine4", CodeType::affine4, 4, kAffineGroup, false, kAffineGroup, 4},
+};
 
 RowFormat make_format(const std::string& part, const std::string& name, int dim) {
   require(dim >= 1 && dim <= kMaxDim, [&] {
     return part + " head dimension must lie in [1, " + std::to_string(kMaxDim) + "], got " +
            std::to_string(dim);
   });
-  if (name == "bf16") return {CodeType::bf16, dim, false, 2 * dim, 0};
-  if (name == "fp16") return {CodeType::fp16, dim, false, 2 * dim, 0};
-  require(name == "fp4", [&] {
-    return part + " page format \"" + name + "\" has no native kernel; use one of bf16, fp16, fp4";
-  });
-  require(dim % 8 == 0, [&] {
-    return part + " rows in fp4 need a head dimension that is a multiple of 8, got " + std::to_string(dim) +
-           "; use bf16 pages";
-  });
-  return {CodeType::fp4, dim, true, dim / 2, 2};
+  std::string names;
+  for (const FormatSpec& spec : kFormats) {
+    names += (names.empty() ? "" : ", ") + std::string(spec.name);
+    if (name != spec.name) continue;
+    require(dim % spec.multiple == 0, [&] {
+      return part + " rows in " + name + " need a head dimension that is a multiple of " +
+             std::to_string(spec.multiple) + ", got " + std::to_string(dim) + "; use bf16 pages";
+    });
+    const int groups = spec.group > 0 ? dim / spec.group : 1;
+    return {spec.codes, dim, spec.rotated, dim * spec.bits / 8, groups * spec.scale_bytes};
+  }
+  throw std::invalid_argument(part + " page format \"" + name + "\" has no native kernel; use one of " + names);
 }
 
 }  // namespace

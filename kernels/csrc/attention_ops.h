@@ -20,7 +20,7 @@ inline void require(bool holds, Message message) {
   if (!holds) throw std::invalid_argument(message());
 }
 
-// The layout of a layer's pool; `k_format` and `v_format` are "bf16", "fp16" or "fp4".
+// The layout of a layer's pool; `k_format` and `v_format` are names of octavo.kernels.formats.
 // std::invalid_argument names a format, dimension or page size that the kernels do not have.
 PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const std::string& k_format,
                        int k_dim, const std::string& v_format, int v_dim);

@@ -17,6 +17,7 @@
 #include "attention_rows.h"
 #include "attention_softmax.h"
 #include "attention_tiles.h"
+#include "page_codes.h"
 #include "threads.h"
 
 namespace octavo::OCTAVO_ISA {

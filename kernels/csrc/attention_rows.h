@@ -1,4 +1,4 @@
-// One row of activations or of a page as floats: loads, stores, the Hadamard rotation, dequantization.
+// One row of activations as floats, the Hadamard rotation, and where a page's rows lie.
 // Portable code that each level compiles for itself (internal linkage).
 #pragma once
 
@@ -54,39 +54,6 @@ inline void hadamard(float* row, int dim) {
       }
   const float factor = float(1 / std::sqrt(double(size)));
   for (int i = 0; i < dim; ++i) row[i] *= factor;
-}
-
-// E2M1: the value of each 4-bit code.
-inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-
-// The values of one stored row (in its rotated form, if the format rotates).
-inline void dequantize_row(const RowFormat& format, const uint8_t* codes, const uint8_t* scale, float* row) {
-  const int dim = format.dim;
-  uint16_t bits;
-  switch (format.codes) {
-    case CodeType::bf16:
-      for (int i = 0; i < dim; ++i) {
-        std::memcpy(&bits, codes + 2 * i, 2);
-        row[i] = bf16_to_float(bits);
-      }
-      return;
-    case CodeType::fp16:
-      for (int i = 0; i < dim; ++i) {
-        std::memcpy(&bits, codes + 2 * i, 2);
-        row[i] = f16_to_float(bits);
-      }
-      return;
-    case CodeType::fp4: {
-      std::memcpy(&bits, scale, 2);
-      const float factor = f16_to_float(bits);
-      for (int i = 0; i < dim / 2; ++i) {
-        row[2 * i] = kE2M1[codes[i] & 15] * factor;
-        row[2 * i + 1] = kE2M1[codes[i] >> 4] * factor;
-      }
-      return;
-    }
-  }
 }
 
 // Addresses of row `offset` of a (page, head) that starts at `base`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from native import at_every_level, require_extension, run_at_level
 
 require_extension()
@@ -12,13 +14,18 @@ import pytest  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
 from attention_backends import poison  # noqa: E402
-from attention_cases import FORMAT_PAIRS, Case, as_numpy, build_metadata, shuffled_tables  # noqa: E402
+from attention_cases import (  # noqa: E402
+    EVERY_FORMAT_PAIR,
+    FORMAT_PAIRS,
+    Case,
+    as_numpy,
+    build_metadata,
+    shuffled_tables,
+)
 from octavo.kernels import _ext  # noqa: E402
 from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.truth import TruthPool  # noqa: E402
-
-PAIR_IDS = ["-".join(pair) for pair in FORMAT_PAIRS]
 
 # Of the largest output. Float32 rows are computed in float32, over fp4 pages in 16-bit fixed point;
 # 16-bit rows are rounded on output, and under bf16 rows softmax weights are rounded to bf16 too.
@@ -74,9 +81,17 @@ def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> fl
     return float(np.abs(as_numpy(out) - want).max() / np.abs(want).max())
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("formats", FORMAT_PAIRS, ids=PAIR_IDS)
-@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+def _long_grid() -> Iterator[object]:
+    """Each case and type with the usual pairs of formats; of the others, each has two."""
+    for number, formats in enumerate(EVERY_FORMAT_PAIR):
+        cells = [(case, dtype) for case in LONG for dtype in TOLERANCE if case.fits(*formats)]
+        if formats not in FORMAT_PAIRS:
+            cells = [cells[5 * number % len(cells)], cells[(5 * number + 7) % len(cells)]]
+        for case, dtype in cells:
+            yield pytest.param(case, formats, dtype, id=f"{case.name}-{'-'.join(formats)}-{dtype}")
+
+
+@pytest.mark.parametrize(("case", "formats", "dtype"), list(_long_grid()))
 def test_long_contexts_equal_truth(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> None:
     assert last_step_error(case, formats, dtype) < TOLERANCE[dtype]
 
@@ -84,12 +99,13 @@ def test_long_contexts_equal_truth(case: Case, formats: tuple[str, str], dtype: 
 GRID_AT_LEVEL = """
 import mlx.core as mx
 from attention_backends import poison
-from attention_cases import CASES, FORMAT_PAIRS, run_case
+from attention_cases import CASES, EVERY_FORMAT_PAIR, FORMAT_PAIRS, run_case
 from octavo.kernels import _ext
 from octavo.kernels.cpu.backend import CpuBackend
 worst = dict.fromkeys(("float32", "bfloat16"), 0.0)
 for index, case in enumerate(CASES[::2]):
-    for formats in FORMAT_PAIRS:
+    others = [pair for pair in EVERY_FORMAT_PAIR[len(FORMAT_PAIRS):] if case.fits(*pair)]
+    for formats in (*FORMAT_PAIRS, *others[index % 4 :: 4]):
         dtype = (mx.float32, mx.bfloat16)[index % 2]
         pool = CpuBackend().create_pool(case.spec(*formats))
         poison(pool)

@@ -11,16 +11,16 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from cpu_pages import digest, expected_pages, hard_rows, make_spec, write_step, written_pages  # noqa: E402
-from octavo.kernels import _ext, page_format  # noqa: E402
+from format_rows import formats_and_dims  # noqa: E402
+from octavo.kernels import FORMAT_NAMES, _ext, page_format  # noqa: E402
 from octavo.kernels.cpu.backend import CpuPool  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
 
-FORMATS = ("bf16", "fp16", "fp4")
+DIMS = (8, 16, 24, 32, 64, 80, 96, 128, 192, 256)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])
-@pytest.mark.parametrize("dim", [8, 16, 24, 32, 64, 80, 96, 128, 192, 256])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "dim"), formats_and_dims(*DIMS))
 def test_pages_are_bit_equal_to_the_numpy_format(name: str, dim: int, page_size: int) -> None:
     spec = make_spec(name, name, dim=dim, value_dim=dim, page_size=page_size)
     capacity = spec.num_pages * page_size
@@ -34,7 +34,9 @@ def test_pages_are_bit_equal_to_the_numpy_format(name: str, dim: int, page_size:
     assert reported == np.flatnonzero(~(storable[0] & storable[1])).tolist()
 
 
-@pytest.mark.parametrize(("k_format", "v_format"), [("bf16", "fp4"), ("fp4", "fp16"), ("fp16", "bf16")])
+@pytest.mark.parametrize(
+    ("k_format", "v_format"), [("bf16", "fp4"), ("fp4", "fp16"), ("fp16", "bf16"), ("int8", "int4")]
+)
 def test_k_and_v_have_formats_and_dimensions_of_their_own(k_format: str, v_format: str) -> None:
     spec = make_spec(k_format, v_format, dim=64, value_dim=40, page_size=8)
     slots = np.arange(5, 60, dtype=np.int32)
@@ -44,7 +46,7 @@ def test_k_and_v_have_formats_and_dimensions_of_their_own(k_format: str, v_forma
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_16_bit_rows_are_stored_as_the_floats_they_are(name: str, dtype: mx.Dtype) -> None:
     spec = make_spec(name, name, dim=128, value_dim=128, page_size=16)
     slots = np.arange(64, dtype=np.int32)
