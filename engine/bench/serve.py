@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from octavo.engine.bench.plots import picture, require_matplotlib
 from octavo.engine.cli.options import add_engine_arguments, engine_flags, given_settings
 from octavo.engine.cli.usage import positive
 from octavo.engine.client import Client
@@ -96,13 +96,7 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.connect is not None and (settings := given_settings(args)):
         raise InvalidConfig(f"{engine_flags(settings)[0]} is the server's to choose; drop it or --connect")
-    if args.plot is not None:
-        try:
-            importlib.import_module("matplotlib")
-        except ImportError:
-            raise InvalidConfig(
-                "--plot needs matplotlib, which is not installed; run `pip install matplotlib`"
-            ) from None
+    require_matplotlib(args.plot)
 
 
 async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
@@ -220,18 +214,13 @@ def _print_table(result: dict[str, Any]) -> None:
 
 def _plot(good: Sequence[Trace], path: Path) -> None:
     """Cumulative distributions of the three latencies."""
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 4), sharey=True)
     series = {
         "time to first token": [trace.ttft_s for trace in good],
         "between tokens": [gap for trace in good for gap in trace.itl_s],
         "whole request": [trace.e2e_s for trace in good],
     }
-    for axis, (name, values) in zip(axes, series.items(), strict=True):
-        axis.plot(np.sort(values), np.linspace(0, 1, len(values)))
-        axis.set(title=name, xlabel="seconds")
-    axes[0].set_ylabel("share of all")
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    with picture(path, columns=3, share_y=True) as axes:
+        for axis, (name, values) in zip(axes, series.items(), strict=True):
+            axis.plot(np.sort(values), np.linspace(0, 1, len(values)))
+            axis.set(title=name, xlabel="seconds")
+        axes[0].set_ylabel("share of all")

@@ -13,6 +13,7 @@ BENCHES = {
     "engine": "prefill and decode rates of the engine, without a server",
     "serve": "latencies and rates over real gRPC",
     "kernels": "each kernel against what this machine can do",
+    "prefix": "what the prefix cache does for time to first token",
     "scheduler": "time per step of the control plane, without a model",
 }
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 
 from octavo.engine.cli.options import add_json_argument, print_json
 from octavo.engine.cli.usage import positive, seconds
-from octavo.engine.errors import InvalidConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,21 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
     add("--compare", action="store_true",
         help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
-    add(
-        "--plot", type=Path, metavar="F.png", help="draw hit ratio against size for every policy (matplotlib)"
-    )
+    add("--plot", type=Path, metavar="F.png",
+        help="draw hit ratio against size for every policy, and the optimum (needs matplotlib)")  # fmt: skip
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from octavo.engine.bench.plots import require_matplotlib
     from octavo.engine.replay.compare import compare, plot, render
     from octavo.engine.replay.optimum import optimal_hits
     from octavo.engine.replay.run import replay
     from octavo.engine.replay.trace import read_trace
     from octavo.engine.replay.workloads import WORKLOADS
 
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise InvalidConfig("--plot needs matplotlib, which is not installed; run `pip install matplotlib`")
+    require_matplotlib(args.plot)
     requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)
     replayed = replay(
         requests,
@@ -71,13 +68,13 @@ def run(args: argparse.Namespace) -> int:
         result["optimal_hit_pages"] = bound
         print(f"a policy that knows the future would find {bound / max(replayed.prompt_pages, 1):.2%}")
     print(f"{replayed.pages_per_s:,.0f} pages per second")
-    if args.plot is not None:
-        plot(compare({args.trace.stem: requests}), args.plot)
-    if args.compare:
-        made_up = {name: make() for name, make in WORKLOADS.items()}
+    if args.compare or args.plot is not None:
+        made_up = {name: make() for name, make in WORKLOADS.items()} if args.compare else {}
         rows = compare({args.trace.stem: requests, **made_up})
         print(render(rows))
         result["compared"] = [asdict(row) for row in rows]
+        if args.plot is not None:
+            plot([row for row in rows if row.workload == args.trace.stem], args.plot)
     if args.json:
         print_json(result)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Run
@@ -12,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from octavo.block_manager.policies import POLICIES
+from octavo.engine.bench.plots import log_ticks, picture
 from octavo.engine.replay.optimum import optimal_hits
 from octavo.engine.replay.run import replay
 from octavo.engine.replay.trace import TraceRequest
@@ -54,15 +54,13 @@ def render(rows: Run[Row]) -> str:
 
 
 def plot(rows: Run[Row], path: Path) -> None:
-    """Hit ratio against pool size; needs matplotlib."""
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for name in (*POLICIES, OPTIMUM):
-        style = "k--" if name == OPTIMUM else "o-"
-        axes.plot([row.num_pages for row in rows], [row.hit_ratios[name] for row in rows], style, label=name)
-    axes.set(xscale="log", xlabel="pages in the pool", ylabel="hit ratio", title=rows[0].workload)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    """Hit ratio against pool size for every policy, and the offline bound; needs matplotlib."""
+    sizes = [row.num_pages for row in rows]
+    with picture(path) as (axis,):
+        for name in (*POLICIES, OPTIMUM):
+            style, label = ("k--", "optimum (offline, knows the future)") if name == OPTIMUM else ("o-", name)
+            axis.plot(sizes, [100 * row.hit_ratios[name] for row in rows], style, label=label)
+        log_ticks(axis, sizes)
+        axis.set(xlabel="pages in the pool", ylabel="pages found, %", title=rows[0].workload, ylim=(0, None))
+        axis.grid(alpha=0.3)
+        axis.legend()

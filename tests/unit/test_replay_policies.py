@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.block_manager.policies import POLICIES, make_policy
 from octavo.block_manager.policy_gittins import AGES, NUM_AGES, WIDTHS, gittins_index
-from octavo.engine.replay.compare import OPTIMUM, compare, render
+from octavo.engine.cli import main
+from octavo.engine.replay.compare import OPTIMUM, SIZES, compare, render
 from octavo.engine.replay.run import replay
 from octavo.engine.replay.trace import TraceRequest, read_trace
 from octavo.engine.replay.workloads import WORKLOADS
@@ -115,6 +118,18 @@ def test_the_comparison_shows_every_policy_below_the_optimum() -> None:
         assert set(row.hit_ratios) == {*POLICIES, OPTIMUM}
         assert max(row.hit_ratios.values()) == row.hit_ratios[OPTIMUM]
     assert all(name in render(rows) for name in ("excerpt", "gittins", OPTIMUM))
+
+
+def test_the_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    picture = tmp_path / "hits.png"
+    assert main(["replay", str(EXCERPT), "--plot", str(picture), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out.splitlines()[-1])["compared"]
+    assert [row["num_pages"] for row in compared] == list(SIZES)
+    pixels = pyplot.imread(picture)
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20, "an empty picture"
+    assert main(["replay", str(EXCERPT), "--plot", str(tmp_path / "no" / "hits.png")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

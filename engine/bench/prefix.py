@@ -1,0 +1,166 @@
+"""``octavo bench prefix``: what the prefix cache does for a real model.
+
+Four experiments on the engine itself, one request at a time: time to first token of a prompt whose
+beginning is new (cold) and of one whose beginning is cached (warm), by length; hit ratio and time to
+first token of conversations, by pool size and without the cache; the same with a salt for each
+conversation, so that they share nothing; and what the cache costs where nothing is ever found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from octavo.engine.bench.arguments import counts
+from octavo.engine.bench.plots import log_ticks, picture, require_matplotlib
+from octavo.engine.bench.prefix_runs import (
+    ANSWER_TOKENS,
+    SUFFIX_TOKENS,
+    Bench,
+    Chats,
+    converse,
+    cost_without_reuse,
+    pool_sizes,
+    warm_against_cold,
+)
+from octavo.engine.cli.options import add_engine_arguments, given_settings
+from octavo.engine.cli.usage import positive
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.runner import load_runner
+from octavo.engine.tokenizer import load_tokenizer
+
+EXPERIMENTS = ("ttft", "pools", "salts", "cost")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    add = parser.add_argument
+    add("--only", choices=EXPERIMENTS, action="append", help="run this experiment (all; may be repeated)")
+    add("--prefix-tokens", type=counts, default="256,512,1024,2048,4096,8192", metavar="N,N",
+        help="lengths of the shared beginning; those beyond the model's are left out")  # fmt: skip
+    add("--runs", type=positive, default=3, metavar="N", help="repetitions of each time")
+    add("--plot", type=Path, metavar="F.png", help="draw the results (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print tables, return what --json prints."""
+    require_matplotlib(args.plot)
+    wanted = args.only or EXPERIMENTS
+    config = _config(given_settings(args), args.prefix_tokens, Chats())
+    runner = load_runner(config)
+    try:
+        bench = Bench(config, runner, load_tokenizer(runner.info.path))
+        result = _measure(bench, wanted, args.prefix_tokens, args.runs)
+    finally:
+        runner.close()
+    _print_tables(result)
+    if args.plot is not None:
+        _plot(result, args.plot)
+    return result
+
+
+def _config(settings: dict[str, Any], lengths: tuple[int, ...], chats: Chats) -> EngineConfig:
+    """What was given, and a pool in which every experiment fits, unless its size was given, too."""
+    config = EngineConfig(**settings)
+    if not config.prefix_cache or config.cache_dir is not None:
+        raise InvalidConfig("bench prefix measures with and without the cache in memory; drop that flag")
+    if config.num_pages is not None or config.kv_memory is not None:
+        return config
+    pages = -(-(max(lengths) + SUFFIX_TOKENS + ANSWER_TOKENS) // config.page_size) + 1
+    return replace(config, num_pages=max(pages, chats.pages(config.page_size) + 1))
+
+
+def _measure(bench: Bench, wanted: tuple[str, ...], lengths: tuple[int, ...], runs: int) -> dict[str, Any]:
+    info = bench.info
+    room = min(info.max_model_len, info.num_pages * info.page_size) - SUFFIX_TOKENS - ANSWER_TOKENS
+    fitting = [length for length in lengths if length <= room]
+    result: dict[str, Any] = {
+        "bench": "prefix",
+        "model": info.name,
+        "backend": info.backend,
+        "kv_format": info.kv_format,
+        "page_size": info.page_size,
+        "left_out": [length for length in lengths if length > room],
+    }
+    chats = Chats()
+    pages = chats.pages(info.page_size)
+    sizes = list(pool_sizes(pages, -(-chats.longest // info.page_size)))
+    steps = len(fitting) * ("ttft" in wanted) + 2 * ("cost" in wanted)
+    workloads = (len(sizes) + 1) * ("pools" in wanted) + 2 * ("salts" in wanted)
+    steps += chats.conversations * chats.turns * workloads
+    with tqdm(total=steps, unit="run", disable=None, file=sys.stderr) as bar:
+        bench.serve(bench.core(), bench.tokens(min(64, room)))  # warm up
+        if "ttft" in wanted:
+            result["ttft"] = []
+            for length in fitting:
+                result["ttft"].append(warm_against_cold(bench, length, runs))
+                bar.update()
+        if "pools" in wanted:
+            result["pools"] = [converse(bench, chats, size, done=bar.update).to_json() for size in sizes]
+            off = converse(bench, chats, pages, prefix_cache=False, done=bar.update)
+            result["cache_off"] = off.to_json()
+        if "salts" in wanted:
+            result["salts"] = {
+                name: converse(bench, chats, pages + 1, salts=salts, done=bar.update).to_json()
+                for name, salts in (("shared", False), ("per_conversation", True))
+            }
+        if "cost" in wanted:
+            result["cost"] = cost_without_reuse(bench, prompt_tokens=min(512, room), rounds=runs)
+            bar.update(2)
+    return result
+
+
+def _print_tables(result: dict[str, Any]) -> None:
+    print(f"{result['model']}: {result['kv_format']} pages, {result['backend']} backend")
+    if result["left_out"]:
+        lengths = ", ".join(map(str, result["left_out"]))
+        print(f"left out, longer than the model or the pool: {lengths} tokens")
+    for row in result.get("ttft", ()):
+        print(
+            f"shared prefix {row['prefix_tokens']:>6} tokens: cold {1000 * row['cold_s']:>9.1f} ms, "
+            f"warm {1000 * row['warm_s']:>8.1f} ms, 1/{1 / row['warm_share']:.1f}"
+        )
+    named = [(f"pool of {row['num_pages']:>4} pages", row) for row in result.get("pools", ())]
+    named += [("without the cache", result["cache_off"])] if "cache_off" in result else []
+    named += [(f"salts {name}", row) for name, row in result.get("salts", {}).items()]
+    for name, row in named:
+        print(
+            f"conversations, {name:24}: {100 * row['hit_ratio']:>5.1f} % of tokens found, later turns start "
+            f"after {1000 * row['ttft_s']:.1f} ms"
+        )
+    if "cost" in result:
+        cost = result["cost"]
+        print(
+            f"nothing shared: with the cache {100 * cost['cost']:+.2f} % of time, "
+            f"{100 * cost['cpu_cost']:+.2f} % of CPU time (fastest rounds)"
+        )
+
+
+def _plot(result: dict[str, Any], path: Path) -> None:
+    with picture(path, columns=2) as (times, pools):
+        if rows := result.get("ttft"):
+            lengths = [row["prefix_tokens"] for row in rows]
+            for name in ("cold", "warm"):
+                times.plot(lengths, [1000 * row[f"{name}_s"] for row in rows], "o-", label=name)
+            log_ticks(times, lengths)
+            times.set(yscale="log", xlabel="shared prefix, tokens", ylabel="time to first token, ms")
+            times.set_title(f"{result['model']}, {result['kv_format']} pages, {result['backend']}")
+            times.legend()
+        if rows := result.get("pools"):
+            sizes, seconds = [row["num_pages"] for row in rows], pools.twinx()
+            pools.plot(sizes, [100 * row["hit_ratio"] for row in rows], "o-", label="tokens found (left)")
+            seconds.plot(sizes, [1000 * row["ttft_s"] for row in rows], "C1s-", label="later turns (right)")
+            without = 1000 * result["cache_off"]["ttft_s"]
+            seconds.axhline(without, color="C1", linestyle="--", label="without the cache (right)")
+            pools.set(xlabel="pages in the pool", ylabel="prompt tokens found, %", ylim=(0, 100))
+            seconds.set(ylabel="time to first token, ms", ylim=(0, None))
+            pools.set_title("conversations in rotation")
+            pools.legend(handles=[*pools.lines, *seconds.lines], loc="lower left")
+        for axis in (times, pools):
+            axis.grid(alpha=0.3)

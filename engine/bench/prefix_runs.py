@@ -1,0 +1,201 @@
+"""The experiments of ``octavo bench prefix``: one loaded model, a new cache for each."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from octavo.block_manager import BlockManager
+from octavo.engine.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.errors import RequestFailed
+from octavo.engine.outputs import FinishReason
+from octavo.engine.params import SamplingParams
+from octavo.engine.request import Request
+from octavo.engine.runner import ModelRunner
+from octavo.engine.tokenizer import Tokenizer
+from octavo.scheduler import Limits, Scheduler
+
+SEED = 1
+SUFFIX_TOKENS = 32  # of a prompt, behind what it shares
+ANSWER_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """Conversations that take turns: each turn repeats all that was said, and adds to it."""
+
+    conversations: int = 6
+    turns: int = 4
+    system_tokens: int = 128
+    turn_tokens: int = 64
+
+    @property
+    def longest(self) -> int:
+        return self.system_tokens + self.turns * (self.turn_tokens + ANSWER_TOKENS)
+
+    def pages(self, page_size: int) -> int:
+        """Of everything that is said, the system prompt in each conversation."""
+        return self.conversations * -(-self.longest // page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request that was served alone."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of all requests of a workload: share of their prompt tokens that was found, median time to
+    first token of those that could find something (not a conversation's first turn)."""
+
+    num_pages: int
+    hit_ratio: float
+    ttft_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Bench:
+    """A runner, and cores of any pool size around it: a core's block manager hands out the first
+    pages of the pool only."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> None:
+        self.info = runner.info
+        self._config = config
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._rng = np.random.default_rng(SEED)
+
+    def core(self, num_pages: int | None = None, *, prefix_cache: bool = True) -> EngineCore:
+        blocks = BlockManager(
+            num_pages or self.info.num_pages,
+            self.info.page_size,
+            prefix_cache=prefix_cache,
+            policy=self._config.cache_policy,
+        )
+        limits = Limits(max_step_tokens=self._config.max_step_tokens, max_running=self._config.max_running)
+        return EngineCore(self._runner, self._tokenizer, blocks, Scheduler(blocks, limits))
+
+    def tokens(self, count: int) -> list[int]:
+        return [int(token) for token in self._rng.integers(0, self.info.vocab_size, count)]
+
+    def serve(
+        self, core: EngineCore, prompt: list[int], max_tokens: int = ANSWER_TOKENS, salt: bytes = b""
+    ) -> Served:
+        """Serve one request to its end. Raises RequestFailed."""
+        request = Request(
+            "bench",
+            prompt,
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            max_tokens=max_tokens,
+            tokenizer=self._tokenizer,
+            vocab_size=self.info.vocab_size,
+            arrived_at=time.monotonic(),
+            salt=salt,
+        )
+        began, first = time.perf_counter(), None
+        core.add(request)
+        answer: list[int] = []
+        while core.has_work:
+            for update in core.step():
+                if update.delta.finish_reason is FinishReason.ERROR:
+                    raise RequestFailed(f"the benchmark's request failed: {update.delta.error}")
+                answer += update.delta.token_ids
+                first = first or time.perf_counter()
+        assert first is not None
+        return Served(len(prompt), request.num_cached, first - began, tuple(answer))
+
+
+def warm_against_cold(bench: Bench, num_tokens: int, runs: int) -> dict[str, Any]:
+    """Time to first token of a prompt whose first ``num_tokens`` nobody has sent before, and of one
+    that differs from it only behind these: medians of ``runs``."""
+    cold, warm = [], []
+    for _ in range(runs):
+        core, shared = bench.core(), bench.tokens(num_tokens)
+        cold.append(bench.serve(core, shared + bench.tokens(SUFFIX_TOKENS)))
+        warm.append(bench.serve(core, shared + bench.tokens(SUFFIX_TOKENS)))
+    cold_s, warm_s = (statistics.median(served.ttft_s for served in each) for each in (cold, warm))
+    return {
+        "prefix_tokens": num_tokens,
+        "cold_s": cold_s,
+        "warm_s": warm_s,
+        "warm_share": warm_s / cold_s,
+        "cached_tokens": warm[0].cached_tokens,
+    }
+
+
+def converse(
+    bench: Bench,
+    chats: Chats,
+    num_pages: int,
+    *,
+    prefix_cache: bool = True,
+    salts: bool = False,
+    done: Callable[[], object] = lambda: None,
+) -> Outcome:
+    """Serve the conversations' turns in rotation, one at a time; with ``salts`` each has its own."""
+    core = bench.core(num_pages, prefix_cache=prefix_cache)
+    rng = np.random.default_rng(SEED)  # the same words each time
+
+    def words(count: int) -> list[int]:
+        return [int(token) for token in rng.integers(0, bench.info.vocab_size, count)]
+
+    system = words(chats.system_tokens)
+    said = [list(system) for _ in range(chats.conversations)]
+    served: list[Served] = []
+    later: list[float] = []
+    for turn in range(chats.turns):
+        for number, history in enumerate(said):
+            history.extend(words(chats.turn_tokens))
+            result = bench.serve(core, list(history), salt=b"%d" % number if salts else b"")
+            history.extend(result.answer)
+            served.append(result)
+            if turn:
+                later.append(result.ttft_s)
+            done()
+    found = sum(each.cached_tokens for each in served)
+    asked = sum(each.prompt_tokens for each in served)
+    return Outcome(num_pages, found / asked, statistics.median(later))
+
+
+def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict[str, Any]:
+    """Seconds for prompts that share nothing, cache on and off in turn, and how much more the
+    fastest round took with the cache on than with it off: of time, and of CPU time, which other
+    programs on the machine disturb less."""
+    wall: dict[bool, list[float]] = {True: [], False: []}
+    cpu: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * rounds):
+        prefix_cache = number % 4 in (0, 3)  # on, off, off, on
+        core = bench.core(prefix_cache=prefix_cache)
+        prompts = [bench.tokens(prompt_tokens) for _ in range(2)]
+        began, cpu_began = time.perf_counter(), time.process_time()
+        for prompt in prompts:
+            bench.serve(core, prompt)
+        wall[prefix_cache].append(time.perf_counter() - began)
+        cpu[prefix_cache].append(time.process_time() - cpu_began)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "on_s": min(wall[True]),
+        "off_s": min(wall[False]),
+        "cost": min(wall[True]) / min(wall[False]) - 1,
+        "cpu_cost": min(cpu[True]) / min(cpu[False]) - 1,
+    }
+
+
+def pool_sizes(pages: int, smallest: int) -> Iterator[int]:
+    """From a quarter of what is needed to all of it; each holds the longest conversation."""
+    for share in (4, 2, 1):
+        if (size := pages // share + 1) > smallest:
+            yield size

@@ -1,0 +1,53 @@
+"""``octavo bench prefix`` on the embedded model: its figures agree with what the cache can do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.engine.bench.prefix_runs import ANSWER_TOKENS, Chats
+from octavo.engine.cli import main
+
+
+def test_the_experiments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = Chats(conversations=3, turns=2, system_tokens=64, turn_tokens=24)
+    monkeypatch.setattr("octavo.engine.bench.prefix.Chats", lambda: chats)
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "prefix.png"
+    command = ["bench", "prefix", "--prefix-tokens", "64,1000000", "--runs", "1", "--page-size", "16"]
+    command += ["--max-model-len", "512", "--num-pages", "40", "--plot", str(picture), "--json"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    assert (result["bench"], result["model"], result["left_out"]) == ("prefix", "demo", [1_000_000])
+    assert "1000000" in out
+    (row,) = result["ttft"]
+    assert (row["prefix_tokens"], row["cached_tokens"]) == (64, 64)
+    assert row["warm_share"] == pytest.approx(row["warm_s"] / row["cold_s"])
+    ratios = [pool["hit_ratio"] for pool in result["pools"]]
+    assert ratios == sorted(ratios)
+    assert result["cache_off"]["hit_ratio"] == 0
+    # All of a first turn's pages are found by the second, and the system prompt by all but one.
+    first, second = 64 + 24, 64 + 24 + ANSWER_TOKENS + 24
+    found = 2 * 64 + 3 * (first + ANSWER_TOKENS - 1) // 16 * 16
+    assert result["salts"]["shared"]["hit_ratio"] == pytest.approx(found / (3 * (first + second)), abs=0.08)
+    assert result["salts"]["per_conversation"]["hit_ratio"] < result["salts"]["shared"]["hit_ratio"]
+    assert result["cost"]["on_s"] > 0
+    assert picture.stat().st_size > 10_000
+
+
+def test_one_experiment_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "prefix", "--only", "ttft", "--prefix-tokens", "32", "--runs", "1", "--json"]
+    assert main([*command, "--num-pages", "8"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result.keys() & {"ttft", "pools", "salts", "cost"} == {"ttft"}
+
+
+def test_flags_that_would_spoil_it_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--no-prefix-cache"], ["--cache-dir", str(tmp_path)]):
+        assert main(["bench", "prefix", *flags]) == 2
+        assert "drop that flag" in capsys.readouterr().err
