@@ -3,74 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
-import shutil
-import signal
 import sys
-import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router import SCRIPT, http_server, metrics_of, needs_router, openai_client
 from served import eventually_async
 
-SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "router" / "serve_http.py"
-SMG = shutil.which(
-    "smg", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-)
 FLAGS = ["--num-pages", "256", "--max-running", "32", "--max-step-tokens", "128", "--page-size", "16"]
 CHAT = [{"role": "user", "content": "Tell me a story about Mara and a lamp. " * 6}]
-
-needs_router = pytest.mark.skipif(
-    SMG is None or importlib.util.find_spec("openai") is None,
-    reason="needs the router and the openai package; install octavo[test,http]",
-)
-
-
-@asynccontextmanager
-async def http_server(*flags: str) -> AsyncIterator[dict[str, str]]:
-    """What the ready line of serve_http.py says; ended with SIGTERM, and with exit code 0."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SCRIPT), "--listen", "127.0.0.1:0", "--router-metrics", "127.0.0.1:0", *flags,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        async for line in process.stdout:
-            if line.startswith(b"octavo http ready:"):
-                break
-        else:
-            raise AssertionError(f"it ended with {await process.wait()} before it was ready")
-        yield dict(word.split("=", 1) for word in line.decode().split()[3:])
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        code = await asyncio.wait_for(process.wait(), 60)
-    assert code == 0
 
 
 @needs_router
 async def test_the_openai_package_before_two_workers() -> None:
     import openai
 
-    async with http_server("--workers", "2", "--", *FLAGS) as ready:
-        client = openai.AsyncOpenAI(
-            base_url=f"http://{ready['http']}/v1", api_key="none", max_retries=0, timeout=60
-        )
-        async with client:
-            assert [model.id async for model in client.models.list()] == ["demo"]
-            await _check_chat(client)
-            await _check_stream(client)
-            await _check_choices(client)
-            await _check_structured(client)
-            await _check_refusals(client, openai)
-            await _check_many(client)
-            await _check_disconnect(client, ready["worker_metrics"].split(","))
+    async with http_server("--workers", "2", "--", *FLAGS) as ready, openai_client(ready) as client:
+        assert [model.id async for model in client.models.list()] == ["demo"]
+        await _check_chat(client)
+        await _check_stream(client)
+        await _check_choices(client)
+        await _check_structured(client)
+        await _check_tools(client)
+        await _check_refusals(client, openai)
+        await _check_many(client)
+        await _check_disconnect(client, ready["worker_metrics"].split(","))
 
 
 async def _chat(client: Any, **changes: Any) -> Any:
@@ -139,8 +100,28 @@ async def _check_structured(client: Any) -> None:
     assert (isinstance(found["name"], str), isinstance(found["age"], int)) == (True, True)
     some = await _chat(client, response_format={"type": "json_object"}, max_tokens=60)
     assert some.choices[0].message.content.startswith("{")
-    chosen = await _chat(client, extra_body={"regex": "(left|right)!"}, max_tokens=20)
-    assert chosen.choices[0].message.content in ("left!", "right!")
+    for body in ({"regex": "(left|right)!"}, {"ebnf": 'root ::= ("left" | "right") "!"'}):
+        chosen = await _chat(client, extra_body=body, max_tokens=20)
+        assert chosen.choices[0].message.content in ("left!", "right!")
+
+
+async def _check_tools(client: Any) -> None:
+    """The router asks for the call by a constraint, and parses what comes."""
+    parameters = {
+        "type": "object",
+        "properties": {"town": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 9}},
+        "required": ["town", "days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "weather"}}
+    answer = await _chat(client, tools=[tool], tool_choice=choice, max_tokens=200, temperature=1, seed=2)
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "weather"
+    found = json.loads(call.function.arguments)
+    assert found.keys() == {"town", "days"}
+    assert (found["town"] in ("Rome", "Oslo"), found["days"] <= 9) == (True, True)
+    assert answer.choices[0].finish_reason == "tool_calls"
 
 
 async def _check_many(client: Any) -> None:
@@ -149,7 +130,7 @@ async def _check_many(client: Any) -> None:
         stream = await _chat(client, messages=messages, stream=True, max_tokens=24)
         return "".join([e.choices[0].delta.content or "" async for e in stream if e.choices])
 
-    together = await asyncio.gather(*(one(number) for number in range(32)))
+    together = await asyncio.gather(*(one(number) for number in range(64)))
     assert all(together)
 
 
@@ -159,15 +140,10 @@ async def _check_disconnect(client: Any, metrics: list[str]) -> None:
     await stream.close()
 
     async def aborted() -> bool:
-        texts = [await asyncio.to_thread(_get, f"http://{address}/metrics") for address in metrics]
+        texts = [await metrics_of(address) for address in metrics]
         return any('octavo_requests_total{finish_reason="abort"} 1.0' in text for text in texts)
 
     await eventually_async(aborted, "the worker stops what nobody reads")
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        return str(reply.read().decode())
 
 
 @needs_router
@@ -175,9 +151,7 @@ async def test_a_full_worker_is_429_and_serves_what_it_took() -> None:
     import openai
 
     async with http_server("--", "--num-pages", "64", "--max-running", "1", "--max-waiting", "1") as ready:
-        client = openai.AsyncOpenAI(
-            base_url=f"http://{ready['http']}/v1", api_key="none", max_retries=0, timeout=60
-        )
+        client = openai_client(ready)
 
         async def one(number: int) -> str:
             messages = [{"role": "user", "content": f"Tell me {number}."}]
