@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import hypothesis.strategies as st
 from hypothesis import given
 
+from ledger import visible
 from octavo.block_manager import BlockManager, Digest
 from octavo.block_manager.policies import POLICIES
+from strategies import page_groups
 
 Prefix = tuple[bytes, tuple[int, ...]]
 
@@ -34,13 +36,14 @@ serves = st.builds(
 
 
 class Oracle:
-    """Prefixes by name: which were published, and which of them the log says are gone."""
+    """Prefixes by name: which were published, and which of them each group's log says are gone."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
-        self.findable: set[Prefix] = set()
+        self.pools = [group.pool for group in blocks._groups]
+        self.findable: list[set[Prefix]] = [set() for _ in self.pools]
         self.prefix_of: dict[Digest, Prefix] = {}
-        self.cursor = 1
+        self.cursors = [1] * len(self.pools)
 
     def wrote(self, digests: list[Digest], tokens: list[int], positions: range, salt: bytes) -> None:
         """A sequence wrote these: the pages they fill are findable from now on, unless evicted."""
@@ -49,33 +52,46 @@ class Oracle:
             digest = digests[index]
             prefix = (salt, tuple(tokens[: (index + 1) * size]))
             assert self.prefix_of.setdefault(digest, prefix) == prefix, "two prefixes of one name"
-            self.findable.add(prefix)
+            for findable in self.findable:
+                findable.add(prefix)
         self.follow()
 
     def follow(self) -> None:
-        events = self.blocks.events.since(self.cursor)
-        self.cursor = self.blocks.events.next_number
-        removed = [event.digests for event in events if event.kind == "removed"]
-        self.findable -= {self.prefix_of[digest] for digests in removed for digest in digests}
+        for group, pool in enumerate(self.pools):
+            events = pool.events.since(self.cursors[group])
+            self.cursors[group] = pool.events.next_number
+            removed = [event.digests for event in events if event.kind == "removed"]
+            self.findable[group] -= {self.prefix_of[digest] for digests in removed for digest in digests}
 
     def hit(self, tokens: tuple[int, ...], salt: bytes) -> int:
-        size, found = self.blocks.page_size, 0
-        while found + size < len(tokens) and (salt, tokens[: found + size]) in self.findable:
-            found += size
-        return found
+        """The longest beginning, of full pages and without the last token, of which every group can
+        find all pages that the query after it sees."""
+        size = self.blocks.page_size
+        lengths = range((len(tokens) - 1) // size * size, 0, -size)
+        return next((length for length in lengths if self._can_go_on(tokens, salt, length)), 0)
+
+    def _can_go_on(self, tokens: tuple[int, ...], salt: bytes, length: int) -> bool:
+        size = self.blocks.page_size
+        return all(
+            (salt, tokens[: start + size]) in findable
+            for spec, findable in zip(self.blocks.groups, self.findable, strict=True)
+            for start in range(0, length, size)
+            if any(visible(spec, length, position) for position in range(start, start + size))
+        )
 
 
 @given(
     st.lists(serves, min_size=1, max_size=14),
     st.sampled_from([1, 2, 4]),
-    st.integers(0, 6),
+    st.data(),
     st.sampled_from([*POLICIES]),
 )
 def test_what_is_found_is_what_was_published_and_not_evicted(
-    served: list[Serve], page_size: int, spare: int, policy: str
+    served: list[Serve], page_size: int, data: st.DataObject, policy: str
 ) -> None:
     need = max(-(-(len(item.prompt) + len(item.more) + 1) // page_size) for item in served)
-    blocks = BlockManager(2 * need + spare, page_size, policy=policy)
+    groups = data.draw(page_groups(2 * need, page_size, 2 * need * page_size, spare=6))
+    blocks = BlockManager(groups, page_size, policy=policy)
     oracle = Oracle(blocks)
     for item in served:
         prompt = list(item.prompt)
@@ -99,14 +115,17 @@ def test_what_is_found_is_what_was_published_and_not_evicted(
         blocks.close(table)
         oracle.follow()
         blocks.check()
-        assert len(oracle.findable) == blocks.num_idle_cached
+        assert [len(found) for found in oracle.findable] == [pool.num_idle_cached for pool in oracle.pools]
 
 
-@given(st.lists(serves, min_size=1, max_size=10), st.sampled_from([1, 2, 4]))
-def test_the_reason_of_a_miss_is_what_happened(served: list[Serve], page_size: int) -> None:
+@given(st.lists(serves, min_size=1, max_size=10), st.sampled_from([1, 2, 4]), st.data())
+def test_the_reason_of_a_miss_is_what_happened(
+    served: list[Serve], page_size: int, data: st.DataObject
+) -> None:
     """Against all there ever was: in a small pool, with everything remembered."""
     need = max(-(-len(item.prompt) // page_size) for item in served)
-    blocks = BlockManager(need + 1, page_size)
+    groups = data.draw(page_groups(need, page_size, need * page_size, spare=2))
+    blocks = BlockManager(groups, page_size)
     ever: set[Prefix] = set()
     for item in served:
         prompt = list(item.prompt)

@@ -1,0 +1,259 @@
+"""Layers with windows, by hand: pages of four positions, a window that needs two or three of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledger import Ledger, next_token, served_alone
+from octavo.block_manager import BlockManager, Miss, PageCopy, PageGroup, PageId, PageTable, Pins
+from octavo.engine.batch import build_batch
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong, Status
+
+FULL = PageGroup(num_pages=16)
+WINDOW = PageGroup(num_pages=8, window=6)
+PROMPT = list(range(1, 22))  # five full pages and a token
+
+
+def manager(*groups: PageGroup, max_chunk: int = 8, **settings: bool) -> BlockManager:
+    return BlockManager(groups or (FULL, WINDOW), 4, max_chunk=max_chunk, **settings)
+
+
+def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
+    """As a scheduler would: piece by piece."""
+    while table.num_written < len(tokens):
+        stop = min(table.num_written + chunk, len(tokens))
+        assert blocks.reserve(table, stop)
+        blocks.commit(table, tokens, stop)
+        blocks.check()
+
+
+def written(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> PageTable:
+    table = blocks.open(tokens, salt=salt)
+    write(blocks, table, tokens)
+    return table
+
+
+def test_pages_that_no_query_sees_are_given_back() -> None:
+    blocks = manager(prefix_cache=False)
+    table = written(blocks, PROMPT[:20])  # the next query sees positions 15 to 20
+    assert len(table.parts[0].pages) == len(table.parts[1].pages) == 5
+    assert table.parts[1].released == 3
+    assert blocks.held_by(table) == [
+        *((0, PageId(page)) for page in table.parts[0].pages),
+        *((1, PageId(page)) for page in table.parts[1].pages[3:]),
+    ]
+    assert blocks.idle_pages() == (11, 6)
+
+
+def test_kept_pages_stay() -> None:
+    blocks = manager(PageGroup(num_pages=8, window=6, keep=5))
+    table = written(blocks, PROMPT[:20])
+    assert [page for _, page in blocks.held_by(table)] == [0, 1, *table.pages[3:]]
+    assert list(table.pages[2:3]) == [0], "the entry of a page that was given back"
+    blocks.close(table)
+    blocks.check()
+    assert blocks.num_held == 0
+
+
+def test_a_long_generation_holds_a_constant_number_of_window_pages() -> None:
+    blocks = manager(PageGroup(num_pages=6000), PageGroup(num_pages=6, window=9, keep=3), max_chunk=4)
+    scheduler = Scheduler(blocks, Limits(4, 1))
+    sequence = Sequence("long", [1, 2, 3], max_tokens=20_000)
+    scheduler.add(sequence)
+    held = set()
+    while (step := scheduler.plan()) is not None:
+        scheduler.commit(step, [Result(7) for _ in step.sampled()])
+        if sequence.table is not None and sequence.num_written > 20:
+            held.add(6 - blocks.idle_pages()[1])
+    assert len(sequence.tokens) == 20_003
+    assert held == {3, 4}, "the kept page and what the window touches"
+    assert blocks.num_evicted > 4000, "the others were cached until they were needed"
+
+
+def test_a_hit_needs_only_the_window_before_its_end() -> None:
+    blocks = manager()
+    blocks.close(written(blocks, PROMPT))
+    evict(blocks, 1, 6)  # the two pages that were used last are left: 3 and 4
+    table = blocks.open([*PROMPT[:20], 99])
+    assert table.num_written == 20
+    assert table.parts[1].released == 3
+    assert blocks.explain_miss(table, [*PROMPT[:20], 99]) == Miss(5, "partial_page")
+    blocks.check()
+
+
+def evict(blocks: BlockManager, group: int, num_pages: int) -> None:
+    """Let other contents take so many of a group's pages, and nobody hold them."""
+    pool = blocks._groups[group].pool
+    taken = pool.take(num_pages)
+    assert taken is not None
+    pool.drop(taken)
+
+
+def test_a_hit_ends_where_the_window_can_still_be_found() -> None:
+    blocks = manager()
+    blocks.close(written(blocks, PROMPT[:20]))
+    blocks.close(blocks.open(PROMPT[:17]))  # pages 2 and 3 are used once more
+    evict(blocks, 1, 6)  # the three empty ones, 0, 1 and 4
+    table = blocks.open(PROMPT)
+    assert (table.num_written, table.parts[1].released) == (16, 2)
+    evict(blocks, 0, 16 - 4)
+    blocks.check()
+
+
+def test_a_lost_window_page_is_why_a_prompt_is_not_found() -> None:
+    blocks = manager()
+    blocks.close(written(blocks, PROMPT[:8]))
+    evict(blocks, 1, 8)
+    again = [*PROMPT[:8], 99]
+    table = blocks.open(again)
+    assert table.num_written == 0, "the layers that see everything have it, the others have not"
+    miss = blocks.explain_miss(table, again)
+    assert (miss.page, miss.reason) == (0, "evicted")
+    assert blocks.num_evicted == 2
+
+
+def test_forks_copy_the_partial_page_of_every_group() -> None:
+    blocks = manager()
+    table = written(blocks, PROMPT)
+    fork = blocks.fork(table)
+    assert fork is not None
+    assert [copy.group for copy in fork.copies] == [0, 1]
+    assert [copy.source for copy in fork.copies] == [part.pages[5] for part in table.parts]
+    assert [copy.target for copy in fork.copies] == [part.pages[5] for part in fork.table.parts]
+    assert fork.table.parts[1].released == table.parts[1].released == 4
+    blocks.copied(fork.copies)
+    blocks.close(table)
+    write(blocks, fork.table, [*PROMPT, 5, 6, 7])
+    blocks.close(fork.table)
+    assert blocks.idle_pages() == (16, 8)
+
+
+def test_a_fork_without_room_in_one_group_changes_nothing() -> None:
+    blocks = manager(FULL, PageGroup(num_pages=3, window=6))
+    table = written(blocks, PROMPT[:9])
+    assert blocks.fork(table) is None
+    blocks.check()
+    assert blocks.idle_pages() == (13, 0)
+
+
+def test_rollback_inside_the_window_is_exact() -> None:
+    blocks = manager()
+    table = written(blocks, PROMPT[:20])
+    (first, second) = blocks.rollback(table, 19)  # page 4 is published in both groups
+    assert table.num_written == 19
+    assert (first, second) == (
+        PageCopy(first.source, PageId(table.parts[0].pages[4]), 0),
+        PageCopy(second.source, PageId(table.parts[1].pages[4]), 1),
+    )
+    blocks.check()
+
+
+def test_rollback_before_the_window_finds_its_pages_again_or_begins_anew() -> None:
+    blocks = manager()
+    table = written(blocks, PROMPT)
+    assert blocks.rollback(table, 11) == ()
+    assert (table.num_written, table.parts[1].released) == (8, 0), "pages 0 and 1 were still cached"
+    blocks.check()
+    write(blocks, table, PROMPT)
+    evict(blocks, 1, 8 - len([page for group, page in blocks.held_by(table) if group]))
+    assert blocks.rollback(table, 11) == ()
+    assert table.num_written == 0
+    blocks.check()
+
+
+def test_rollback_without_a_cache_begins_anew() -> None:
+    blocks = manager(prefix_cache=False)
+    table = written(blocks, PROMPT)
+    assert blocks.rollback(table, 9) == ()
+    assert (table.num_written, list(table.pages)) == (0, [])
+    write(blocks, table, PROMPT)
+
+
+def test_room_that_was_promised_is_there_in_time() -> None:
+    """A prompt that was let in does not run out of pages, whatever others take meanwhile."""
+    blocks = manager(FULL, PageGroup(num_pages=8, window=6), max_chunk=4)
+    table = blocks.open(PROMPT)
+    assert blocks.reserve(table, 4, ahead=len(PROMPT))
+    assert [len(part.pages) for part in table.parts] == [6, 3], "all of it; a window and a chunk"
+    other = blocks.open([9] * 9)
+    assert blocks.reserve(other, 9)
+    assert not blocks.reserve(blocks.open([8] * 9), 9)
+    for stop in (3, 4, 7, 11, 12, 16, 20, 21):
+        assert not blocks.would_overflow(table, stop)
+        assert blocks.reserve(table, stop, ahead=len(PROMPT))
+        blocks.commit(table, PROMPT, stop)
+        blocks.check()
+
+
+def test_what_could_never_fit_is_refused_and_what_outgrows_only_a_window_is_not() -> None:
+    blocks = manager(PageGroup(num_pages=5, window=6))
+    scheduler = Scheduler(blocks, Limits(8, 2))
+    scheduler.add(Sequence("endless", [1] * 1000, max_tokens=1000))
+    small = manager(PageGroup(num_pages=3, window=6))
+    with pytest.raises(SequenceTooLong, match=r"needs 17 tokens of KV .* the pool holds 12"):
+        Scheduler(small, Limits(8, 2)).add(Sequence("x", [1] * 9, max_tokens=8))
+    with pytest.raises(ValueError, match=r"max_step_tokens must be at most .* max_chunk of 8, got 16"):
+        Scheduler(blocks, Limits(16, 2))
+
+
+def test_a_window_model_serves_prompts_longer_than_its_pool() -> None:
+    blocks = manager(PageGroup(num_pages=6, window=6), PageGroup(num_pages=5, window=3, keep=2))
+    scheduler, ledger = Scheduler(blocks, Limits(8, 3)), Ledger(4, blocks.groups)
+    sequences = [Sequence(name, [1, 2] * 30, max_tokens=9) for name in ("a", "b")]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    while (step := scheduler.plan()) is not None:
+        ledger.run(step, sequences)
+        drawn = [next_token(sequence.tokens, sequence.sequence_id) for sequence in step.sampled()]
+        scheduler.commit(step, [Result(token, token == 0) for token in drawn])
+        blocks.check()
+    for sequence in sequences:
+        assert sequence.status is Status.FINISHED
+        assert sequence.tokens[60:] == served_alone([1, 2] * 30, 9, sequence.sequence_id)
+
+
+def test_pins_are_counted_in_the_group_that_has_most() -> None:
+    blocks = BlockManager((FULL, WINDOW), 4, max_pinned=3, max_chunk=8)
+    blocks.close(written(blocks, PROMPT[:12]))
+    pins = Pins(blocks)
+    assert pins.pin("system", PROMPT[:12]) == 12
+    assert pins.num_pages == 3
+    assert blocks.idle_pages() == (13, 6), "of the window's pages only those that are seen"
+    assert pins.unpin("system")
+    assert blocks.idle_pages() == (16, 8)
+
+
+def test_every_group_has_its_own_pages_in_the_batch() -> None:
+    blocks = manager()
+    scheduler = Scheduler(blocks, Limits(8, 2))
+    scheduler.add(Sequence("a", PROMPT, max_tokens=2))
+    for _ in range(3):
+        step = scheduler.plan()
+        assert step is not None
+        batch = build_batch(step, 4)
+        scheduler.commit(step, [Result(7) for _ in step.sampled()])
+    first, second = batch.attention.groups
+    assert first.positions is second.positions
+    table = step.work[0].sequence.table
+    assert table is not None
+    for metadata, part in zip((first, second), table.parts, strict=True):
+        assert metadata.page_table.tolist() == [part.pages[:6].tolist()] or part.released
+        assert metadata.slots.tolist() == [
+            metadata.page_table[0, position // 4] * 4 + position % 4
+            for position in metadata.positions.tolist()
+        ]
+    assert not second.others
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_pages": 0}, "num_pages must be at least 1, got 0"),
+        ({"num_pages": 1, "window": 0}, "window must be at least 1, got 0"),
+        ({"num_pages": 1, "keep": 2}, "keep must be at least 0 and needs a window, got 2"),
+        ({"num_pages": 1, "keep": -1, "window": 2}, "keep must be at least 0"),
+    ],
+)
+def test_groups_that_are_none_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PageGroup(**settings)
