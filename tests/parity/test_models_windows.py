@@ -1,0 +1,99 @@
+"""Window models through page groups: the same tokens as with every page kept, for a window's price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny_models
+from octavo.block_manager import BlockManager
+from octavo.engine import page_groups
+from octavo.engine.batch import build_batch
+from octavo.engine.config import EngineConfig
+from octavo.engine.params import SamplingParams
+from octavo.engine.runner import ModelRunner, load_runner
+from octavo.engine.sampler import SampleState
+from octavo.kernels.groups import LayerGroup
+from octavo.scheduler import Limits, Result, Scheduler, Sequence
+
+PAGE_SIZE = 8
+CHUNK = 16
+MIXED = ["gemma3_text", "gpt_oss", "mistral", "cohere2"]
+
+
+def load(folder: Path, kv_format: str) -> ModelRunner:
+    return load_runner(
+        EngineConfig(
+            model=str(folder),
+            kv_format=kv_format,
+            page_size=PAGE_SIZE,
+            num_pages=80,
+            max_step_tokens=CHUNK,
+            max_running=4,
+        )
+    )
+
+
+def serve(runner: ModelRunner, max_tokens: int) -> tuple[list[list[int]], list[float], set[int]]:
+    """Greedy tokens of three ragged prompts of which the second begins as the first; their logprobs; and
+    how many pages the last group holds while only the longest is left."""
+    rng = np.random.default_rng(1)
+    first = rng.integers(0, 250, 60).tolist()
+    prompts = [first, [*first[:40], 7, 8], rng.integers(0, 250, 5).tolist()]
+    blocks = BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=CHUNK)
+    scheduler = Scheduler(blocks, Limits(CHUNK, 4))
+    sequences = [
+        Sequence(str(i), list(prompt), max_tokens if i == 0 else 9) for i, prompt in enumerate(prompts)
+    ]
+    states = {
+        sequence: SampleState(
+            SamplingParams(logprobs=0), seed=0, prompt_ids=sequence.tokens, vocab_size=tiny_models.VOCAB_SIZE
+        )
+        for sequence in sequences
+    }
+    scheduler.add(sequences[0])
+    logprobs: list[float] = []
+    held: set[int] = set()
+    for number in range(1000):
+        if number == 6:  # when the pages of the first prompt can be found
+            for sequence in sequences[1:]:
+                scheduler.add(sequence)
+        step = scheduler.plan()
+        if step is None:
+            break
+        output = runner.run(build_batch(step, PAGE_SIZE), [states[sequence] for sequence in step.sampled()])
+        logprobs += [drawn.logprob.logprob for drawn in output.samples if drawn.logprob is not None]
+        scheduler.commit(step, [Result(drawn.token) for drawn in output.samples])
+        blocks.check()
+        if number > 40 and scheduler.num_running:
+            held.add(blocks.groups[-1].num_pages - blocks.idle_pages()[-1])
+    assert sequences[1].num_cached == 40
+    return [sequence.tokens for sequence in sequences], logprobs, held
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "fp4"])
+@pytest.mark.parametrize("architecture", MIXED)
+def test_a_window_costs_a_window_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, kv_format: str
+) -> None:
+    folder = tiny_models.make_model(tmp_path, architecture)
+    grouped = load(folder, kv_format)
+    assert [group.window for group in grouped.info.groups] == [None, tiny_models.WINDOW]
+    tokens, logprobs, held = serve(grouped, 200)
+    assert max(held) <= 3 < 260 // PAGE_SIZE, "12 positions touch three pages of 8"
+    grouped.close()
+
+    def one_group(layers: list[object], max_model_len: int) -> tuple[LayerGroup, ...]:
+        del max_model_len
+        return (LayerGroup(window=None, keep=0, members=tuple(range(len(layers)))),)
+
+    monkeypatch.setattr(page_groups, "group_layers", one_group)
+    whole = load(folder, kv_format)
+    assert len(whole.info.groups) == 1
+    expected_tokens, expected, held = serve(whole, 200)
+    assert max(held) > 20
+    assert tokens == expected_tokens
+    assert logprobs == expected, "bit for bit: the same rows in other pages"
+    whole.close()
