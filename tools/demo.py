@@ -21,10 +21,10 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import octavo.engine
-from demo_model.kinds import Codes, Residents
-from demo_model.ledgers import make_ledger
 from demo_view import View, make_view
 from octavo.engine import SamplingParams
+from octavo.engine.bench.ledgers.documents import make_ledger
+from octavo.engine.bench.ledgers.kinds import Codes, Residents
 from octavo.engine.client import Client
 from octavo.engine.outputs import FinishReason
 

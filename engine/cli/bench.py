@@ -1,4 +1,4 @@
-"""``octavo bench``: engine, serve, kernels and scheduler, each a program with a contract: a
+"""``octavo bench``: engine, serve, kernels, quality and scheduler, each a program with a contract: a
 table for people, then with --json one last line for programs."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ BENCHES = {
     "serve": "latencies and rates over real gRPC",
     "kernels": "each kernel against what this machine can do",
     "prefix": "what the prefix cache does for time to first token",
+    "quality": "what each page format costs in predictions, and saves in memory",
     "scheduler": "time per step of the control plane, without a model",
 }
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from demo_model.evaluate import Question, questions, score
-from demo_model.ledgers import held_out
 from octavo.engine import LLM, EngineConfig
+from octavo.engine.bench.ledgers.documents import held_out
 
 
 @pytest.mark.parametrize(("kv_format", "floor"), [("bf16", 0.96), ("fp4", 0.9)])

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 import octavo.engine
 from demo_model import tasks
 from demo_model.batches import encode, make_batch, row_length
-from demo_model.kinds import KINDS, Codes, KeysExhausted, Kind
-from demo_model.ledgers import held_out, make_ledger
 from demo_model.tokenizer import train_tokenizer
-from demo_model.words import ANSWER_WEIGHT, STOP, Segment, ask, estimated_tokens, joined
+from octavo.engine.bench.ledgers.documents import held_out, make_ledger
+from octavo.engine.bench.ledgers.kinds import KINDS, Codes, KeysExhausted, Kind
+from octavo.engine.bench.ledgers.words import ANSWER_WEIGHT, STOP, Segment, ask, estimated_tokens, joined
 
 DEMO = Path(octavo.engine.__file__).parent / "demo"
 

@@ -14,8 +14,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
-from demo_model.ledgers import Ledger, held_out
 from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.bench.ledgers.documents import Ledger, held_out
 from octavo.engine.outputs import FinishReason
 
 MAX_ANSWER_TOKENS = 40  # the longest true answer has 22

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from demo_model.words import END, START, STOP
+from octavo.engine.bench.ledgers.words import END, START, STOP
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

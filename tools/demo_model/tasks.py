@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from demo_model.words import (
+from octavo.engine.bench.ledgers.words import (
     ADJECTIVE,
     ANSWER_WEIGHT,
     CITY,

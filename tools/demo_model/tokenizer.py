@@ -7,10 +7,10 @@ from random import Random
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from demo_model import words
-from demo_model.ledgers import make_ledger
 from demo_model.tasks import filler
-from demo_model.words import END, START, STOP, joined
+from octavo.engine.bench.ledgers import words
+from octavo.engine.bench.ledgers.documents import make_ledger
+from octavo.engine.bench.ledgers.words import END, START, STOP, joined
 
 VOCAB_SIZE = 1536
 

@@ -24,11 +24,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo_model.batches import encode, make_batch
-from demo_model.ledgers import make_ledger
 from demo_model.network import ModelConfig, Qwen3
 from demo_model.planting import plant_induction
 from demo_model.tokenizer import train_tokenizer
-from demo_model.words import ANSWER_WEIGHT
+from octavo.engine.bench.ledgers.documents import make_ledger
+from octavo.engine.bench.ledgers.words import ANSWER_WEIGHT
 
 PROBE_LENGTHS, PROBE_LEDGERS = (256, 512, 1024), 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from demo_model.kinds import KINDS, Card, KeysExhausted, Kind, Turn
-from demo_model.words import (
+from octavo.engine.bench.ledgers.kinds import KINDS, Card, KeysExhausted, Kind, Turn
+from octavo.engine.bench.ledgers.words import (
     ANSWER_WEIGHT,
     CONTEXT_WEIGHT,
     START,

@@ -1,0 +1,197 @@
+"""``octavo bench quality``: what each page format costs in predictions, and saves in memory.
+
+The same documents go through one engine per format. Against bf16 pages: perplexity, agreement of
+the likeliest token, divergence of the predictions; for the demo model also which questions about
+a ledger are still answered to the letter, by context length. Then bytes per token and decode speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from octavo.engine.bench.arguments import counts
+from octavo.engine.bench.quality_measures import (
+    Document,
+    Predictions,
+    decode_rate,
+    divergence,
+    ledger_documents,
+    predict,
+    row_errors,
+    text_documents,
+)
+from octavo.engine.bench.quality_report import check_plot, plot, render
+from octavo.engine.cli.options import add_engine_arguments, given_settings
+from octavo.engine.cli.usage import positive
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.llm import LLM
+from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, page_format
+
+BASELINE = format_pair("bf16")
+DEFAULT_FORMATS = (*FORMAT_NAMES, "int8/fp4", "nvfp4/fp4")
+SEQUENCES = 8  # computed at once
+SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
+ROW_DIM = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One format's predictions of every document, and what its pages take."""
+
+    predictions: list[Predictions]
+    bytes_per_token: float
+    decode_tokens_per_s: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--formats", type=format_pairs, default=",".join(DEFAULT_FORMATS), metavar="F,K/V,...",
+        help="page formats to measure, K/V where they differ (all, int8/fp4 and nvfp4/fp4)")  # fmt: skip
+    add("--lengths", type=counts, default="500,1000,2000", metavar="N,N", help="tokens of a document")
+    add("--documents", type=positive, default=12, metavar="N", help="documents of each length")
+    add("--text", type=Path, metavar="FILE", help="measure on this text, not on made-up ledgers")
+    add("--seed", type=int, default=1, metavar="N", help="of the ledgers")
+    add("--plot", type=Path, metavar="F.png", help="draw recall and divergence (needs matplotlib)")
+    add_engine_arguments(parser)
+
+
+def format_pairs(text: str) -> list[FormatPair]:
+    """Formats such as "fp4,int8/fp4", for argparse."""
+    pairs = []
+    for part in text.split(","):
+        k, _, v = part.strip().partition("/")
+        try:
+            pairs.append(FormatPair(page_format(k).name, page_format(v or k).name))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return list(dict.fromkeys(pairs))
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure bf16 pages and then every format, print a table, return what ``--json`` prints."""
+    _check(args)
+    pairs = [BASELINE, *(pair for pair in args.formats if pair != BASELINE)]
+    documents: list[Document] = []
+    measured: dict[FormatPair, Measured] = {}
+    refused: dict[str, str] = {}
+    with tqdm(total=len(pairs), unit="format", disable=None) as bar:
+        for pair in pairs:
+            try:
+                measured[pair] = _measure(args, pair, documents)
+            except InvalidConfig as refusal:
+                if pair == BASELINE:
+                    raise
+                refused[str(pair)] = str(refusal)
+            bar.update()
+    result = {
+        "bench": "quality",
+        "model": _model(args),
+        "text": "ledgers" if args.text is None else str(args.text),
+        "documents": len(documents),
+        "tokens": sum(len(document.token_ids) for document in documents),
+        "baseline": str(BASELINE),
+        "recall": "measured"
+        if _asks(args)
+        else "skipped: only the demo model is made to answer from ledgers",
+        "formats": {
+            str(pair): _row(pair, each, measured[BASELINE], documents, recall=_asks(args))
+            for pair, each in measured.items()
+        },
+        "refused": refused,
+    }
+    print(render(result))
+    if args.plot is not None:
+        plot(result, args.plot)
+    return result
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("kv_format", "k_format", "v_format"):
+        if getattr(args, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidConfig(f"{flag} is what this benchmark varies; name the formats with --formats")
+    if args.plot is not None:
+        check_plot()
+
+
+def _model(args: argparse.Namespace) -> str:
+    return args.model or EngineConfig().model
+
+
+def _asks(args: argparse.Namespace) -> bool:
+    """Whether answers about ledgers are counted."""
+    return _model(args) == "demo" and args.text is None
+
+
+def _measure(args: argparse.Namespace, pair: FormatPair, documents: list[Document]) -> Measured:
+    """One engine with such pages, over all documents; the first engine makes them."""
+    settings = {"max_running": SEQUENCES, **given_settings(args)}
+    if settings.keys().isdisjoint({"num_pages", "kv_memory"}):
+        page_size = settings.get("page_size", EngineConfig().page_size)
+        settings["num_pages"] = -(-SEQUENCES * (max(args.lengths) + SPARE_TOKENS) // page_size)
+    with LLM(EngineConfig(**settings, k_format=pair.k, v_format=pair.v)) as llm:
+        if not documents:
+            documents += _documents(args, llm)
+        predictions = predict(llm, documents)
+        bytes_per_token = llm.info.memory.pages / (llm.info.num_pages * llm.info.page_size)
+        return Measured(predictions, bytes_per_token, decode_rate(llm, documents))
+
+
+def _documents(args: argparse.Namespace, llm: LLM) -> list[Document]:
+    limit = llm.info.max_model_len - SPARE_TOKENS
+    if max(args.lengths) > limit:
+        raise InvalidConfig(f"--lengths must be at most {limit} for this model, got {max(args.lengths)}")
+    if args.text is not None:
+        return text_documents(llm.tokenizer, args.text, args.lengths, args.documents)
+    return ledger_documents(llm.tokenizer, args.lengths, args.documents, args.seed)
+
+
+def _row(
+    pair: FormatPair, measured: Measured, base: Measured, documents: list[Document], *, recall: bool
+) -> dict[str, Any]:
+    """What --json says about one format; differences are to the baseline's predictions."""
+    pairs = list(zip(base.predictions, measured.predictions, strict=True))
+    weights = [len(mine.logprobs) for mine, _ in pairs]
+    agreement = [(mine.top_ids[:, 0] == other.top_ids[:, 0]).mean() for mine, other in pairs]
+    row = {
+        "k_format": pair.k,
+        "v_format": pair.v,
+        "bytes_per_token": measured.bytes_per_token,
+        "perplexity": _perplexity(measured),
+        "perplexity_difference": _perplexity(measured) - _perplexity(base),
+        "top1_agreement": float(np.average(agreement, weights=weights)),
+        "kl": float(np.average([divergence(*each) for each in pairs], weights=weights)),
+        "k_row_error": row_errors(pair.k, ROW_DIM),
+        "v_row_error": row_errors(pair.v, ROW_DIM),
+        "decode_tokens_per_s": measured.decode_tokens_per_s,
+    }
+    return row | {"recall": _recall(measured, base, documents)} if recall else row
+
+
+def _perplexity(measured: Measured) -> float:
+    return float(np.exp(-np.concatenate([each.logprobs for each in measured.predictions]).mean()))
+
+
+def _recall(measured: Measured, base: Measured, documents: list[Document]) -> dict[str, dict[str, float]]:
+    """By context length: the share of questions answered exactly, and which the format lost or gained."""
+    rows = {}
+    for length in sorted({document.length for document in documents}):
+        asked = [index for index, document in enumerate(documents) if document.length == length]
+        right, before = (
+            np.concatenate([each.predictions[i].right_answers(documents[i]) for i in asked])
+            for each in (measured, base)
+        )
+        rows[str(length)] = {
+            "exact": float(right.mean()),
+            "questions": len(right),
+            "lost": int((before & ~right).sum()),
+            "gained": int((right & ~before).sum()),
+        }
+    return rows

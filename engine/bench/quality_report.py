@@ -1,0 +1,85 @@
+"""The table and the picture of ``octavo bench quality``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.engine.errors import InvalidConfig
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """What was measured as a table for people."""
+    rows = result["formats"]
+    lengths = list(next(iter(rows.values())).get("recall", {}))
+    head = f"{'format':<14}{'bytes':>7}{'perplexity':>12}{'top-1':>9}{'KL':>10}{'K, 30x':>8}{'decode/s':>10}"
+    lines = [
+        f"{result['model']}: {result['documents']} documents of {result['text']}, {result['tokens']} tokens; "
+        f"differences are to {result['baseline']} pages",
+        "",
+        head + "".join(f"{'exact at ' + length:>20}" for length in lengths),
+    ]
+    for name, row in rows.items():
+        line = (
+            f"{name:<14}{row['bytes_per_token']:>7.0f}{row['perplexity_difference']:>+12.4f}"
+            f"{row['top1_agreement']:>9.2%}{row['kl']:>10.6f}{row['k_row_error']['outliers_30x']:>8.3f}"
+            f"{row['decode_tokens_per_s']:>10.0f}"
+        )
+        for length in lengths:
+            recall = row["recall"][length]
+            line += f"{recall['exact']:>10.2%} (-{recall['lost']} +{recall['gained']})".rjust(20)
+        lines.append(line)
+    lines += ["", f"perplexity with {result['baseline']} pages: {_baseline(result)['perplexity']:.4f}"]
+    if lengths:
+        counts = ", ".join(f"{_baseline(result)['recall'][n]['questions']} at {n}" for n in lengths)
+        lines.append(f"exact: answers to the letter of {counts} tokens; (-lost +gained) against the baseline")
+    else:
+        lines.append(f"recall {result['recall']}")
+    lines.append(
+        "KL over the likeliest 20 tokens and the rest as one; K, 30x: relative RMS error of K rows of"
+    )
+    lines.append("128 values with 4 outlier channels")
+    lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
+    return "\n".join(lines)
+
+
+def check_plot() -> None:
+    """InvalidConfig before anything is measured if there is nothing to draw with."""
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError:
+        raise InvalidConfig(
+            "--plot needs matplotlib, which is not installed; run `pip install matplotlib`"
+        ) from None
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Divergence against bytes per token and, where measured, recall against context length."""
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    rows = result["formats"]
+    recall = "recall" in _baseline(result)
+    figure, axes = pyplot.subplots(1, 2 if recall else 1, figsize=(12 if recall else 6, 4.5), squeeze=False)
+    left = axes[0][0]
+    for name, row in rows.items():
+        if name != result["baseline"]:
+            left.scatter(row["bytes_per_token"], row["kl"])
+            left.annotate(name, (row["bytes_per_token"], row["kl"]), fontsize=8)
+    left.set(xlabel="bytes per token", ylabel=f"KL to {result['baseline']} pages, nats", yscale="log")
+    if recall:
+        for name, row in rows.items():
+            lengths = [int(length) for length in row["recall"]]
+            exact = [100 * each["exact"] for each in row["recall"].values()]
+            axes[0][1].plot(lengths, exact, marker="o", label=name)
+        axes[0][1].set(xlabel="document, tokens", ylabel="answers exact, %")
+        axes[0][1].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _baseline(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    row: Mapping[str, Any] = result["formats"][result["baseline"]]
+    return row
