@@ -120,3 +120,9 @@ async def test_heartbeats_come_while_nothing_happens_and_nobody_is_left_behind(
                 break
             await asyncio.sleep(0.01)
         assert cache.num_watchers == 0, "a watcher that is gone costs nothing"
+        change = its.engine.cache_changes.next()
+        await say(its, [*PROMPT[:8], *range(100, 120)])
+        await its.client.cache.flush()
+        assert not change.done(), "nobody is to be told"
+        await its.engine.ask(lambda core: core.cache.watch())
+        await asyncio.wait_for(change, 20)  # of what came before: a watcher looks at once

@@ -12,6 +12,8 @@ from ledger import Ledger
 from octavo.block_manager import BlockManager, Digest, Hasher, sha256_chain
 from octavo.block_manager.digests import pack, unpack
 from octavo.block_manager.events import MOST_DIGESTS, EventLog
+from octavo.block_manager.policies import make_policy
+from octavo.block_manager.pool import PagePool
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
@@ -72,6 +74,21 @@ def test_pages_after_one_that_is_not_known_are_left_out() -> None:
     serve(blocks, [5, 6, 7, 8])
     assert len(blocks.events.contents) == 3
     assert [unpack(page.tokens) for _, page in blocks.events.chains()] == [[5, 6], [7, 8]]
+
+
+def test_pages_between_ones_that_are_found_already_keep_their_own_tokens() -> None:
+    pool = PagePool(8, make_policy("lru", 8))
+    pool.events.keep_tokens()
+    names = [Digest(bytes([number])) for number in range(5)]
+    taken = pool.take(7)
+    assert taken is not None
+    pool.publish(taken[:2], [names[0], names[3]], None, contents=[b"0", b"3"])
+    pool.publish(taken[2:], names, None, contents=[b"0", b"1", b"2", b"3", b"4"])
+    assert {name: page.tokens for name, page in pool.events.contents.items()} == {
+        names[number]: str(number).encode() for number in range(5)
+    }
+    parents = {name: page.parent for name, page in pool.events.contents.items()}
+    assert (parents[names[1]], parents[names[2]], parents[names[4]]) == (names[0], names[1], names[3])
 
 
 def test_many_removed_pages_are_several_events() -> None:
