@@ -7,6 +7,8 @@ from mutant import Mutant
 POOL = "block_manager/pool.py"
 POLICY = "block_manager/policy.py"
 MANAGER = "block_manager/manager.py"
+GROUP = "block_manager/group.py"
+GROUPS = "block_manager/groups.py"
 DIGESTS = "block_manager/digests.py"
 
 MUTANTS = (
@@ -68,16 +70,18 @@ MUTANTS = (
     Mutant(
         "the cache never hits",
         MANAGER,
-        "hold_prefix(table.digests[:num_pages])",
-        "hold_prefix(table.digests[:0])",
+        "self._groups.find(table, table.digests[:num_pages])",
+        "self._groups.find(table, [])",
     ),
     Mutant(
         "reserve rounds down",
-        MANAGER,
-        "missing = -(-num_tokens // self.page_size)",
-        "missing = num_tokens // self.page_size",
+        GROUP,
+        "return max(-(-num_tokens // self._page_size), promised)",
+        "return max(num_tokens // self._page_size, promised)",
     ),
-    Mutant("would_overflow is off by one", MANAGER, "return num_tokens > len", "return num_tokens >= len"),
+    Mutant(
+        "would_overflow is off by one", MANAGER, "return num_tokens > table", "return num_tokens >= table"
+    ),
     Mutant(
         "partial pages are published",
         MANAGER,
@@ -86,21 +90,21 @@ MUTANTS = (
     ),
     Mutant(
         "commit publishes one page too few",
-        MANAGER,
-        "table.pages[first:last]), table.digests[first:last], parent",
-        "table.pages[first:last - 1]), table.digests[first:last - 1], parent",
+        GROUPS,
+        "        digests = table.digests[first:last]\n",
+        "        last -= 1\n        digests = table.digests[first:last]\n",
     ),
     Mutant(
         "fork shares the partial page",
         MANAGER,
-        "num_full, partial = divmod(table.num_written, self.page_size)\n        target",
-        "num_full, partial = -(-table.num_written // self.page_size), 0\n        target",
+        "num_full, partial = divmod(table.num_written, self.page_size)\n        if partial and",
+        "num_full, partial = -(-table.num_written // self.page_size), 0\n        if partial and",
     ),
     Mutant(
         "fork forgets the salt",
         MANAGER,
-        "            table.salt,\n            pages=shared",
-        '            b"",\n            pages=shared',
+        "            table.salt,\n            parts",
+        '            b"",\n            parts',
     ),
     Mutant(
         "fork shares the list of digests",
@@ -112,22 +116,88 @@ MUTANTS = (
     Mutant(
         "rollback writes where others read",
         MANAGER,
-        "if not partial or self._pool.is_private(page := PageId(table.pages[num_full])):",
-        "page = PageId(table.pages[0]) if table.pages else None\n        if True:",
+        "return self._own_partial_page(table, num_full) if partial else ()",
+        "return ()",
     ),
-    Mutant("rollback keeps the tail", MANAGER, "self._trim(table, num_full + (partial > 0))", "pass"),
+    Mutant("rollback keeps the tail", MANAGER, "self._groups.trim(table, num_full + (partial > 0))", "pass"),
     Mutant(
         "rollback leaks the source",
         MANAGER,
-        "copy = self._copy(page, target[0])\n        self._pool.drop([page])",
-        "copy = self._copy(page, target[0])",
+        "            group.pool.drop([page])\n",
+        "",
     ),
-    Mutant("copies do not hold their pages", MANAGER, "self._pool.hold((source, target))", "pass"),
-    Mutant("close gives heads back before tails", MANAGER, "tail.reverse()", "pass"),
+    Mutant("copies do not hold their pages", MANAGER, "group.pool.hold((copy.source, copy.target))", "pass"),
+    Mutant("close gives heads back before tails", GROUP, "tail.reverse()", "pass"),
     Mutant(
         "a miss of the last token is called partial",
         MANAGER,
         "if tail == self.page_size else",
         "if tail > self.page_size else",
+    ),
+    Mutant(
+        "windows give back a page too many", GROUP, "num_written - window + 1,", "num_written - window + 2,"
+    ),
+    Mutant("windows give nothing back", GROUP, "if first < last:", "if first > last + 1000:"),
+    Mutant("a window's entries are not erased", GROUP, "part.released = last", "part.released = first"),
+    Mutant(
+        "kept pages are given back", GROUP, "self.num_kept = -(-spec.keep", "self.num_kept = 0 * -(-spec.keep"
+    ),
+    Mutant("kept pages are rounded down", GROUP, "-(-spec.keep // page_size)", "spec.keep // page_size"),
+    Mutant(
+        "kept pages need not be found",
+        GROUP,
+        "yield from range(min(first, self.num_kept) - 1, -1, -1)",
+        "yield from ()",
+    ),
+    Mutant(
+        "a hit needs its last page only",
+        GROUP,
+        "yield from range(num_pages - 1, first - 1, -1)",
+        "yield num_pages - 1",
+    ),
+    Mutant(
+        "a window needs all pages before it",
+        GROUP,
+        "first = self.first_visible(num_pages * self._page_size)\n        yield",
+        "first = 0\n        yield",
+    ),
+    Mutant(
+        "a fork holds what a window gave back",
+        GROUP,
+        "min(part.released, num_pages))\n        self.pool.hold",
+        "0)\n        self.pool.hold",
+    ),
+    Mutant(
+        "found windows do not say what is left out",
+        GROUP,
+        "return GroupPages(pages, first)",
+        "return GroupPages(pages)",
+    ),
+    Mutant(
+        "what was promised is taken by others",
+        GROUP,
+        "promised = -(-table.promised // self._page_size)",
+        "promised = 0",
+    ),
+    Mutant("a window is promised no chunk", GROUP, "self.spec.window - 1 + max_chunk,", "self.spec.window,"),
+    Mutant("rollback reads what a window gave back", GROUPS, "return any(", "return False and any("),
+    Mutant("rollback ends where one group can go on", GROUPS, "if shorter == num_pages:", "if True:"),
+    Mutant("rollback leaves holes in a window", GROUP, "if first < part.released:", "if False:"),
+    Mutant(
+        "the other groups are not published",
+        GROUPS,
+        "group.pool.publish(pages,",
+        "group.index or group.pool.publish(pages,",
+    ),
+    Mutant(
+        "a short group is not noticed", GROUPS, "> group.pool.num_idle:", "> self._groups[0].pool.num_idle:"
+    ),
+    Mutant("a fork looks for room in one group", MANAGER, "not all(self.idle_pages())", "not self.num_idle"),
+    Mutant("copies forget their group", MANAGER, "PageId(target), group.index)", "PageId(target), 0)"),
+    Mutant(
+        "a lost window page is news",
+        GROUPS,
+        "missing = group.missing(digests, num_pages)",
+        "missing = self._groups[0].missing(digests, num_pages)",
     ),
 )

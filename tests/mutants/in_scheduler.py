@@ -12,19 +12,19 @@ MUTANTS = (
     Mutant(
         "arrivals do not spend the budget",
         SCHEDULER,
-        "budget -= _append(work, sequence, table.num_written +",
-        "_append(work, sequence, table.num_written +",
+        "budget -= _append(work, sequence, stop)\n            filling",
+        "_append(work, sequence, stop)\n            filling",
     ),
     Mutant(
         "chunks do not spend the budget",
         SCHEDULER,
-        "budget -= _append(work, sequence, stop)",
-        "_append(work, sequence, stop)",
+        "budget -= _append(work, sequence, stop)\n        return",
+        "_append(work, sequence, stop)\n        return",
     ),
     Mutant(
         "prompt chunks stop decodes",
         SCHEDULER,
-        "elif stop <= len(table.pages) * page_size or self._make_room(sequence, stop, work, preempted):",
+        "elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):",
         "elif not chunks and self._make_room(sequence, stop, work, preempted):",
     ),
     Mutant(
@@ -37,14 +37,16 @@ MUTANTS = (
     Mutant(
         "arrivals get pages for a chunk only",
         SCHEDULER,
-        "blocks.reserve(table, len(sequence.tokens))",
-        "blocks.reserve(table, table.num_written + min(len(sequence.tokens) - table.num_written, budget))",
+        "blocks.reserve(table, stop, ahead=len(sequence.tokens))",
+        "blocks.reserve(table, stop)",
     ),
     Mutant("a planned sequence may be preempted", SCHEDULER, "if s not in planned)", "if True)"),
     Mutant(
         "the oldest is preempted", SCHEDULER, "reversed(self._roster.running)", "iter(self._roster.running)"
     ),
-    Mutant("a refused arrival never comes in", SCHEDULER, "blocks.num_idle <= self._refused[1]", "True"),
+    Mutant(
+        "a refused arrival never comes in", SCHEDULER, "not self._has_more_idle(self._refused[1])", "True"
+    ),
     Mutant(
         "a refused arrival keeps its pages",
         SCHEDULER,
@@ -139,17 +141,17 @@ MUTANTS = (
     ),
     Mutant("an heir does not get the pages", ROSTER, "heir.table, leader.table = leader.table, None", "pass"),
     Mutant("forks exceed max_running", ROSTER, "len(self.running) == self.max_running or not", "not"),
-    Mutant("copies are not asked for", ROSTER, "self.copies.append(fork.copy)", "pass"),
+    Mutant("copies are not asked for", ROSTER, "self.copies += fork.copies", "pass"),
     Mutant(
         "unwanted copies stay",
         ROSTER,
-        "if unwanted := [copy for copy in self.copies if copy.target in table.pages]:",
-        "if unwanted := []:",
+        "if (copy.group, copy.target) in held]",
+        "if copy is None]",
     ),
     Mutant(
         "equal prompts are computed at once",
         SCHEDULER,
-        "if _next_digest(table) in filling:",
+        "if find and _next_digest(table) in filling:",
         "if table is None:",
     ),
     Mutant(
@@ -160,7 +162,7 @@ MUTANTS = (
     ),
     Mutant(
         "events of a run have no parent",
-        "block_manager/manager.py",
+        "block_manager/groups.py",
         "parent = table.digests[first - 1] if first else None",
         "parent = None",
     ),

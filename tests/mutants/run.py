@@ -24,11 +24,13 @@ MUTANTS = in_block_manager.MUTANTS + in_scheduler.MUTANTS
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/unit/test_block_manager.py",
+    "tests/unit/test_window_groups.py",
     "tests/unit/test_events.py",
     "tests/unit/test_scheduler.py",
     "tests/unit/test_prefix_in_flight.py",
     "tests/unit/test_scheduler_siblings.py",
     "tests/property/test_block_manager.py",
+    "tests/property/test_prefix_oracle.py",
     "tests/property/test_serving.py",
 )
 TIMEOUT_S = 300

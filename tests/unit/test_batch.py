@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.block_manager import PageCopy, PageId, PageTable
+from octavo.block_manager import BlockManager, PageCopy, PageGroup, PageId, PageTable
 from octavo.block_manager.types import GroupPages
 from octavo.engine.batch import build_batch
-from octavo.scheduler import Sequence, Step, Work
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Step, Work
 
 
 def make_work(
@@ -86,3 +86,25 @@ def test_two_writers_of_one_slot_are_our_own_bug() -> None:
     work = [make_work([3], 4, 0, 2, samples=True, num_siblings=0) for _ in range(2)]
     with pytest.raises(AssertionError, match="one slot"):
         build_batch(Step(tuple(work)), 4)
+
+
+def test_every_group_has_its_own_pages_in_the_batch() -> None:
+    groups = (PageGroup(num_pages=16), PageGroup(num_pages=8, window=6))
+    scheduler = Scheduler(BlockManager(groups, 4, max_chunk=8), Limits(8, 2))
+    scheduler.add(Sequence("a", [1] * 21, max_tokens=2))
+    for _ in range(3):
+        step = scheduler.plan()
+        assert step is not None
+        batch = build_batch(step, 4)
+        scheduler.commit(step, [Result(7) for _ in step.sampled()])
+    first, second = batch.attention.groups
+    assert first.positions is second.positions
+    table = step.work[0].sequence.table
+    assert table is not None
+    for metadata, part in zip((first, second), table.parts, strict=True):
+        assert metadata.page_table.tolist() == [part.pages[:6].tolist()] or part.released
+        assert metadata.slots.tolist() == [
+            metadata.page_table[0, position // 4] * 4 + position % 4
+            for position in metadata.positions.tolist()
+        ]
+    assert not second.others

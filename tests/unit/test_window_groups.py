@@ -6,7 +6,6 @@ import pytest
 
 from ledger import Ledger, next_token, served_alone
 from octavo.block_manager import BlockManager, Miss, PageCopy, PageGroup, PageId, PageTable, Pins
-from octavo.engine.batch import build_batch
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong, Status
 
 FULL = PageGroup(num_pages=16)
@@ -221,28 +220,6 @@ def test_pins_are_counted_in_the_group_that_has_most() -> None:
     assert blocks.idle_pages() == (13, 6), "of the window's pages only those that are seen"
     assert pins.unpin("system")
     assert blocks.idle_pages() == (16, 8)
-
-
-def test_every_group_has_its_own_pages_in_the_batch() -> None:
-    blocks = manager()
-    scheduler = Scheduler(blocks, Limits(8, 2))
-    scheduler.add(Sequence("a", PROMPT, max_tokens=2))
-    for _ in range(3):
-        step = scheduler.plan()
-        assert step is not None
-        batch = build_batch(step, 4)
-        scheduler.commit(step, [Result(7) for _ in step.sampled()])
-    first, second = batch.attention.groups
-    assert first.positions is second.positions
-    table = step.work[0].sequence.table
-    assert table is not None
-    for metadata, part in zip((first, second), table.parts, strict=True):
-        assert metadata.page_table.tolist() == [part.pages[:6].tolist()] or part.released
-        assert metadata.slots.tolist() == [
-            metadata.page_table[0, position // 4] * 4 + position % 4
-            for position in metadata.positions.tolist()
-        ]
-    assert not second.others
 
 
 @pytest.mark.parametrize(
