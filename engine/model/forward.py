@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from octavo.engine.model.head import RowSelection
 from octavo.engine.model.hook import HookError, LayerShim, StepContext
 from octavo.engine.model.layers import CacheLayout
+from octavo.engine.model.replay import Replay, ReplayablePool
 from octavo.kernels.interface import KVPool
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
@@ -25,7 +27,7 @@ class UnusedShim:
 
 class PagedModel:
     """A model and a pool. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
-    every row."""
+    every row; ``replay``: graphs of steps that repeat are replayed where the pool allows it."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class PagedModel:
         *,
         mask_dims: int | None = None,
         selection: RowSelection | None = None,
+        replay: bool = False,
     ) -> None:
         self.pool = pool
         self.selection = selection
@@ -44,6 +47,9 @@ class PagedModel:
             UnusedShim() if index is None else LayerShim(self._context, index, layout.layers[index])
             for index in layout.pool_index
         ]
+        self.replay: Replay | None = None
+        if replay and mask_dims is None and isinstance(pool, ReplayablePool):
+            self.replay = Replay(pool, self._build)
 
     def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
         """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
@@ -51,7 +57,16 @@ class PagedModel:
         Evaluate them together with ``pool.pending()``, exactly once, before the next call.
         """
         self._context.begin(metadata)
-        wanted = None if rows is None else mx.array(rows)
+        arrays = [mx.array(token_ids), self._context.positions]
+        if rows is not None:
+            arrays.append(mx.array(rows))
+        return self._build(arrays, False) if self.replay is None else self.replay(arrays)
+
+    def _build(self, arrays: Sequence[mx.array], traced: bool) -> mx.array:
+        """The graph of the step that has begun: of its tokens, positions and wanted rows."""
+        self._context.traced = traced
+        token_ids, self._context.positions, *rest = arrays
+        wanted = rest[0] if rest else None
         if self.selection is None:
             logits = self._logits(token_ids)
             return logits if wanted is None else logits[wanted]
@@ -61,8 +76,8 @@ class PagedModel:
         finally:
             self.selection.rows = None
 
-    def _logits(self, token_ids: Ints) -> mx.array:
-        logits: mx.array = self._model(mx.array(token_ids)[:, None], cache=self._shims)
+    def _logits(self, token_ids: mx.array) -> mx.array:
+        logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
         return logits.squeeze(1)
 
 

@@ -13,6 +13,7 @@ attention does arithmetic on K/V themselves. Slow, and the memory grows with T t
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,12 +42,15 @@ class StepContext:
     def __init__(self, pool: KVPool, *, mask_dims: int | None = None) -> None:
         self.pool = pool
         self.mask_dims = mask_dims
+        self.positions = mx.array([0])  # of the step's rows, int32 [T]
+        self.traced = False  # the graph being built is to serve other steps too
         self._metadata: AttentionMetadata | None = None
         self._row_sequences = mx.array([0])
 
     def begin(self, metadata: AttentionMetadata) -> None:
         self.pool.begin_step(metadata)
         self._metadata = metadata
+        self.positions = mx.array(metadata.positions)
         if self.mask_dims is not None:
             lengths = np.diff(metadata.q_start)
             self._row_sequences = mx.array(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
@@ -58,7 +62,10 @@ class StepContext:
 
     @property
     def num_visible(self) -> int:
-        """The length that dense K/V of this step has: its longest sequence."""
+        """The length that dense K/V of this step has: its longest sequence. HookError while a
+        graph is traced that is to serve other steps too."""
+        if self.traced:
+            raise HookError("the model asks for the length of its context as a number")
         return int(self.metadata.kv_len.max())
 
     def dense(self, layer: int) -> tuple[mx.array, mx.array]:
@@ -71,7 +78,7 @@ class StepContext:
         attention through pages knows that by itself."""
         if self.mask_dims is None:
             return None
-        queries = mx.array(self.metadata.positions)[:, None]
+        queries = self.positions[:, None]
         keys = mx.arange(self.num_visible)[None]
         visible = keys <= queries
         if spec.window is not None:
@@ -113,9 +120,9 @@ class LayerShim:
 
     @property
     def offset(self) -> mx.array:
-        """Position of each row, int32 [T]; a fresh array every time, because model code may
-        add to it in place."""
-        return mx.array(self.context.metadata.positions)
+        """Position of each row, int32 [T]; another array object every time, because model code
+        may add to it in place."""
+        return copy.copy(self.context.positions)
 
     def is_trimmable(self) -> bool:
         return True

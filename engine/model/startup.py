@@ -50,6 +50,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         pool,
         mask_dims=result.mask_dims,
         selection=selection if result.selects_rows else None,
+        replay=config.fuse,
     )
     budget = MemoryBudget(
         weights=num_weight_bytes(loaded.model, native=native),

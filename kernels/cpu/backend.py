@@ -8,14 +8,14 @@ orders true dependencies only, so there is at most one write per layer and evalu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from octavo.kernels import _ext
 from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 
 
@@ -60,14 +60,12 @@ class CpuPool:
             slots=mx.array(metadata.slots),
             q_start=mx.array(metadata.q_start),
             kv_len=mx.array(metadata.kv_len),
-            page_table=mx.array(metadata.page_table),
+            page_table=mx.array(_widened(metadata.page_table)),
         )
         self._flags = None
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        step, flags = self._begun, self._flags
-        if flags is None:
-            flags = mx.array(np.zeros(step.num_tokens, np.int32))
+        step, flags = self._begun, self._no_flags() if self._flags is None else self._flags
         self._layers[layer], self._flags = _ext.write_pages(
             self._layouts[layer], self._layers[layer], keys, values, step.slots, flags
         )
@@ -116,6 +114,27 @@ class CpuPool:
     def pending(self) -> list[mx.array]:
         return self._layers if self._flags is None else [*self._layers, self._flags]
 
+    def step_inputs(self) -> list[mx.array]:
+        """Everything that the graph of a step reads, so that it can be replayed with other steps."""
+        step = self._begun
+        flags = self._no_flags() if self._flags is None else self._flags
+        return [step.slots, step.q_start, step.kv_len, step.page_table, flags, *self._layers]
+
+    def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
+        slots, q_start, kv_len, page_table, self._flags, *self._layers = arrays
+        self._step = replace(
+            self._begun, slots=slots, q_start=q_start, kv_len=kv_len, page_table=page_table
+        )
+
+    def bind_pending(self, arrays: Sequence[mx.array]) -> None:
+        *self._layers, self._flags = arrays
+
+    def tracing(self, on: bool) -> None:
+        _ext.set_tracing(on)
+
+    def _no_flags(self) -> mx.array:
+        return mx.array(np.zeros(self._begun.num_tokens, np.int32))
+
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
             return []
@@ -146,6 +165,15 @@ class CpuPool:
         if self._step is None:
             raise ValueError("no step has begun; call begin_step first")
         return self._step
+
+
+def _widened(page_table: Ints) -> Ints:
+    """With zeros up to a power of two of columns, so that the shapes of steps repeat as sequences
+    grow. No kernel reads beyond a sequence's own pages."""
+    num_rows, width = page_table.shape
+    wide = np.zeros((num_rows, 1 << max(2, (width - 1).bit_length())), np.int32)
+    wide[:, :width] = page_table
+    return wide
 
 
 def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:

@@ -1,0 +1,101 @@
+"""Replaying the graph of a step instead of running the model's Python code again.
+
+Decode steps repeat: the same number of rows, other numbers in them. Model code that met such a
+step twice is traced once, by ``mx.compile`` without any code generation: the arrays of the step and
+the pages are inputs, and MLX clones the nodes between them and the logits. That costs a fraction of
+building the graph in Python, and gives the same graph, so the same bits.
+
+What the model takes from the step must reach it through arrays. Model code that asks for a
+length as a number cannot be traced; the probe finds out, and such models run their code in every step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import mlx.core as mx
+
+MAX_TRACES = 32  # shapes of steps whose graphs are kept
+MAX_SEEN = 256  # shapes of steps that are remembered as seen once
+
+Build = Callable[[Sequence[mx.array], bool], mx.array]
+
+
+@runtime_checkable
+class ReplayablePool(Protocol):
+    """A ``KVPool`` whose steps depend on arrays only, once their shapes are given."""
+
+    def step_inputs(self) -> list[mx.array]:
+        """What the step that has begun reads: its indices, flags and the pages of every layer."""
+        ...
+
+    def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
+        """Compute with these in their place."""
+        ...
+
+    def pending(self) -> list[mx.array]: ...
+
+    def bind_pending(self, arrays: Sequence[mx.array]) -> None:
+        """What a replayed graph gave in the place of ``pending()``."""
+        ...
+
+    def tracing(self, on: bool) -> None:
+        """Let ``mx.compile`` trace and replay, or not."""
+        ...
+
+
+class Replay:
+    """Runs ``build(arrays, traced)``, which reads ``pool`` besides its arguments, or replays its graph.
+
+    ``build`` must leave the same number of pending arrays in the pool every time.
+    """
+
+    def __init__(self, pool: ReplayablePool, build: Build) -> None:
+        self._pool = pool
+        self._build = build
+        self._seen: OrderedDict[object, None] = OrderedDict()
+        self._traces: OrderedDict[object, Any] = OrderedDict()
+        self.num_replayed = 0
+
+    def __call__(self, arrays: Sequence[mx.array]) -> mx.array:
+        """The result of ``build``. Raises what tracing it raises; the pool is then as before."""
+        inputs = self._pool.step_inputs()
+        key = tuple((tuple(a.shape), a.dtype) for a in (*arrays, *inputs))
+        trace = self._traces.get(key)
+        if trace is None:
+            if key not in self._seen:
+                _remember(self._seen, key, None, MAX_SEEN)
+                return self._build(arrays, False)
+            trace = mx.compile(self._trace)
+        with self._tracing(inputs):
+            result, *pending = trace(list(arrays), inputs)
+        self._pool.bind_pending(pending)
+        _remember(self._traces, key, trace, MAX_TRACES)
+        self.num_replayed += 1
+        output: mx.array = result
+        return output
+
+    def _trace(self, arrays: Sequence[mx.array], inputs: Sequence[mx.array]) -> list[mx.array]:
+        self._pool.bind_inputs(inputs)
+        return [self._build(arrays, True), *self._pool.pending()]
+
+    @contextmanager
+    def _tracing(self, inputs: Sequence[mx.array]) -> Iterator[None]:
+        self._pool.tracing(True)
+        try:
+            yield
+        except BaseException:
+            self._pool.bind_inputs(inputs)
+            raise
+        finally:
+            self._pool.tracing(False)
+
+
+def _remember(kept: OrderedDict[object, Any], key: object, value: Any, limit: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > limit:
+        kept.popitem(last=False)
