@@ -14,6 +14,7 @@ from octavo.engine.model.head import RowSelection
 from octavo.engine.model.hook import HookError, LayerShim, StepContext
 from octavo.engine.model.layers import CacheLayout
 from octavo.engine.model.replay import Replay, ReplayablePool
+from octavo.kernels.groups import page_pools
 from octavo.kernels.interface import KVPool
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
@@ -48,8 +49,9 @@ class PagedModel:
             for index in layout.pool_index
         ]
         self.replay: Replay | None = None
-        if replay and mask_dims is None and isinstance(pool, ReplayablePool):
-            self.replay = Replay(pool, self._build)
+        pools = [part for part in page_pools(pool) if isinstance(part, ReplayablePool)]
+        if replay and mask_dims is None and len(pools) == len(page_pools(pool)):
+            self.replay = Replay(pools, self._build)
 
     def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
         """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.

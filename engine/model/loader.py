@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -38,6 +39,9 @@ with _open_files_limit_kept():
     from mlx_lm import utils as mlx_lm_utils
 
     from octavo.engine.model.hook import install_hook
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu.modules import Report
 
 log = logging.getLogger(__name__)
 
@@ -75,18 +79,23 @@ def load_model(path: Path, *, weights: Weights) -> LoadedModel:
     return LoadedModel(model, architecture, describe_weights(model))
 
 
-def materialize(model: Module, *, native: bool, exact: bool, fuse: bool) -> None:
-    """Read the weights; ``native`` first puts the CPU kernels in the place of MLX's layers.
+def materialize(model: Module, *, native: bool, exact: bool, fuse: bool) -> Report | None:
+    """Read the weights; ``native`` first puts the CPU kernels in the place of MLX's layers, and
+    gives a report of it. ``fuse``: operations of several modules may become one.
 
     Layer by layer, so that the originals of converted weights are never all in memory.
     """
+    report = None
     if native:
+        from octavo.kernels.cpu.merged import shared_inputs
         from octavo.kernels.cpu.modules import replace_modules
 
-        report = replace_modules(model, exact=exact, fuse=fuse)
+        groups = shared_inputs(lambda: model(mx.array([[0, 1]]))) if fuse else ()
+        report = replace_modules(model, exact=exact, fuse=fuse, groups=groups)
         log.info("native layers: %s; MLX's own: %s", report.replaced, [kept.name for kept in report.kept])
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
+    return report
 
 
 def num_weight_bytes(model: Module, *, native: bool) -> int:

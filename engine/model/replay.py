@@ -11,6 +11,7 @@ length as a number cannot be traced; the probe finds out, and such models run th
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,27 +44,24 @@ class ReplayablePool(Protocol):
         ...
 
     def tracing(self, on: bool) -> None:
-        """Let ``mx.compile`` trace and replay, or not."""
+        """Let ``mx.compile`` trace and replay in this process, or not."""
         ...
 
 
 class Replay:
-    """Runs ``build(arrays, traced)``, which reads ``pool`` besides its arguments, or replays its graph.
+    """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or replays its graph."""
 
-    ``build`` must leave the same number of pending arrays in the pool every time.
-    """
-
-    def __init__(self, pool: ReplayablePool, build: Build) -> None:
-        self._pool = pool
+    def __init__(self, pools: Sequence[ReplayablePool], build: Build) -> None:
+        self._pools = pools
         self._build = build
         self._seen: OrderedDict[object, None] = OrderedDict()
         self._traces: OrderedDict[object, Any] = OrderedDict()
         self.num_replayed = 0
 
     def __call__(self, arrays: Sequence[mx.array]) -> mx.array:
-        """The result of ``build``. Raises what tracing it raises; the pool is then as before."""
-        inputs = self._pool.step_inputs()
-        key = tuple((tuple(a.shape), a.dtype) for a in (*arrays, *inputs))
+        """The result of ``build``. Raises what tracing it raises; the pools are then as before."""
+        inputs = [pool.step_inputs() for pool in self._pools]
+        key = tuple(tuple(a.shape) for a in itertools.chain(arrays, *inputs))
         trace = self._traces.get(key)
         if trace is None:
             if key not in self._seen:
@@ -72,26 +70,31 @@ class Replay:
             trace = mx.compile(self._trace)
         with self._tracing(inputs):
             result, *pending = trace(list(arrays), inputs)
-        self._pool.bind_pending(pending)
+        for pool, written in zip(self._pools, pending, strict=True):
+            pool.bind_pending(written)
         _remember(self._traces, key, trace, MAX_TRACES)
         self.num_replayed += 1
         output: mx.array = result
         return output
 
-    def _trace(self, arrays: Sequence[mx.array], inputs: Sequence[mx.array]) -> list[mx.array]:
-        self._pool.bind_inputs(inputs)
-        return [self._build(arrays, True), *self._pool.pending()]
+    def _trace(self, arrays: Sequence[mx.array], inputs: Sequence[Sequence[mx.array]]) -> list[Any]:
+        self._bind(inputs)
+        return [self._build(arrays, True), *(pool.pending() for pool in self._pools)]
+
+    def _bind(self, inputs: Sequence[Sequence[mx.array]]) -> None:
+        for pool, arrays in zip(self._pools, inputs, strict=True):
+            pool.bind_inputs(arrays)
 
     @contextmanager
-    def _tracing(self, inputs: Sequence[mx.array]) -> Iterator[None]:
-        self._pool.tracing(True)
+    def _tracing(self, inputs: Sequence[Sequence[mx.array]]) -> Iterator[None]:
+        self._pools[0].tracing(True)
         try:
             yield
         except BaseException:
-            self._pool.bind_inputs(inputs)
+            self._bind(inputs)
             raise
         finally:
-            self._pool.tracing(False)
+            self._pools[0].tracing(False)
 
 
 def _remember(kept: OrderedDict[object, Any], key: object, value: Any, limit: int) -> None:

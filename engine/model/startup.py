@@ -13,14 +13,14 @@ from octavo.engine.errors import InvalidConfig
 from octavo.engine.info import MemoryBudget, ModelInfo
 from octavo.engine.memory import available_memory, format_size, workspace_bytes
 from octavo.engine.model.forward import PagedModel
-from octavo.engine.model.head import select_rows
 from octavo.engine.model.layers import CacheLayout, discover_layout
-from octavo.engine.model.loader import LoadedModel, load_model, materialize, num_weight_bytes
+from octavo.engine.model.loader import LoadedModel, load_model, num_weight_bytes
 from octavo.engine.model.locate import model_length, read_config, resolve_model
 from octavo.engine.model.paged import PagedRunner
-from octavo.engine.model.probe import ProbeResult, describe, probe
+from octavo.engine.model.probe import ProbeResult, describe
+from octavo.engine.model.ready import choose_device, make_ready
 from octavo.engine.page_groups import Sizing, num_pages_for, sizing
-from octavo.kernels.backends import Choice, choose_backend
+from octavo.kernels.backends import Choice
 from octavo.kernels.groups import create_pools
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
 
@@ -31,17 +31,14 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
     path = resolve_model(config.model)
     max_model_len = model_length(read_config(path), config.max_model_len)
-    choice = _choose(config)
+    choice = choose_device(config)
     native = choice.backend.name == "cpu"
-    if not mx.metal.is_available():
-        mx.disable_compile()  # on a CPU it would run a C++ compiler in the middle of serving
     loaded = load_model(path, weights=config.weights)
     layout = discover_layout(loaded.model, loaded.architecture)
     size = _sizing(config, layout.layers, max_model_len)
     num_pages = _num_pages(config, size, max_model_len)
-    selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
-    materialize(loaded.model, native=native, exact=config.exact, fuse=config.fuse)
-    result = probe(loaded.model, layout, choice.backend, selection, architecture=loaded.architecture)
+    ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
+    result = ready.result
     log.info("%s: %s", config.model, describe(result))
     pool = _create_pool(config, choice, layout.layers, size, num_pages)
     model = PagedModel(
@@ -49,8 +46,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         layout,
         pool,
         mask_dims=result.mask_dims,
-        selection=selection if result.selects_rows else None,
-        replay=config.fuse,
+        selection=ready.selection if result.selects_rows else None,
+        replay=ready.replays,
     )
     budget = MemoryBudget(
         weights=num_weight_bytes(loaded.model, native=native),
@@ -72,16 +69,6 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout),
         exact=config.exact,
     )
-
-
-def _choose(config: EngineConfig) -> Choice:
-    try:
-        choice = choose_backend(config.backend, config.threads)
-    except ValueError as error:
-        raise InvalidConfig(str(error)) from error
-    if not mx.metal.is_available():
-        mx.set_default_device(mx.cpu)
-    return choice
 
 
 def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:

@@ -67,7 +67,12 @@ class CpuPool:
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         step, flags = self._begun, self._no_flags() if self._flags is None else self._flags
         self._layers[layer], self._flags = _ext.write_pages(
-            self._layouts[layer], self._layers[layer], keys, values, step.slots, flags
+            self._layouts[layer],
+            self._layers[layer],
+            _ext.shortcut(keys),
+            _ext.shortcut(values),
+            step.slots,
+            flags,
         )
         if self._likes[layer].dtype != keys.dtype:
             self._likes[layer] = mx.array(0, keys.dtype)
@@ -87,7 +92,7 @@ class CpuPool:
         return _ext.attend(
             self._layouts[layer],
             self._layers[layer],
-            queries,
+            _ext.shortcut(queries),
             step.page_table,
             step.q_start,
             step.kv_len,
@@ -122,9 +127,7 @@ class CpuPool:
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
         slots, q_start, kv_len, page_table, self._flags, *self._layers = arrays
-        self._step = replace(
-            self._begun, slots=slots, q_start=q_start, kv_len=kv_len, page_table=page_table
-        )
+        self._step = replace(self._begun, slots=slots, q_start=q_start, kv_len=kv_len, page_table=page_table)
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
         *self._layers, self._flags = arrays

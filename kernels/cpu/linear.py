@@ -75,7 +75,7 @@ class _Packed:
         """x [..., inputs] -> x W^T (+ bias) (+ residual) [..., outputs]."""
         if self.packed is None:
             self.pack()
-        return _ext.linear(x, self.packed, residual=residual, exact=self.exact)
+        return _ext.linear(_ext.shortcut(x), self.packed, residual=residual, exact=self.exact)
 
     def _extra_repr(self) -> str:
         if self.packed is None:

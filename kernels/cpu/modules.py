@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from octavo.kernels import _ext
 from octavo.kernels.cpu import linear as native
 from octavo.kernels.cpu import rope
 from octavo.kernels.cpu.activations import FLOATS, replace_activations
+from octavo.kernels.cpu.merged import Merged, MergedLinear, MergedQuantizedLinear
 from octavo.kernels.cpu.norms import NativeLayerNorm, NativeRMSNorm
 
 
@@ -37,17 +38,23 @@ class Report:
 
     replaced   number of modules made native, by the name of their MLX type
     kept       the modules with parameters of their own that stay MLX's
-    functions  names of functions of mlx-lm that run natively from now on
+    functions  names of functions of mlx and mlx-lm that run natively from now on
+    merged     how many groups of linear layers became one, by the last parts of their names
+    apart      groups that were not merged, and why
     num_bytes  bytes of packed weights, which are not among ``model.parameters()`` any more
     """
 
     replaced: dict[str, int]
     kept: tuple[Kept, ...]
     functions: tuple[str, ...]
+    merged: dict[str, int]
+    apart: tuple[Kept, ...]
     num_bytes: int
 
 
-def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
+def replace_modules(
+    model: Module, *, exact: bool, fuse: bool, groups: Sequence[Sequence[Module]] = ()
+) -> Report:
     """Make the linear layers, experts, tied heads and RMS norms of ``model`` native, in place.
 
     Call it on the thread that will evaluate the model, after loading. Weights are evaluated,
@@ -57,11 +64,13 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
            before weights of 8 or 4 bits (AVX-512 without AMX), fp16 ones to bf16 (AVX-512, AMX)
     fuse   let norms take over the addition before them, and rotary embeddings the norm; results
            stay the same to the bit
+    groups linear layers to be computed as one (see ``merged.shared_inputs``)
 
     Activation functions become native for every model of this process.
     """
     replaced: Counter[str] = Counter()
     kept: list[Kept] = []
+    merged, apart = _merge(model, groups, exact, replaced)
     for name, module in model.named_modules():
         kind = type(module)
         rule = _RULES.get(kind)
@@ -77,14 +86,57 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool) -> Report:
         else:
             kept.append(Kept(name, kind.__name__, reason))
     functions = replace_activations()
-    return Report(dict(replaced), tuple(kept), functions, packed_bytes(model))
+    return Report(dict(replaced), tuple(kept), functions, merged, apart, packed_bytes(model))
+
+
+def set_fused(model: Module, on: bool) -> None:
+    """Whether modules take over operations of others. Off, merged layers compute apart, each from
+    all of their weights: slow, to compare with."""
+    for _, module in model.named_modules():
+        if isinstance(module, MergedLinear | MergedQuantizedLinear):
+            module.merged.together = on
+        elif hasattr(module, "fuse"):
+            module.fuse = on
+
+
+def unfuse(model: Module) -> None:
+    """Undo what fuses operations of different modules: each computes for itself from now on."""
+    set_fused(model, False)
+    for _, module in model.named_modules():
+        if isinstance(module, MergedLinear | MergedQuantizedLinear):
+            module.restore()
+
+
+def _merge(
+    model: Module, groups: Sequence[Sequence[Module]], exact: bool, replaced: Counter[str]
+) -> tuple[dict[str, int], tuple[Kept, ...]]:
+    """Make groups of linear layers native and merge them, where all of a group can be."""
+    names = {id(module): name for name, module in model.named_modules()}
+    merged: Counter[str] = Counter()
+    apart: list[Kept] = []
+    for group in groups:
+        label = " + ".join(names[id(module)].rpartition(".")[2] for module in group)
+        kind = type(group[0])
+        reason_of, ours = _MERGEABLE[kind]
+        reason = next((reason for module in group if (reason := reason_of(module)) is not None), None)
+        if reason is not None:
+            apart.append(Kept(label, kind.__name__, reason))
+            continue
+        for module in group:
+            _become(module, ours, exact)
+        Merged(group)
+        replaced[kind.__name__] += len(group)
+        merged[label] += 1
+    return dict(merged), tuple(apart)
 
 
 def packed_bytes(model: Module) -> int:
     """Bytes of the model's packed weights (embeddings are packed when their head is first used)."""
-    packed = (getattr(module, "packed", None) for _, module in model.named_modules())
+    packed = {id(w): w for _, module in model.named_modules() if (w := getattr(module, "packed", None))}
     return sum(
-        weight.nbytes for weight in packed if isinstance(weight, _ext.PackedWeight | _ext.PackedExperts)
+        weight.nbytes
+        for weight in packed.values()
+        if isinstance(weight, _ext.PackedWeight | _ext.PackedExperts)
     )
 
 
@@ -205,3 +257,13 @@ def _affine_reason(module: Any, num_dims: int = 2) -> str | None:
     if scales.dtype not in FLOATS or scales.ndim != num_dims:
         return f"scales in {scales.dtype} of shape {list(scales.shape)}"
     return None
+
+
+def _linear_reason(module: Any) -> str | None:
+    return _dense_reason(module["weight"])
+
+
+_MERGEABLE: dict[type, tuple[Callable[[Any], str | None], type]] = {
+    Linear: (_linear_reason, native.NativeLinear),
+    QuantizedLinear: (_affine_reason, native.NativeQuantizedLinear),
+}

@@ -6,6 +6,7 @@ frequencies and in factors on positions and values. A ``Rotation`` says which.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -105,10 +106,18 @@ NATIVE: dict[type, Callable[..., Any]] = {
 def _plain(dims: int, base: float) -> mx.array:
     """base ** (-i / (dims / 2)) for i in [0, dims / 2)."""
     exponents = np.arange(dims // 2, dtype=np.float64) / (dims / 2)
-    return mx.array((np.float64(base) ** -exponents).astype(np.float32))
+    return _shared((np.float64(base) ** -exponents).astype(np.float32).tobytes())
 
 
 def _reciprocal(frequencies: mx.array) -> mx.array:
     """mlx-lm keeps base ** (i / (dims / 2)); infinity marks pairs that do not turn."""
     inverse = 1.0 / np.array(frequencies.astype(mx.float32))
-    return mx.array(inverse.astype(np.float32))
+    return _shared(inverse.astype(np.float32).tobytes())
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(frequencies: bytes) -> mx.array:
+    """One array for all layers of the same frequencies: their angles are then computed once."""
+    array = mx.array(np.frombuffer(frequencies, np.float32))
+    mx.eval(array)
+    return array

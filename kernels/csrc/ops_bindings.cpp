@@ -7,6 +7,7 @@
 
 #include "mlx/compile.h"
 #include "ops_graph.h"
+#include "views.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -39,6 +40,8 @@ void bind_ops(nb::module_& m) {
         "stream"_a = nb::none(),
         "Rotary embedding of x [B, H, L, D] or [B, L, D]; token l of b has position offset[b] + l. With "
         "`fuse`, an RMS norm over D that is not evaluated yet is computed on the way.");
+  m.def("shortcut", &shortcut, "x"_a,
+        "x, or the same values with fewer nodes: shape operations after one of our kernels become one.");
   m.def("same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); }, "a"_a, "b"_a,
         "Whether both are one node of the graph.");
   m.def("set_tracing", [](bool on) { mx::set_compile_mode(on ? mx::CompileMode::no_fuse : mx::CompileMode::disabled); },

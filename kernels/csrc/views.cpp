@@ -20,6 +20,13 @@ bool ours(const mx::array& x) {
   return std::strncmp(name, "octavo.", 7) == 0 || std::strcmp(name, "OctavoAttend") == 0;
 }
 
+// Primitives that keep the order of elements.
+bool reshapes(const char* name) {
+  for (const char* known : {"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze"})
+    if (std::strcmp(name, known) == 0) return true;
+  return false;
+}
+
 // Strides of the same elements under another shape, if there are any: axes of the old shape that lie
 // without gaps between them are merged, then cut into axes of the new one.
 std::optional<mx::Strides> reshaped(const mx::Shape& from, const mx::Strides& strides, const mx::Shape& to) {
@@ -52,12 +59,20 @@ std::optional<mx::Strides> reshaped(const mx::Shape& from, const mx::Strides& st
   return result;
 }
 
+// Whether these are the strides of an array without gaps, axes of length 1 apart.
+bool is_gapless(const mx::Shape& shape, const mx::Strides& strides) {
+  const mx::Strides wanted = gapless(shape);
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    if (shape[i] != 1 && strides[i] != wanted[i]) return false;
+  return true;
+}
+
 std::optional<View> through(const mx::array& x, View view) {
   const mx::array& input = x.inputs()[0];
   const char* name = x.primitive().name();
   const mx::Strides& strides = view.strides;
   mx::Strides result;
-  if (std::strcmp(name, "Reshape") == 0) {
+  if (reshapes(name)) {
     auto found = reshaped(input.shape(), strides, x.shape());
     if (!found) return std::nullopt;
     result = *std::move(found);
@@ -70,10 +85,6 @@ std::optional<View> through(const mx::array& x, View view) {
       view.offset += starts[i] * strides[i];
       result.push_back(strides[i] * steps[i]);
     }
-  } else if (std::strcmp(name, "ExpandDims") == 0 || std::strcmp(name, "Squeeze") == 0) {
-    const auto found = reshaped(input.shape(), strides, x.shape());  // never fails: axes of 1 only
-    if (!found) return std::nullopt;
-    result = *found;
   } else {
     return std::nullopt;
   }
@@ -94,6 +105,15 @@ std::optional<View> find_view(const mx::array& x) {
   if (x.inputs().size() != 1) return std::nullopt;
   auto view = find_view(x.inputs()[0]);
   return view ? through(x, *std::move(view)) : std::nullopt;
+}
+
+mx::array shortcut(const mx::array& x) {
+  const auto view = find_view(x);
+  if (!view || view->base.id() == x.id()) return x;
+  if (view->offset == 0 && view->base.size() == x.size() && is_gapless(x.shape(), view->strides))
+    return mx::reshape(view->base, x.shape(), view->base.primitive().stream());
+  if (view->base.id() == x.inputs()[0].id()) return x;
+  return mx::as_strided(view->base, x.shape(), view->strides, view->offset, view->base.primitive().stream());
 }
 
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides) {

@@ -23,6 +23,9 @@ struct View {
 // `x` has been evaluated or something other than shape operations lies between.
 std::optional<View> find_view(const mx::array& x);
 
+// `x`, or the same values with fewer nodes: what its shape operations view, reshaped or strided at once.
+mx::array shortcut(const mx::array& x);
+
 // Whether `x` is the yet unevaluated result of the named primitive.
 bool made_by(const mx::array& x, const char* primitive);
 

@@ -1,0 +1,93 @@
+"""Getting a loaded model ready for serving: native modules, parity probe, fusion."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.model.forward import PagedModel
+from octavo.engine.model.fusion import NUM_PAGES, PAGE_SIZE, FusionResult, check_fusion
+from octavo.engine.model.head import RowSelection, select_rows
+from octavo.engine.model.layers import CacheLayout
+from octavo.engine.model.loader import LoadedModel, materialize
+from octavo.engine.model.probe import ProbeResult, probe
+from octavo.kernels.backends import Choice, choose_backend
+from octavo.kernels.interface import PoolSpec
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu.modules import Report
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """report   what became of its modules; None unless the native CPU backend replaces them
+    fusion   None where nothing was to be fused
+    """
+
+    selection: RowSelection
+    report: Report | None
+    result: ProbeResult
+    fusion: FusionResult | None
+
+    @property
+    def replays(self) -> bool:
+        """Whether graphs of steps may be replayed."""
+        return self.fusion is not None and not self.fusion.not_replayed
+
+
+def choose_device(config: EngineConfig) -> Choice:
+    """The backend, with MLX set up for it. InvalidConfig if it cannot run here."""
+    try:
+        choice = choose_backend(config.backend, config.threads)
+    except ValueError as error:
+        raise InvalidConfig(str(error)) from error
+    if not mx.metal.is_available():
+        mx.set_default_device(mx.cpu)
+        mx.disable_compile()  # on a CPU it would run a C++ compiler in the middle of serving
+    return choice
+
+
+def make_ready(
+    loaded: LoadedModel, layout: CacheLayout, choice: Choice, *, exact: bool, fuse: bool
+) -> ReadyModel:
+    """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly."""
+    model, native = loaded.model, choice.backend.name == "cpu"
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    report = materialize(model, native=native, exact=exact, fuse=fuse)
+    result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture)
+    fusion = None
+    if native and fuse and result.tier == "paged":
+        fusion = _checked_fusion(loaded, layout, choice)
+    return ReadyModel(selection, report, result, fusion)
+
+
+def _checked_fusion(loaded: LoadedModel, layout: CacheLayout, choice: Choice) -> FusionResult:
+    """Leaves modules fused only if that changes no bit."""
+    from octavo.kernels.cpu.modules import set_fused, unfuse
+
+    page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
+    spec = PoolSpec(
+        layers=layout.layers,
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        k_format=page_format,
+        v_format=page_format,
+    )
+
+    def create(replay: bool) -> PagedModel:
+        return PagedModel(loaded.model, layout, choice.backend.create_pool(spec), replay=replay)
+
+    fusion = check_fusion(create, lambda on: set_fused(loaded.model, on), layout.vocab_size)
+    if fusion.not_fused:
+        log.warning("%s runs module by module: %s", loaded.architecture, fusion.not_fused)
+        unfuse(loaded.model)
+    if fusion.not_replayed:
+        log.warning("%s runs its Python code in every step: %s", loaded.architecture, fusion.not_replayed)
+    return fusion

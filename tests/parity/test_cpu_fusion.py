@@ -1,0 +1,175 @@
+"""Merged linear layers and replayed graphs: the same bits as layer by layer and step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_lm.models import qwen3
+
+import tiny_models
+from native import require_extension
+from octavo.engine.config import EngineConfig
+from octavo.engine.model import hook
+from octavo.engine.model.layers import discover_layout
+from octavo.engine.model.loader import load_model
+from octavo.engine.model.ready import ReadyModel, choose_device, make_ready
+
+_ext = require_extension()
+
+from octavo.kernels.cpu import modules  # noqa: E402
+from octavo.kernels.cpu.merged import MergedLinear, shared_inputs  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> None:
+    mx.set_default_device(mx.cpu)
+    mx.random.seed(1)
+
+
+class Block(nn.Module):
+    """Two layers on one input, one on another; ``again`` calls the first once more."""
+
+    def __init__(self, *, bias: bool = True, again: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.a = nn.Linear(64, 96, bias=bias)
+        self.b = nn.Linear(64, 70, bias=bias)
+        self.c = nn.Linear(70, 64)
+        self.again = again
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.a(x).sum() + self.c(self.b(x))
+        return y + self.a(2 * x).sum() if self.again else y
+
+
+def merged_block(dtype: mx.Dtype = mx.bfloat16, bits: int | None = None, **options: Any) -> tuple[Block, Any]:
+    block = Block(**options)
+    block.set_dtype(dtype)
+    if bits is not None:
+        nn.quantize(block, 64, bits, class_predicate=lambda path, _: path != "c")
+    groups = shared_inputs(lambda: block(mx.zeros((1, 64), dtype)))
+    return block, modules.replace_modules(block, exact=False, fuse=True, groups=groups)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_on_one_input_become_one(bits: int | None, bias: bool) -> None:
+    block, report = merged_block(bits=bits, bias=bias)
+    assert report.merged == {"a + b": 1}
+    assert report.replaced == {"Linear": 3} if bits is None else {"QuantizedLinear": 2, "Linear": 1}
+    x = mx.random.normal((5, 64)).astype(mx.bfloat16)
+    together = [block.a(x), block.b(x), block(x)]
+    modules.set_fused(block, False)
+    apart = [block.a(x), block.b(x), block(x)]
+    num_bytes = modules.packed_bytes(block)
+    modules.unfuse(block)
+    assert not any(isinstance(module, MergedLinear) for _, module in block.named_modules())
+    alone = [block.a(x), block.b(x), block(x)]
+    for one, two, three in zip(together, apart, alone, strict=True):
+        assert mx.array_equal(one, two)
+        assert mx.array_equal(one, three)
+    assert num_bytes <= modules.packed_bytes(block) < 1.3 * num_bytes  # panels of 64 outputs are padded
+
+
+def test_members_may_be_called_in_any_way() -> None:
+    block, _ = merged_block(mx.float32)
+    x, z = mx.random.normal((3, 64)), mx.random.normal((3, 64))
+    wanted = {"ax": block.a(x), "bx": block.b(x), "az": block.a(z), "bz": block.b(z)}
+    assert mx.array_equal(block.b(z), wanted["bz"])
+    assert mx.array_equal(block.b(x), wanted["bx"])  # the second first, then the first on another input
+    assert mx.array_equal(block.a(z), wanted["az"])
+    changing = z + 0
+    assert mx.array_equal(block.a(changing), wanted["az"])
+    changing[...] = x  # the same object, other values
+    assert mx.array_equal(block.b(changing), wanted["bx"])
+
+
+def test_weights_of_members_read_and_change_as_ever() -> None:
+    block, _ = merged_block(mx.float32)
+    plain = {name: mx.array(np.array(getattr(block, name).weight)) for name in "ab"}
+    assert plain["a"].shape == (96, 64)
+    assert plain["b"].shape == (70, 64)
+    x = mx.random.normal((2, 64))
+    assert mx.allclose(block.b(x), x @ plain["b"].T + block.b.bias, atol=1e-4)
+    block.a.weight = mx.zeros((96, 64))
+    assert mx.array_equal(block.b.weight, plain["b"])
+    assert not (block.a(x) - block.a.bias).any()
+
+
+def test_what_cannot_be_one_matrix_is_told_apart() -> None:
+    assert merged_block(again=True)[1].merged == {}  # its input is not always the other's
+    block = Block()
+    block.a.set_dtype(mx.float16)
+    assert shared_inputs(lambda: block(mx.zeros((1, 64)))) == []
+    block = Block(bias=False)
+    nn.quantize(block, 32, 4, mode="mxfp4", class_predicate=lambda path, _: path != "c")
+    groups = shared_inputs(lambda: block(mx.zeros((1, 64), mx.bfloat16)))
+    report = modules.replace_modules(block, exact=False, fuse=True, groups=groups)
+    assert len(report.apart) + len(report.merged) == 1
+
+
+def ready(tmp_path: Path, architecture: str, **changes: Any) -> tuple[ReadyModel, Any]:
+    folder = tiny_models.make_model(tmp_path / "model", architecture, **changes)
+    choice = choose_device(EngineConfig(model=str(folder), backend="cpu"))
+    loaded = load_model(folder, weights="keep")
+    layout = discover_layout(loaded.model, architecture)
+    return make_ready(loaded, layout, choice, exact=False, fuse=True), loaded.model
+
+
+@pytest.mark.parametrize("architecture", tiny_models.CONFIGS)
+def test_every_architecture_is_fused_and_replayed(tmp_path: Path, architecture: str) -> None:
+    got, _ = ready(tmp_path, architecture)
+    assert got.fusion is not None
+    assert (got.fusion.not_fused, got.fusion.not_replayed) == ("", "")
+    assert got.replays
+    assert got.report is not None
+    wanted = {"phi3": 0, "gpt_oss": 4, "qwen3_moe": 4}.get(architecture, 8)  # q, k, v; gate, up
+    assert sum(got.report.merged.values()) == wanted
+
+
+def test_a_model_that_asks_for_lengths_runs_its_code_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = qwen3.Attention.__call__
+
+    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if isinstance(cache, hook.LayerShim) and cache.context.num_visible > 1000:
+            raise AssertionError
+        return original(self, x, mask, cache)
+
+    monkeypatch.setattr(qwen3.Attention, "__call__", call)
+    got, _ = ready(tmp_path, "qwen3")
+    assert got.fusion is not None
+    assert got.fusion.not_fused == ""
+    assert "length of its context" in got.fusion.not_replayed
+    assert not got.replays
+
+
+def test_fusion_that_changes_a_bit_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = _ext.rms_norm
+
+    def wrong(x: mx.array, weight: mx.array, eps: float, *, fuse: bool) -> mx.array:
+        return original(x, weight, eps * 1.5 if fuse else eps, fuse=fuse)
+
+    monkeypatch.setattr(_ext, "rms_norm", wrong)
+    got, model = ready(tmp_path, "llama", dtype=mx.float32)
+    assert got.fusion is not None
+    assert "differ" in got.fusion.not_fused
+    assert not any(isinstance(module, MergedLinear) for _, module in model.named_modules())
+
+
+def test_a_graph_that_keeps_a_number_of_its_first_step_is_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offset(shim: hook.LayerShim) -> mx.array:
+        return mx.array(shim.context.metadata.positions)  # not the array that a replay replaces
+
+    monkeypatch.setattr(hook.LayerShim, "offset", property(offset))
+    got, _ = ready(tmp_path, "llama")
+    assert got.fusion is not None
+    assert got.fusion.not_fused == ""
+    assert "other logits" in got.fusion.not_replayed
