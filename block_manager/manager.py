@@ -10,7 +10,7 @@ from octavo.block_manager.digests import TOKEN_BYTES, Hasher, check_strength, pa
 from octavo.block_manager.events import EventLog
 from octavo.block_manager.group import Group
 from octavo.block_manager.groups import Groups
-from octavo.block_manager.misses import FirstPages, Miss
+from octavo.block_manager.misses import Miss, Misses
 from octavo.block_manager.policies import DEFAULT_POLICY
 from octavo.block_manager.types import Digest, Fork, PageCopy, PageGroup, PageId, PageTable
 
@@ -29,6 +29,8 @@ class BlockManager:
     max_chunk      positions of one sequence that are written at a time, at most: how far beyond
                    its window a group needs pages
     clock          seconds, for saying when a page was evicted
+
+    misses         says why a page was not found
 
     Who may hold, write and free a page, and when: README.md in this folder.
     """
@@ -64,7 +66,7 @@ class BlockManager:
         self._pool = self._groups[0].pool
         self._hasher = hasher
         self._tables: set[PageTable] = set()
-        self._first_pages = FirstPages(specs[0].num_pages)
+        self.misses = Misses(page_size, specs[0].num_pages, evicted=self._groups.eviction)
         self._copies: list[PageCopy] = []  # handed out and not yet carried out
 
     @property
@@ -164,32 +166,11 @@ class BlockManager:
 
     def explain_miss(self, table: PageTable, tokens: Tokens[int]) -> Miss:
         """Why ``open`` with these tokens found what is in ``table`` and no more; before ``commit``."""
-        if not self.prefix_cache:
-            return Miss(0, "disabled")
-        num_tokens, page = len(tokens), table.num_written // self.page_size
-        if page == max(num_tokens - 1, 0) // self.page_size:
-            tail = num_tokens - page * self.page_size
-            return Miss(page, self._tail_reason(tail))
-        evicted_at = self._groups.eviction(table.digests, page + 1)
-        if evicted_at is not None:
-            return Miss(page, "evicted", evicted_at)
-        others = () if page else self._first_pages.others(pack(tokens[: self.page_size]), table.salt)
-        return Miss(page, "other_salt" if others else "new", other_salts=others)
+        return self.misses.explain(table, tokens) if self.prefix_cache else Miss(0, "disabled")
 
     def count_misses(self, num_tokens: int, miss: Miss) -> dict[str, int]:
-        """Tokens that were not found, by reason: those after the first page that could have
-        been found and was not have its reason, for without it they are not looked for."""
-        if miss.reason == "disabled":
-            return {"disabled": num_tokens}
-        findable = max(num_tokens - 1, 0) // self.page_size * self.page_size
-        tail = num_tokens - findable
-        misses = {self._tail_reason(tail): tail}
-        if missing := findable - miss.page * self.page_size:
-            misses = {miss.reason: missing, **misses}
-        return {reason: count for reason, count in misses.items() if count}
-
-    def _tail_reason(self, tail: int) -> str:
-        return "last_token" if tail == self.page_size else "partial_page"
+        """Tokens of a prompt that were not found, by reason."""
+        return self.misses.count(num_tokens, miss)
 
     def would_overflow(self, table: PageTable, num_tokens: int) -> bool:
         """Whether writing positions ``[0, num_tokens)`` needs pages that are not yet reserved."""
@@ -229,7 +210,7 @@ class BlockManager:
         """Let pages ``[first, last)``, which have become full, be found."""
         self._extend_digests(table, tokens, last)
         if first == 0:
-            self._first_pages.add(pack(tokens[: self.page_size]), table.salt)
+            self.misses.first_page(table, tokens)
         contents: list[bytes] = []
         if self.events.tokens_since is not None:
             contents = split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
-from octavo.block_manager.types import Digest
+from octavo.block_manager.digests import pack
+from octavo.block_manager.types import Digest, PageTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class Miss:
     reason       disabled       the cache is off, or was not to be used for this prompt
                  new            never seen, or so long ago that it is forgotten
                  evicted        given up for another page
+                 other_format   kept outside the pool, in a format or by a model that is not this one's
                  other_salt     the prompt begins with a page that was written under another salt
                  last_token     the page would be full, but it has the last token, which is always computed
                  partial_page   the tail does not fill a page
@@ -81,3 +84,56 @@ class FirstPages:
 
     def others(self, packed: bytes, salt: bytes) -> tuple[bytes, ...]:
         return tuple(known for known in self._salts.get(packed, ()) if known != salt)
+
+
+class Misses:
+    """Why pages were not found, of the ``capacity`` latest that were evicted or came first.
+
+    evicted           when a page of these digests was evicted without which nobody goes on after so
+                      many pages; None if none was
+    in_other_format   whether a page is kept outside the pool, and not in a form this pool can take
+    """
+
+    def __init__(
+        self, page_size: int, capacity: int, *, evicted: Callable[[Run[Digest], int], float | None]
+    ) -> None:
+        self._page_size = page_size
+        self._first_pages = FirstPages(capacity)
+        self._evicted = evicted
+        self.in_other_format: Callable[[Digest], bool] = _nowhere
+
+    def first_page(self, table: PageTable, tokens: Run[int]) -> None:
+        """A sequence's first page was written."""
+        self._first_pages.add(pack(tokens[: self._page_size]), table.salt)
+
+    def explain(self, table: PageTable, tokens: Run[int]) -> Miss:
+        """Why a table that was just opened for these tokens has what it has and no more."""
+        num_tokens, page = len(tokens), table.num_written // self._page_size
+        if page == max(num_tokens - 1, 0) // self._page_size:
+            return Miss(page, self._tail_reason(num_tokens - page * self._page_size))
+        evicted_at = self._evicted(table.digests, page + 1)
+        if evicted_at is not None:
+            return Miss(page, "evicted", evicted_at)
+        if self.in_other_format(table.digests[page]):
+            return Miss(page, "other_format")
+        others = () if page else self._first_pages.others(pack(tokens[: self._page_size]), table.salt)
+        return Miss(page, "other_salt" if others else "new", other_salts=others)
+
+    def count(self, num_tokens: int, miss: Miss) -> dict[str, int]:
+        """Tokens that were not found, by reason: those after the first page that could have
+        been found and was not have its reason, for without it they are not looked for."""
+        if miss.reason == "disabled":
+            return {"disabled": num_tokens}
+        findable = max(num_tokens - 1, 0) // self._page_size * self._page_size
+        tail = num_tokens - findable
+        misses = {self._tail_reason(tail): tail}
+        if missing := findable - miss.page * self._page_size:
+            misses = {miss.reason: missing, **misses}
+        return {reason: count for reason, count in misses.items() if count}
+
+    def _tail_reason(self, tail: int) -> str:
+        return "last_token" if tail == self._page_size else "partial_page"
+
+
+def _nowhere(_digest: Digest) -> bool:
+    return False

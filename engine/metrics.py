@@ -36,6 +36,7 @@ from octavo.engine.store.metrics import StoreCollector
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 TTFT_BUCKETS = (*TOKEN_BUCKETS, 10.0, 30.0, 60.0, 120.0)
 REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+MISS_REASONS = ("new", "evicted", "other_format", "other_salt", "last_token", "partial_page", "disabled")
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -97,7 +98,7 @@ class Metrics:
         # Known label values start at 0, so that rates have no gap before the first event.
         for metric, values in (
             (self._requests, FinishReason),
-            (self._misses, ("new", "evicted", "other_salt", "last_token", "partial_page", "disabled")),
+            (self._misses, MISS_REASONS),
             (self._rejected, ("invalid", "too_long", "overloaded", "queue_timeout")),
             (self._step_tokens, ("prefill", "decode")),
         ):

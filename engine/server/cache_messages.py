@@ -136,7 +136,7 @@ def _sentence(reason: str, position: int, before: float | None, page_size: int) 
                 "the request asked for more than a look-up gives (prompt_logprobs), so nothing was looked up"
             )
         case "other_format":
-            return f"{page} is stored in a page format that this server does not read"
+            return f"{page} is on disk, but in another page format or of another model"
     return f"{page} has not been seen before, or so long ago that it is forgotten"
 
 

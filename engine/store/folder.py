@@ -64,6 +64,12 @@ class ShardFolder:
         name = digest.hex()
         return os.path.exists(f"{self._folder}/{name[:2]}/{name}{SUFFIX}")
 
+    def has_of_other_kind(self, digest: Digest) -> bool:
+        """Whether there is a page of these tokens that another model, or another page format, made."""
+        name = digest.hex()
+        kinds = [kind for kind in _folders(self._root) if kind != self._folder]
+        return any(os.path.exists(f"{kind}/{name[:2]}/{name}{SUFFIX}") for kind in kinds)
+
     def put(self, digest: Digest, run: PageRun) -> int:
         """Write the shard of one page; returns its bytes. OSError if it cannot be written.
 

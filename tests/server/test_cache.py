@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -197,3 +198,17 @@ async def test_questions_are_answered_while_requests_run() -> None:
         assert (await its.client.cache.stats()).pages.held > 0
         assert await its.client.cache.flush() == 0
         await long.aclose()
+
+
+async def test_a_page_on_disk_that_another_kind_of_server_left_says_so(tmp_path: Path) -> None:
+    async with served(config=small_config(cache_dir=tmp_path)) as its:
+        await say(its, PROMPT)
+    kinds = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(kinds) == 1
+    kinds[0].rename(tmp_path / ("0" * 32))  # as if another model had written it
+    async with served(config=small_config(cache_dir=tmp_path)) as its:
+        await say(its, [*PROMPT[:8], *range(200, 210)], "begins like it")
+        await say(its, [77] * 22, "other")
+        assert await reason(its, "begins like it") == (0, 0, "MISS_REASON_OTHER_FORMAT")
+        assert await reason(its, "other") == (0, 0, "MISS_REASON_NEW")
+        assert "another page format" in (await its.client.cache.explain("begins like it")).text
