@@ -50,7 +50,7 @@ class Case:
 
 
 CASES = [Case(name, mx.float32, "fp16", 0.02, 40) for name in tiny_models.CONFIGS] + [
-    Case(name, mx.bfloat16, "bf16", 0.35, 5) for name in tiny_models.CONFIGS
+    Case(name, mx.bfloat16, "bf16", 0.3, 3) for name in tiny_models.CONFIGS
 ]
 
 
