@@ -24,7 +24,7 @@ COMMANDS = {
     "replay": "say what the prefix cache would find in recorded traffic",
     "cache": "look into the prefix cache of a server, and act on it",
     "plan": "say how many pages and sequences fit into a memory budget",
-    "doctor": "say what this machine runs on, and test its kernels",
+    "doctor": "say what this machine and a model run on, and test the kernels",
 }
 
 

@@ -8,8 +8,9 @@ import platform
 from typing import Any, get_args
 
 import octavo
+from octavo.engine.cli.model_report import examine_model, model_lines
 from octavo.engine.cli.options import add_json_argument, print_json
-from octavo.engine.config import Backend
+from octavo.engine.config import Backend, EngineConfig, Weights
 from octavo.engine.errors import InvalidConfig
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "protobuf", "prometheus-client")
@@ -18,10 +19,16 @@ PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "pr
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=get_args(Backend), default="auto", help="which one to examine")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the kernels")
+    add = parser.add_argument
+    add("--model", metavar="PATH|HUB_ID|demo", help="also load this model and say what runs natively")
+    add("--weights", choices=get_args(Weights), help="re-quantize its weights while loading")
+    add("--exact", action="store_const", const=True, help="refuse paths that change its arithmetic")
+    add("--no-fuse", dest="fuse", action="store_const", const=False, help="run its layers unfused")
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    config = _model_config(args)
     report = examine(args.backend, args.threads)
     print(f"octavo {octavo.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))
@@ -32,9 +39,27 @@ def run(args: argparse.Namespace) -> int:
     failed = sum(not test["ok"] for test in report["self_test"])
     total = len(report["self_test"])
     print(f"self-test: {total - failed} of {total} passed" if failed else f"self-test: all {total} passed")
+    if config is not None:
+        report["model"] = examine_model(config)
+        for line in model_lines(report["model"]):
+            print(line)
     if args.json:
         print_json(report)
     return 1 if failed else 0
+
+
+def _model_config(args: argparse.Namespace) -> EngineConfig | None:
+    """How to load the model that was named; InvalidConfig before anything else is done."""
+    given = {name: v for name in ("weights", "exact", "fuse") if (v := getattr(args, name)) is not None}
+    if args.model is None:
+        if given:
+            flag = next(iter(given)).replace("fuse", "no-fuse")
+            raise InvalidConfig(f"--{flag} says how to load a model, and none is named; add --model")
+        return None
+    from octavo.engine.model.locate import resolve_model
+
+    resolve_model(args.model)
+    return EngineConfig(model=args.model, backend=args.backend, threads=args.threads, **given)
 
 
 def examine(backend_name: str, threads: int | None) -> dict[str, Any]:

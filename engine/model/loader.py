@@ -87,11 +87,13 @@ def materialize(model: Module, *, native: bool, exact: bool, fuse: bool) -> Repo
     """
     report = None
     if native:
-        from octavo.kernels.cpu.merged import shared_inputs
+        from octavo.kernels.cpu.merged import Observed, observe
         from octavo.kernels.cpu.modules import replace_modules
 
-        groups = shared_inputs(lambda: model(mx.array([[0, 1]]))) if fuse else ()
-        report = replace_modules(model, exact=exact, fuse=fuse, groups=groups)
+        seen = observe(lambda: model(mx.array([[0, 1]])))
+        if not fuse:
+            seen = Observed(heads=seen.heads)
+        report = replace_modules(model, exact=exact, fuse=fuse, observed=seen)
         log.info("native layers: %s; MLX's own: %s", report.replaced, [kept.name for kept in report.kept])
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)

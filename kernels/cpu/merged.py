@@ -11,23 +11,40 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.quantized import QuantizedLinear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from octavo.kernels import _ext
 from octavo.kernels.cpu.linear import NativeLinear, NativeQuantizedLinear
 
 _OBSERVED = (Linear, QuantizedLinear)
+_TABLES = (Embedding, QuantizedEmbedding)
 
 
-def shared_inputs(forward: Callable[[], object]) -> list[list[Any]]:
-    """Groups of MLX's linear layers that ``forward`` calls one after another on the very same array."""
-    groups: list[list[Any]] = []
-    with _calls() as calls:
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """groups  MLX's linear layers that are called one after another on the very same array
+    heads   MLX's embeddings that are also called as a linear layer
+    """
+
+    groups: tuple[tuple[Any, ...], ...] = ()
+    heads: tuple[Any, ...] = ()
+
+
+def observe(forward: Callable[[], object]) -> Observed:
+    """What ``forward``, which is built but not evaluated, calls."""
+    with _calls(_OBSERVED, "__call__") as calls, _calls(_TABLES, "as_linear") as heads:
         forward()
+    return Observed(tuple(map(tuple, _shared_inputs(calls))), tuple({id(m): m for m, _ in heads}.values()))
+
+
+def _shared_inputs(calls: list[tuple[Any, mx.array]]) -> list[list[Any]]:
+    groups: list[list[Any]] = []
     last: mx.array | None = None
     for layer, x in calls:
         if last is not None and _ext.same_array(last, x) and _alike(groups[-1][0], layer):
@@ -52,8 +69,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def _calls() -> Iterator[list[tuple[Any, mx.array]]]:
-    """Calls of MLX's own linear layers in this block, in order."""
+def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array]]]:
+    """Calls of this method of MLX's own modules in this block, in order, with their input."""
     calls: list[tuple[Any, mx.array]] = []
 
     def recording(original: Any) -> Any:
@@ -64,14 +81,14 @@ def _calls() -> Iterator[list[tuple[Any, mx.array]]]:
 
         return call
 
-    originals = [(kind, kind.__call__) for kind in _OBSERVED]
+    originals = [(kind, getattr(kind, name)) for kind in kinds]
     for kind, original in originals:
-        kind.__call__ = recording(original)  # type: ignore[method-assign]
+        setattr(kind, name, recording(original))
     try:
         yield calls
     finally:
         for kind, original in originals:
-            kind.__call__ = original  # type: ignore[method-assign]
+            setattr(kind, name, original)
 
 
 class Merged:

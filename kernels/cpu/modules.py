@@ -19,8 +19,10 @@ from octavo.kernels import _ext
 from octavo.kernels.cpu import linear as native
 from octavo.kernels.cpu import rope
 from octavo.kernels.cpu.activations import FLOATS, replace_activations
-from octavo.kernels.cpu.merged import Merged, MergedLinear, MergedQuantizedLinear
+from octavo.kernels.cpu.merged import Merged, MergedLinear, MergedQuantizedLinear, Observed
 from octavo.kernels.cpu.norms import NativeLayerNorm, NativeRMSNorm
+
+NOTHING = Observed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,7 @@ class Report:
     num_bytes: int
 
 
-def replace_modules(
-    model: Module, *, exact: bool, fuse: bool, groups: Sequence[Sequence[Module]] = ()
-) -> Report:
+def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observed = NOTHING) -> Report:
     """Make the linear layers, experts, tied heads and RMS norms of ``model`` native, in place.
 
     Call it on the thread that will evaluate the model, after loading. Weights are evaluated,
@@ -64,13 +64,19 @@ def replace_modules(
            before weights of 8 or 4 bits (AVX-512 without AMX), fp16 ones to bf16 (AVX-512, AMX)
     fuse   let norms take over the addition before them, and rotary embeddings the norm; results
            stay the same to the bit
-    groups linear layers to be computed as one (see ``merged.shared_inputs``)
+    observed  what a forward calls: layers on one input become one, and embeddings that are heads are
+           packed first, while nothing else is in memory; others when their head is first used
 
     Activation functions become native for every model of this process.
     """
     replaced: Counter[str] = Counter()
     kept: list[Kept] = []
-    merged, apart = _merge(model, groups, exact, replaced)
+    for head in observed.heads:
+        kind = type(head)
+        if _RULES[kind](head, exact) is None:
+            replaced[kind.__name__] += 1
+            head.pack()
+    merged, apart = _merge(model, observed.groups, exact, replaced)
     for name, module in model.named_modules():
         kind = type(module)
         rule = _RULES.get(kind)

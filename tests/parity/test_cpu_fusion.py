@@ -22,7 +22,7 @@ from octavo.engine.model.ready import ReadyModel, choose_device, make_ready
 _ext = require_extension()
 
 from octavo.kernels.cpu import modules  # noqa: E402
-from octavo.kernels.cpu.merged import MergedLinear, shared_inputs  # noqa: E402
+from octavo.kernels.cpu.merged import MergedLinear, observe  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def merged_block(dtype: mx.Dtype = mx.bfloat16, bits: int | None = None, **optio
     block.set_dtype(dtype)
     if bits is not None:
         nn.quantize(block, 64, bits, class_predicate=lambda path, _: path != "c")
-    groups = shared_inputs(lambda: block(mx.zeros((1, 64), dtype)))
-    return block, modules.replace_modules(block, exact=False, fuse=True, groups=groups)
+    seen = observe(lambda: block(mx.zeros((1, 64), dtype)))
+    return block, modules.replace_modules(block, exact=False, fuse=True, observed=seen)
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
@@ -104,11 +104,11 @@ def test_what_cannot_be_one_matrix_is_told_apart() -> None:
     assert merged_block(again=True)[1].merged == {}  # its input is not always the other's
     block = Block()
     block.a.set_dtype(mx.float16)
-    assert shared_inputs(lambda: block(mx.zeros((1, 64)))) == []
+    assert observe(lambda: block(mx.zeros((1, 64)))).groups == ()
     block = Block(bias=False)
     nn.quantize(block, 32, 4, mode="mxfp4", class_predicate=lambda path, _: path != "c")
-    groups = shared_inputs(lambda: block(mx.zeros((1, 64), mx.bfloat16)))
-    report = modules.replace_modules(block, exact=False, fuse=True, groups=groups)
+    seen = observe(lambda: block(mx.zeros((1, 64), mx.bfloat16)))
+    report = modules.replace_modules(block, exact=False, fuse=True, observed=seen)
     assert len(report.apart) + len(report.merged) == 1
 
 

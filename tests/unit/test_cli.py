@@ -88,6 +88,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "plan page size": (["plan", "--memory", "1GiB", "--page-size", "33"], "33"),
     "plan model": (["plan", "--memory", "1GiB", "--model", "./no/such/folder"], "no/such/folder"),
     "doctor backend": (["doctor", "--backend", "metal"], "metal"),
+    "doctor model": (["doctor", "--model", "/nowhere/at-all"], "nowhere"),
+    "doctor weights": (["doctor", "--weights", "int8"], "--model"),
     "doctor threads": (["doctor", "--threads", "0"], "threads"),
 }
 
@@ -183,6 +185,24 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["ok"] is True
     assert len(report["self_test"]) > 10
     assert report["versions"]["mlx"] != "not installed"
+
+
+def test_doctor_tells_what_a_model_runs_on(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = _run(capsys, "doctor", "--model", "demo", "--json")
+    assert code == 0, err
+    model = json.loads(out.splitlines()[-1])["model"]
+    assert model["tier"] == "paged"
+    assert model["probe_error"] <= model["probe_limit"]
+    if json.loads(out.splitlines()[-1])["backend"] == "cpu":
+        assert model["fused"]
+        assert model["replayed"]
+        assert model["replaced"]["RMSNorm"] > 0
+        assert sum(model["merged"].values()) > 0
+        assert "  steps replayed: yes" in out
+    code, out, _ = _run(capsys, "doctor", "--model", "demo", "--no-fuse", "--json")
+    model = json.loads(out.splitlines()[-1])["model"]
+    assert (model["fused"], model["replayed"], model["merged"]) == (False, False, {})
+    assert model["not_fused"]
 
 
 def test_doctor_fails_when_a_kernel_is_wrong(

@@ -1,0 +1,77 @@
+"""What the doctor says of one model: what runs natively, what is fused, and what is not and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from octavo.engine.config import EngineConfig
+
+
+def examine_model(config: EngineConfig) -> dict[str, Any]:
+    """Load, replace and probe, as ``serve`` would; JSON-ready. ModelLoadError, InvalidConfig as there."""
+    from octavo.engine.model.layers import discover_layout
+    from octavo.engine.model.loader import load_model
+    from octavo.engine.model.locate import resolve_model
+    from octavo.engine.model.ready import choose_device, make_ready
+
+    path = resolve_model(config.model)
+    choice = choose_device(config)
+    loaded = load_model(path, weights=config.weights)
+    layout = discover_layout(loaded.model, loaded.architecture)
+    ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
+    result, report, fusion = ready.result, ready.report, ready.fusion
+    return {
+        "name": config.model,
+        "architecture": loaded.architecture,
+        "weights": loaded.weights,
+        "tier": result.tier,
+        "tier_reason": result.reason,
+        "probe_error": result.error,
+        "probe_limit": result.limit,
+        "selects_rows": result.selects_rows,
+        "replaced": report.replaced if report else {},
+        "functions": list(report.functions) if report else [],
+        "kept": [asdict(kept) for kept in report.kept] if report else [],
+        "merged": report.merged if report else {},
+        "apart": [asdict(kept) for kept in report.apart] if report else [],
+        "fused": fusion is not None and not fusion.not_fused,
+        "not_fused": _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_fused,
+        "replayed": ready.replays,
+        "not_replayed": (
+            _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_replayed
+        ),
+    }
+
+
+def _unfused_reason(config: EngineConfig, backend: str) -> str:
+    if backend != "cpu":
+        return f"the {backend} backend runs MLX's own modules"
+    return "asked not to fuse" if not config.fuse else "the model needs dense keys and values"
+
+
+def model_lines(model: dict[str, Any]) -> Iterator[str]:
+    """The same for people."""
+    yield f"model {model['name']}: {model['architecture']}, {model['weights']} weights"
+    reason = f" ({model['tier_reason']})" if model["tier_reason"] else ""
+    error, limit = model["probe_error"], model["probe_limit"]
+    yield f"  tier {model['tier']}{reason}: error {error:.2g} of {limit:.2g} allowed"
+    if not model["selects_rows"]:
+        yield "  the output head computes every row"
+    yield f"  native modules: {_counts(model['replaced'])}"
+    yield f"  native functions: {', '.join(model['functions']) or 'none'}"
+    kept: Counter[tuple[str, str]] = Counter((kept["type"], kept["reason"]) for kept in model["kept"])
+    for (kind, why), count in kept.items():
+        first = next(k["name"] for k in model["kept"] if (k["type"], k["reason"]) == (kind, why))
+        yield f"  left to MLX: {count} x {kind} ({first}{', ...' if count > 1 else ''}): {why}"
+    yield f"  merged: {_counts(model['merged'])}"
+    for group in model["apart"]:
+        yield f"  not merged: {group['name']} ({group['type']}): {group['reason']}"
+    yield f"  fused: {'yes, bit by bit the same' if model['fused'] else 'no, ' + model['not_fused']}"
+    yield f"  steps replayed: {'yes' if model['replayed'] else 'no, ' + model['not_replayed']}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
