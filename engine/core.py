@@ -122,6 +122,10 @@ class EngineCore:
             assert not unfinished, f"{unfinished} samples are unfinished, but no step is planned"
         return self._report(step, self._clock() - began)
 
+    def measure(self) -> None:
+        """Bring ``gauges`` up to date."""
+        self.gauges = self._measure()
+
     def finish(self) -> list[Update]:
         """Abort whatever is left; the last news."""
         for request in {sample.request: None for sample in self._samples.values()}:
@@ -135,7 +139,7 @@ class EngineCore:
         self._runner.close()
 
     def _report(self, step: Step | None, seconds: float) -> list[Update]:
-        self.gauges = self._measure()
+        self.measure()
         for request_id in self._ended:
             self.cache.lookups.ended(request_id)
         self._ended.clear()

@@ -180,9 +180,13 @@ def _answer(core: EngineCore, question: Callable[[EngineCore], Any], answer: Fut
     if not answer.set_running_or_notify_cancel():
         return
     try:
-        answer.set_result(question(core))
+        found = question(core)
     except Exception as error:  # the asker's to handle; the engine goes on
+        core.measure()
         answer.set_exception(error)
+    else:
+        core.measure()  # it may have changed what is cached
+        answer.set_result(found)
 
 
 def _leave_mlx() -> None:

@@ -7,6 +7,7 @@ client: it gets a fixed text, and the traceback goes to the log.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -117,6 +118,11 @@ def errors_as_status(
             return await handler(servicer, request, context)
         except grpc.aio.AbortError:
             raise
+        except grpc.aio.InternalError:
+            if not context.cancelled():
+                raise
+            logger.debug("the client went away while it was being answered")
+            raise asyncio.CancelledError from None
         except Exception as error:
             await abort_with(context, error)
 

@@ -123,6 +123,7 @@ async def test_a_flush_forgets_what_nobody_holds() -> None:
     async with served() as its:
         await say(its, PROMPT, "first")
         assert await its.client.cache.flush() == 5
+        assert its.engine.gauges().pages_idle_cached == 0, "seen at once, without another step"
         assert await its.client.cache.flush() == 0
         assert (await say(its, PROMPT, "later")).cached_tokens == 0
         assert its.engine.gauges().pages_held == 0

@@ -17,6 +17,8 @@ from octavo.engine.errors import InvalidRequest
 from octavo.engine.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from octavo.engine.params import SamplingParams
 from octavo.engine.server import messages
+from octavo.engine.server.cache_messages import REASONS
+from octavo.proto import cache_pb2
 from octavo.proto import generation_pb2 as pb
 
 PROTO = Path(__file__).parents[2] / "proto"
@@ -56,6 +58,46 @@ def test_every_number_of_the_contract_is_kept() -> None:
         "stop_string": 7, "stop_id": 8, "usage": 9, "error": 10,
         "prompt_logprobs": 11,
     }  # fmt: skip
+
+
+def test_every_number_of_the_cache_service_is_kept() -> None:
+    kept = {
+        "Prefix": "text token_ids chat request_id cache_salt",
+        "GetStatsRequest": "num_prefixes",
+        "GetStatsResponse": "pages page_size policy enabled query_tokens hit_tokens misses evicted_pages "
+        "pinned_pages max_pinned_pages pins prefixes",
+        "MissTokens": "reason tokens",
+        "PinStats": "name num_tokens",
+        "PrefixStats": "parent start end num_hits tokens_saved text",
+        "ExplainRequest": "request_id",
+        "ExplainResponse": "request_id prompt_tokens cached_tokens miss_position reason "
+        "evicted_seconds_before misses text",
+        "SaveRequest": "path prompt",
+        "SaveResponse": "num_pages num_tokens num_bytes",
+        "LoadRequest": "path",
+        "LoadResponse": "num_pages num_tokens num_known_pages num_skipped_pages converted",
+        "PinRequest": "name prefix",
+        "PinResponse": "num_tokens prefix_tokens pinned_pages",
+        "UnpinRequest": "name",
+        "UnpinResponse": "pinned_pages",
+        "FlushRequest": "",
+        "FlushResponse": "num_pages",
+        "WatchRequest": "start_number log_id",
+        "WatchResponse": "number stored removed cleared log_id",
+        "PagesStored": "digests parent",
+        "PagesRemoved": "digests",
+        "CacheCleared": "",
+    }
+    messages = cache_pb2.DESCRIPTOR.message_types_by_name
+    found = {name: {f.name: f.number for f in message.fields} for name, message in messages.items()}
+    assert found == {
+        name: {field: number for number, field in enumerate(fields.split(), 1)}
+        for name, fields in kept.items()
+    }
+    assert [reason.name for reason in cache_pb2.DESCRIPTOR.enum_types_by_name["MissReason"].values] == [
+        f"MISS_REASON_{name}"
+        for name in ("UNSPECIFIED", *(reason.upper() for reason in REASONS))
+    ]  # fmt: skip
 
 
 def test_unset_parameters_take_the_engines_defaults() -> None:
