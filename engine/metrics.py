@@ -30,6 +30,7 @@ from octavo.engine.outputs import FinishReason
 from octavo.engine.server.address import Address, port_in_use
 from octavo.engine.stats import Gauges, StepRecord
 from octavo.engine.store.metrics import StoreCollector
+from octavo.engine.vllm_metrics import render_vllm
 
 # Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
 # at 5 ms would hide every improvement below.
@@ -43,7 +44,11 @@ STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 class Metrics:
     """An Observer that keeps Prometheus metrics on a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_vllm_names: bool = False) -> None:
+        """``with_vllm_names``: the gauges that gateways read, under vLLM's names too."""
+        self._with_vllm_names = with_vllm_names
+        self._info: ModelInfo | None = None
+        self._gauges = Gauges()
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
 
@@ -107,6 +112,7 @@ class Metrics:
 
     def describe(self, info: ModelInfo) -> None:
         """Say what is being served, once it is known."""
+        self._info = info
         versions = {"version": octavo.__version__, "backend": info.backend, "model": info.name}
         self._build_info.info(versions)
         self._cache_info.info(
@@ -150,6 +156,7 @@ class Metrics:
 
     def set_gauges(self, gauges: Gauges) -> None:
         """How the engine stands now."""
+        self._gauges = gauges
         self._running.set(gauges.num_running)
         self._waiting.set(gauges.num_waiting)
         pages = {
@@ -164,7 +171,10 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything in the Prometheus text format."""
-        return generate_latest(self.registry)
+        text: bytes = generate_latest(self.registry)
+        if self._with_vllm_names and self._info is not None:
+            text += render_vllm(self._gauges, self._info)
+        return text
 
 
 class Probes(Protocol):

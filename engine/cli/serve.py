@@ -40,6 +40,7 @@ DEATH_LINGER_S = 10.0
 class ServeOptions:
     """listen   where gRPC listens
     metrics  where /metrics, /healthz and /readyz listen; None: nowhere
+    vllm_metrics   export the gauges that gateways read under vLLM's names too
     reflection   tell clients what the services are
     max_message_bytes   of a message that comes in
     tls, auth_token_file   who may use gRPC; read again on SIGHUP
@@ -50,6 +51,7 @@ class ServeOptions:
     drain_timeout: float
     reflection: bool = True
     max_message_bytes: int
+    vllm_metrics: bool = False
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
 
@@ -68,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT|off",
         default="127.0.0.1:9400",
         help="where /metrics, /healthz and /readyz listen",
+    )
+    parser.add_argument(
+        "--vllm-metrics",
+        action="store_true",
+        help="export queue depth, running requests, cache usage and cache shape under vLLM's names too, "
+        "for schedulers of inference gateways such as llm-d's",
     )
     parser.add_argument(
         "--drain-timeout",
@@ -103,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
     options = ServeOptions(
         listen=args.listen,
         metrics=args.metrics,
+        vllm_metrics=args.vllm_metrics,
         drain_timeout=args.drain_timeout,
         reflection=args.reflection,
         max_message_bytes=args.max_message_size,
@@ -123,7 +132,7 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
     check_free(options.listen, "--listen")  # before time is spent on loading
     security = Security(tls=options.tls, token_file=options.auth_token_file)
     _reload_on_hangup(security, options.listen)
-    metrics = Metrics()
+    metrics = Metrics(with_vllm_names=options.vllm_metrics)
     engine = AsyncEngine(config, observer=metrics)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:

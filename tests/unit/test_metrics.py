@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -84,6 +85,20 @@ def test_every_name_is_there_from_the_start() -> None:
         assert ":" not in line.split("{")[0].split(" ")[0]
         if line.startswith("# HELP"):
             assert len(line.split(" ", 3)[3]) > 5, f"no help: {line}"
+
+
+def test_gateways_find_the_names_they_read_when_asked_for() -> None:
+    metrics = Metrics(with_vllm_names=True)
+    info = replace(fake_info(EngineConfig()), name='a "model"', page_size=32, num_pages=10)
+    metrics.describe(info)
+    metrics.step(RECORD)
+    values = {name: value for name, value in _samples(metrics.render().decode()).items() if "vllm:" in name}
+    assert values == {
+        'vllm:num_requests_running,model_name=a "model"': 3,
+        'vllm:num_requests_waiting,model_name=a "model"': 5,
+        'vllm:kv_cache_usage_perc,model_name=a "model"': 0.6,
+        'vllm:cache_config_info,block_size=32,model_name=a "model",num_gpu_blocks=10': 1,
+    }
 
 
 def test_one_step_moves_every_figure() -> None:
