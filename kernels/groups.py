@@ -100,9 +100,19 @@ class GroupedPool:
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
         pool, index = self._places[layer]
-        return pool.attend(index, queries, scale=scale, sinks=sinks, softcap=softcap)
+        return pool.attend(
+            index,
+            queries,
+            scale=scale,
+            sinks=sinks,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            mask=mask,
+        )
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         pool, index = self._places[layer]

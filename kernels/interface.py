@@ -88,13 +88,22 @@ class KVPool(Protocol):
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
         """Causal attention of queries [T, Hq, D] over the pages of their own sequences.
 
         Row t sees positions <= positions[t], inside the layer's window; query head h reads
         K/V head ``h // (Hq // Hkv)``. ``sinks`` [Hq] adds one logit per head to the softmax's
-        denominator; ``softcap`` c replaces a logit x by ``c * tanh(x / c)`` before masking.
-        Returns [T, Hq, Dv] in the dtype of ``queries``.
+        denominator; ``softcap`` c replaces a logit x by ``c * tanh(x / c)`` before anything is added;
+        ``alibi_slopes`` [Hq] m adds ``m * (j - p)`` to the logit of position j for a query at p.
+
+        ``mask`` [T, L] or [T, Hq, L], L = max kv_len, takes the place of causality and window: bool,
+        which positions a row sees; float, what is added to its logits, -inf where it sees nothing.
+        Nothing past a sequence's end is seen, and a row that sees nothing gets zeros.
+
+        Returns [T, Hq, Dv] in the dtype of ``queries``. ValueError for shapes that do not fit, and
+        for what a backend has no kernel for: the reference backend has all of it.
         """
         ...
 
@@ -137,3 +146,13 @@ class AttentionBackend(Protocol):
     def create_pool(self, spec: PoolSpec) -> KVPool:
         """Allocate a pool; ValueError names what the backend cannot hold."""
         ...
+
+
+def refuse_bias(backend: str, **given: object) -> None:
+    """ValueError if one of these arguments of ``KVPool.attend`` is not None: the backend has no kernel
+    for it, and says so rather than leave it out."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"the {backend} backend has no attention kernel with {name}; the reference backend has"
+            )

@@ -20,7 +20,7 @@ import numpy as np
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
-from octavo.kernels.reference_attention import Group, attend_group, group_sequences
+from octavo.kernels.reference_attention import Bias, Group, attend_group, group_sequences
 from octavo.kernels.reference_codecs import codec, hadamard
 
 
@@ -84,6 +84,8 @@ class ReferencePool:
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
         spec = self._spec.layers[layer]
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
@@ -92,6 +94,9 @@ class ReferencePool:
                 f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
                 f"got {queries.shape}"
             )
+        bias = Bias.check(
+            alibi_slopes, mask, num_heads=num_heads, shape=(tokens, int(self._step.kv_len.max()))
+        )
         wide = queries.astype(mx.float32) * scale
         if self._codecs[0].format.rotates(spec.head_dim):
             wide = hadamard(wide)
@@ -104,6 +109,7 @@ class ReferencePool:
                 spec=spec,
                 sinks=sinks,
                 softcap=softcap,
+                bias=bias,
             )
             for group in self._groups
         ]

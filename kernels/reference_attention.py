@@ -10,6 +10,9 @@ import numpy as np
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
+LOWEST = -3e38  # a finite stand-in for the maximum of a row that sees nothing
+TINY = 1e-30  # below any sum of weights of which one is 1
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -25,6 +28,61 @@ class Group:
     tables: mx.array
     positions: mx.array
     lengths: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """What ``KVPool.attend`` was given besides: slopes [Hq] and a mask [T, 1 or Hq, L]."""
+
+    slopes: mx.array | None = None
+    mask: mx.array | None = None
+
+    @classmethod
+    def check(
+        cls,
+        slopes: mx.array | None,
+        mask: mx.array | None,
+        *,
+        num_heads: int,
+        shape: tuple[int, int],
+    ) -> Bias:
+        """ValueError unless they fit ``num_heads`` query heads and a step of ``shape`` (T, L)."""
+        if slopes is not None and slopes.shape != (num_heads,):
+            raise ValueError(f"alibi_slopes must be ({num_heads},), one per query head, got {slopes.shape}")
+        if mask is None:
+            return cls(slopes)
+        tokens, length = shape
+        if mask.shape not in ((tokens, length), (tokens, num_heads, length)):
+            raise ValueError(
+                f"mask must be {(tokens, length)} or {(tokens, num_heads, length)}, rows of the step by "
+                f"positions of its longest sequence, got {mask.shape}"
+            )
+        if mask.dtype != mx.bool_ and not mx.issubdtype(mask.dtype, mx.floating):
+            raise ValueError(f"mask must be bool or of a float type, got {mask.dtype}")
+        return cls(slopes, mask if mask.ndim == 3 else mask[:, None])
+
+    def add_slopes(self, logits: mx.array, group: Group) -> mx.array:
+        """To logits [B, Hkv, G, n, L]."""
+        if self.slopes is None:
+            return logits
+        distance = mx.arange(logits.shape[-1]) - group.positions[..., None]
+        slopes = self.slopes.astype(mx.float32).reshape(1, *logits.shape[1:3], 1, 1)
+        return logits + slopes * distance[:, None, None]
+
+    def hide(self, logits: mx.array, group: Group, spec: LayerSpec) -> mx.array:
+        """-inf in logits [B, Hkv, G, n, L] wherever a row does not see a position."""
+        length = logits.shape[-1]
+        if self.mask is None:
+            return mx.where(_visible(group, spec, length)[:, None, None], logits, -mx.inf)
+        rows = self.mask[group.rows][..., :length].transpose(0, 2, 1, 3)  # [B, 1 or Hq, n, L]
+        if rows.shape[-1] < length:  # pages go past the longest sequence
+            rows = mx.pad(rows, [(0, 0), (0, 0), (0, 0), (0, length - rows.shape[-1])])
+        heads = logits.shape[1:3] if rows.shape[1] > 1 else (1, 1)
+        rows = rows.reshape(rows.shape[0], *heads, *rows.shape[2:])
+        seen = mx.arange(length) < group.lengths[:, None, None, None, None]
+        if rows.dtype == mx.bool_:
+            return mx.where(mx.logical_and(rows, seen), logits, -mx.inf)
+        return mx.where(seen, logits + rows.astype(mx.float32), -mx.inf)
 
 
 def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:
@@ -60,6 +118,7 @@ def attend_group(
     spec: LayerSpec,
     sinks: mx.array | None,
     softcap: float | None,
+    bias: Bias,
 ) -> mx.array:
     """queries [B, n, Hq, D], scaled, over keys [B, Hkv, L, D] and values [B, Hkv, L, Dv].
 
@@ -75,7 +134,7 @@ def attend_group(
     logits = (folded @ keys.swapaxes(-1, -2)).reshape(sequences, kv_heads, shared, n, length)
     if softcap is not None:
         logits = softcap * mx.tanh(logits / softcap)
-    logits = mx.where(_visible(group, spec, length)[:, None, None], logits, -mx.inf)
+    logits = bias.hide(bias.add_slopes(logits, group), group, spec)
     weights = _softmax(logits, None if sinks is None else sinks.reshape(1, kv_heads, shared, 1, 1))
     out = weights.reshape(sequences, kv_heads, shared * n, length) @ values
     out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
@@ -92,11 +151,12 @@ def _visible(group: Group, spec: LayerSpec, length: int) -> mx.array:
 
 
 def _softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
-    """Softmax over the last axis; a sink is one more logit in the denominator."""
-    top = logits.max(axis=-1, keepdims=True)
+    """Softmax over the last axis; a sink is one more logit in the denominator. A row of nothing but
+    -inf has weights 0."""
+    top = mx.maximum(logits.max(axis=-1, keepdims=True), LOWEST)
     if sinks is None:
         weights = mx.exp(logits - top)
-        return weights / weights.sum(axis=-1, keepdims=True)
+        return weights / mx.maximum(weights.sum(axis=-1, keepdims=True), TINY)
     sinks = sinks.astype(mx.float32)
     top = mx.maximum(top, sinks)
     weights = mx.exp(logits - top)

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels import _ext
-from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.interface import LayerSpec, PoolSpec, refuse_bias
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 
@@ -85,7 +85,10 @@ class CpuPool:
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
+        refuse_bias("cpu", alibi_slopes=alibi_slopes, mask=mask)
         step, spec = self._begun, self._spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")

@@ -48,9 +48,10 @@ class InPlacePool(MetalPool):
         sinks: mx.array | None = None,
         softcap: float | None = None,
         alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
         out = super().attend(
-            layer, queries, scale=scale, sinks=sinks, softcap=softcap, alibi_slopes=alibi_slopes
+            layer, queries, scale=scale, sinks=sinks, softcap=softcap, alibi_slopes=alibi_slopes, mask=mask
         )
         self._last_read[layer] = out
         return out

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels.formats import PageFormat, page_format
-from octavo.kernels.interface import PoolSpec
+from octavo.kernels.interface import PoolSpec, refuse_bias
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.attention import PagedAttention, StoredPages
 from octavo.kernels.metal.launch import KernelLibrary, Launch
@@ -61,9 +61,9 @@ class MetalPool(ReferencePool):
         sinks: mx.array | None = None,
         softcap: float | None = None,
         alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
-        """As ``KVPool.attend``; ``alibi_slopes`` [Hq] m adds ``m * (j - p)`` to the logit of the
-        key at position j for the query at p."""
+        refuse_bias("metal", mask=mask)
         return self._attention.attend(
             layer,
             queries,
