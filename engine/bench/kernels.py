@@ -14,7 +14,7 @@ from octavo.engine.bench.roofline import Roofline, measure_roofline
 from octavo.engine.cli.usage import positive
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.memory import available_memory
-from octavo.kernels import FORMAT_NAMES
+from octavo.kernels import page_format
 from octavo.kernels.backends import BackendName, choose_backend
 
 
@@ -23,9 +23,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backend", choices=get_args(BackendName), default="auto", help="where kernels run")
     add("--threads", type=positive, metavar="N", help="CPU threads (all this process may use)")
     add("--contexts", type=counts, default="512,4096,32768", metavar="N,N", help="positions of a sequence")
+    add(
+        "--formats",
+        type=format_names,
+        default="bf16,fp16,fp4",
+        metavar="F,F",
+        help="page formats (%(default)s)",
+    )
     add("--chunk", type=positive, default=512, metavar="N", help="rows of a prompt chunk")
     add("--page-size", type=positive, default=32, metavar="N", help="positions per page")
     add("--rows", type=counts, metavar="N,N", help="rows of a linear layer (1,8,32,512; without kernels 1,8)")
+
+
+def format_names(text: str) -> list[str]:
+    """Page formats such as "bf16,fp4", for argparse."""
+    try:
+        return list(dict.fromkeys(page_format(name.strip()).name for name in text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -40,7 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     threads = _native_threads() if native else 1
     roofline = measure_roofline(threads=threads, native=native, available=available_memory())
     rows = args.rows or ((1, 8, 32, 512) if native else (1, 8))
-    grid = [(name, context) for context in args.contexts for name in FORMAT_NAMES]
+    grid = [(name, context) for context in args.contexts for name in args.formats]
     attention: list[AttentionTiming] = []
     with tqdm(total=len(grid) + 1, unit="case", disable=None) as bar:
         for name, context in grid:

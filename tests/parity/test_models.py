@@ -35,7 +35,7 @@ MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts on a CPU compute in flo
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A tiny model, served from pages of its own precision. ``tolerance`` is how far a logprob
+    """A tiny model, served from pages of its own precision or of 8 bits. ``tolerance`` is how far a logprob
     may be off, ``decided`` how many of the 72 tokens must have a margin beyond twice that, so
     that equality says something."""
 
@@ -46,12 +46,14 @@ class Case:
     decided: int
 
     def __str__(self) -> str:
-        return f"{self.architecture}-{str(self.dtype).rpartition('.')[2]}"
+        return f"{self.architecture}-{str(self.dtype).rpartition('.')[2]}-{self.kv_format}"
 
 
-CASES = [Case(name, mx.float32, "fp16", 0.02, 40) for name in tiny_models.CONFIGS] + [
-    Case(name, mx.bfloat16, "bf16", 0.3, 3) for name in tiny_models.CONFIGS
-]
+CASES = (
+    [Case(name, mx.float32, "fp16", 0.02, 40) for name in tiny_models.CONFIGS]
+    + [Case(name, mx.bfloat16, "bf16", 0.3, 3) for name in tiny_models.CONFIGS]
+    + [Case(name, mx.float32, "int8", 0.2, 10) for name in ("llama", "qwen3", "mistral", "gpt_oss")]
+)
 
 
 @dataclass(slots=True)

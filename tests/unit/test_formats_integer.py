@@ -129,8 +129,8 @@ def test_affine_bits_are_those_of_mlx(affine: AFFINE8 | AFFINE4) -> None:
     np.testing.assert_array_equal(codes, theirs[0])
     np.testing.assert_array_equal(scales[:, ::2], theirs[1])
     np.testing.assert_array_equal(scales[:, 1::2], theirs[2])
-    wide = [mx.array(part).astype(mx.float32) for part in theirs[1:]]
-    back = mx.dequantize(mx.array(codes), *wide, group_size=64, bits=affine.bits)
+    step, bias = (mx.array(part).astype(mx.float32) for part in theirs[1:])
+    back = mx.dequantize(mx.array(codes), step, bias, group_size=64, bits=affine.bits)
     np.testing.assert_allclose(affine.dequantize(codes, scales), np.array(back), rtol=0, atol=1e-4)
 
 
