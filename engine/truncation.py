@@ -14,6 +14,7 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
 _SMALL = 4096  # candidates that are sorted rather than narrowed further
+_BLOCK = 512  # weights that are summed before sums are accumulated
 _STRIDE_SAMPLE = 512  # values looked at to choose where to narrow
 
 
@@ -33,11 +34,30 @@ class Candidates:
 
     def draw(self, uniform: float) -> int:
         """The token where the cumulative weight, in order of id, passes ``uniform`` in [0, 1)."""
-        cumulative = np.cumsum(self.weights, dtype=np.float64)
-        index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-        if index == len(cumulative):  # the product was rounded up to the whole sum
-            index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
+        start, weights = 0, self.weights
+        size = len(weights) // _BLOCK * _BLOCK
+        if size > _BLOCK:  # sums of blocks first: a running sum of a whole vocabulary is slow
+            blocks = weights[:size].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
+            sums = np.append(blocks, weights[size:].sum(dtype=np.float64))
+            ends = np.cumsum(sums)
+            target = uniform * float(ends[-1])
+            block = _first_beyond(ends, target)
+            start = block * _BLOCK
+            weights = weights[start : start + _BLOCK]
+            target = max(0.0, target - float(ends[block] - sums[block]))  # below 0 only by rounding
+        else:
+            target = uniform * float(weights.sum(dtype=np.float64))
+        index = start + _first_beyond(np.cumsum(weights, dtype=np.float64), target)
         return index if self.ids is None else int(self.ids[index])
+
+
+def _first_beyond(cumulative: NDArray[np.float64], target: float) -> int:
+    """The first place where the sum passes ``target``; the last that adds to it, should rounding have
+    put the target beyond all."""
+    index = int(np.searchsorted(cumulative, target, side="right"))
+    if index == len(cumulative):
+        index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
+    return index
 
 
 def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Candidates:
@@ -48,14 +68,15 @@ def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, mi
     top_p   keeps the smallest set of what is left whose share of it reaches p; between
             equally likely tokens the lower id goes first
     """
+    ids: Ids | None = None
+    largest = logits.max()
+    if 0 < top_k < len(logits):  # before min_p: either order keeps the same, and few are left to look at
+        ids = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
+        logits = logits[ids]
     with np.errstate(over="ignore", under="ignore"):  # a cold temperature sends all but the top to 0
-        scaled = (logits - logits.max()) / np.float32(temperature)
-        candidates = Candidates(None, np.exp(scaled))
+        candidates = Candidates(ids, np.exp((logits - largest) / np.float32(temperature)))
     if min_p > 0:
         candidates = candidates.only(candidates.weights >= np.float32(min_p))
-    weights = candidates.weights
-    if 0 < top_k < len(weights):
-        candidates = candidates.only(weights >= np.partition(weights, -top_k)[-top_k])
     if top_p < 1:
         candidates = candidates.only(nucleus(candidates.weights, top_p))
     return candidates

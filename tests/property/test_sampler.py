@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.params import SamplingParams
 from octavo.engine.sampler import SampleState, sample
-from octavo.engine.truncation import Floats, nucleus, truncate
+from octavo.engine.truncation import Candidates, Floats, nucleus, truncate
 
 CLOSE = 1e-5  # float32 weights against float64: how near a boundary either answer is right
 
@@ -163,3 +163,18 @@ def test_a_draw_depends_on_seed_and_count_and_not_on_neighbours(
     together = sample(logits, [fresh(seed) for seed in seeds])
     index = picked % len(seeds)
     assert sample(logits[index : index + 1], [fresh(seeds[index])])[0] == together[index]
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**32), st.floats(0, 1, exclude_max=True))
+@example(1024, 0, 0.0)
+@example(1025, 1, 1 - 2**-53)
+def test_a_draw_is_where_the_running_sum_passes(size: int, seed: int, uniform: float) -> None:
+    """Of exact sums (small integers), many of them zero, also at the ends of blocks."""
+    rng = np.random.default_rng(seed)
+    weights = (rng.integers(0, 8, size) * (rng.random(size) < 0.2)).astype(np.float32)
+    weights[rng.integers(size)] = 1
+    drawn = Candidates(None, weights).draw(uniform)
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    assert weights[drawn] > 0
+    assert cumulative[drawn] >= uniform * cumulative[-1]
+    assert cumulative[drawn] - weights[drawn] <= uniform * cumulative[-1]
