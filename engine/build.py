@@ -9,6 +9,7 @@ from octavo.engine.errors import InvalidConfig
 from octavo.engine.runner import ModelRunner, load_runner
 from octavo.engine.stats import Observer
 from octavo.engine.store.persistence import Persistence
+from octavo.engine.store.transfer import PageTransfer
 from octavo.engine.tokenizer import Tokenizer, load_tokenizer
 from octavo.scheduler import Limits, Scheduler
 
@@ -43,21 +44,25 @@ def assemble(
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
     limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
+    transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     return EngineCore(
         runner,
         tokenizer,
         blocks,
         Scheduler(blocks, limits),
-        persistence=_persistence(config, runner, blocks),
+        transfer=transfer,
+        persistence=_persistence(config, runner, blocks, transfer),
         observer=observer,
     )
 
 
-def _persistence(config: EngineConfig, runner: ModelRunner, blocks: BlockManager) -> Persistence | None:
+def _persistence(
+    config: EngineConfig, runner: ModelRunner, blocks: BlockManager, transfer: PageTransfer
+) -> Persistence | None:
     if config.cache_dir is None:
         return None
     try:
-        return Persistence(config.cache_dir, runner, blocks, max_bytes=config.cache_dir_bytes)
+        return Persistence(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:
         raise InvalidConfig(
             f"cache_dir {config.cache_dir} cannot be used: {error.strerror or error}; give a folder that "

@@ -40,6 +40,7 @@ class EngineConfig:
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
     cache_dir         where cached pages persist (None: they do not)
     cache_dir_bytes   what they may take there, all servers that use the folder together
+    save_dir          where `octavo cache save` may write, and load from (None: nowhere)
     """
 
     model: str = "demo"
@@ -65,6 +66,7 @@ class EngineConfig:
     max_pinned_pages: int = 0
     cache_dir: Path | None = None
     cache_dir_bytes: int = 10 * 1024**3
+    save_dir: Path | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""

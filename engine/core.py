@@ -19,6 +19,7 @@ from octavo.engine.runner import ModelRunner, RunOutput
 from octavo.engine.sampler import Sampled
 from octavo.engine.stats import Gauges, Observer
 from octavo.engine.store.persistence import Persistence
+from octavo.engine.store.transfer import PageTransfer
 from octavo.engine.tokenizer import Tokenizer
 from octavo.scheduler import Result, Scheduler, Sequence, Step
 
@@ -40,6 +41,7 @@ class EngineCore:
         blocks: BlockManager,
         scheduler: Scheduler,
         *,
+        transfer: PageTransfer,
         persistence: Persistence | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,6 +58,7 @@ class EngineCore:
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
         self._persistence = persistence
+        self.transfer = transfer
         self.gauges = self._measure()
 
     @property
@@ -115,6 +118,7 @@ class EngineCore:
             output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
             self._scores.record(output.scores)
             self._scheduler.commit(step, self._accept(step, batch, output))
+            self.transfer.note(step)
             if disk is not None:
                 disk.keep(step)
         else:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, cast
 
@@ -22,6 +23,7 @@ from octavo.engine.outputs import Completion, Delta, PromptLogprobs, RequestOutp
 from octavo.engine.params import SamplingParams
 from octavo.engine.request import Request, Update
 from octavo.engine.stats import Observer
+from octavo.engine.store.saved import Answer, LoadedPages, SavedPages, load, save_prompt
 from octavo.engine.thread import EngineThread
 from octavo.engine.tokenizer import Message, Tokenizer
 
@@ -100,6 +102,23 @@ class LLM:
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message")
         return self.generate(messages, params, progress=progress)
+
+    def save_prompt(self, prompt: Prompt, path: Path) -> SavedPages:
+        """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
+        is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
+        prompt_ids = self._admission.encode(prompt)
+        self._thread.ask(lambda core: core.transfer.check()).result()
+        self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
+        return save_prompt(self._ask, path, prompt_ids, b"")
+
+    def load_prompt(self, path: Path) -> LoadedPages:
+        """Cache what ``save_prompt``, here or in another engine of the same model, has written; pages of
+        another format or size are converted. Raises InvalidRequest, with nothing changed, for a file
+        that is torn, altered or of another model; NotFound if there is none."""
+        return load(self._ask, path)
+
+    def _ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        return self._thread.ask(question).result()
 
     def close(self) -> None:
         """End the engine and give its memory back. May be called again."""

@@ -159,6 +159,8 @@ class ReferencePool:
     def read_pages(self, pages: Sequence[int]) -> PageBytes:
         check_read(self._spec, pages)
         data = np.empty((len(pages), self._spec.page_bytes), np.uint8)
+        if not pages:
+            return data
         for parts, place in zip(self._parts, layer_bytes(self._spec), strict=True):
             rows = self._page_rows(pages, place.layer)
             heads = data[:, place.span].reshape(len(pages), place.layer.num_kv_heads, -1)

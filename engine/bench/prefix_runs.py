@@ -18,6 +18,7 @@ from octavo.engine.outputs import FinishReason
 from octavo.engine.params import SamplingParams
 from octavo.engine.request import Request
 from octavo.engine.runner import ModelRunner
+from octavo.engine.store.transfer import PageTransfer
 from octavo.engine.tokenizer import Tokenizer
 from octavo.scheduler import Limits, Scheduler
 
@@ -86,7 +87,8 @@ class Bench:
             policy=self._config.cache_policy,
         )
         limits = Limits(max_step_tokens=self._config.max_step_tokens, max_running=self._config.max_running)
-        return EngineCore(self._runner, self._tokenizer, blocks, Scheduler(blocks, limits))
+        transfer = PageTransfer(self._runner, blocks)
+        return EngineCore(self._runner, self._tokenizer, blocks, Scheduler(blocks, limits), transfer=transfer)
 
     def tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(0, self.info.vocab_size, count)]

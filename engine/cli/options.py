@@ -22,6 +22,7 @@ _SETTINGS = (
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_step_tokens", "prefix_cache", "cache_policy",
     "max_pinned_pages", "cache_dir", "cache_dir_bytes",
+    "save_dir",
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"pages that `octavo cache pin` may keep for good ({DEFAULTS.max_pinned_pages})")  # fmt: skip
     add("--cache-dir", type=Path, metavar="DIR", help="keep cached pages there, over restarts (they are not)")
     add("--cache-dir-bytes", type=checked(memory_size), metavar="SIZE", help="what they may take (10GiB)")
+    add("--save-dir", type=Path, metavar="DIR", help="where `octavo cache save` may write (nowhere)")
 
 
 def add_format_arguments(group: argparse._ActionsContainer) -> None:

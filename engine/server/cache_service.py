@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
+from pathlib import Path
 
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import EventsGone, InvalidRequest, NotConfigured
@@ -13,6 +15,7 @@ from octavo.engine.server.intake import Intake, checked_id, own_name
 from octavo.engine.server.page_events import check_kept, events_from, subscribe, unsubscribe
 from octavo.engine.server.security import tenant_salt
 from octavo.engine.server.status import Context, errors_as_status
+from octavo.engine.store.saved import Answer, Ask, below, load, save_all, save_prompt
 from octavo.proto import cache_pb2 as pb
 from octavo.proto import cache_pb2_grpc
 
@@ -61,14 +64,45 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
 
     @errors_as_status
-    async def Save(self, request: pb.SaveRequest, context: Context) -> pb.SaveResponse:  # noqa: ARG002
+    async def Save(self, request: pb.SaveRequest, context: Context) -> pb.SaveResponse:
         self._intake.check_operator(context, "save the cache")
-        raise NotConfigured("this server has no folder to save to; see --save-dir")
+        path = self._saved(request.path)
+        if request.HasField("prompt"):
+            tokens, salt = await self._prefix(request.prompt, context)
+            saved = await asyncio.to_thread(save_prompt, self._ask(), path, tokens, salt)
+        else:
+            saved = await asyncio.to_thread(save_all, self._ask(), path)
+        return pb.SaveResponse(
+            num_pages=saved.num_pages, num_tokens=saved.num_tokens, num_bytes=saved.num_bytes
+        )
 
     @errors_as_status
-    async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:  # noqa: ARG002
+    async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
         self._intake.check_operator(context, "load into the cache")
-        raise NotConfigured("this server has no folder to load from; see --save-dir")
+        loaded = await asyncio.to_thread(load, self._ask(), self._saved(request.path))
+        return pb.LoadResponse(
+            num_pages=loaded.num_pages,
+            num_tokens=loaded.num_tokens,
+            num_known_pages=loaded.num_known_pages,
+            num_skipped_pages=loaded.num_skipped_pages,
+            converted=loaded.converted,
+        )
+
+    def _saved(self, path: str) -> Path:
+        """Where a client's path leads to."""
+        folder = self._engine.config.save_dir
+        if folder is None:
+            raise NotConfigured("this server has no folder to save to; start it with --save-dir")
+        return below(folder, path, what="path")
+
+    def _ask(self) -> Ask:
+        """For threads: the engine's answers, waited for."""
+        loop = asyncio.get_running_loop()
+
+        def ask(question: Callable[[EngineCore], Answer]) -> Answer:
+            return asyncio.run_coroutine_threadsafe(self._engine.ask(question), loop).result()
+
+        return ask
 
     @errors_as_status
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:

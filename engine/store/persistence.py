@@ -4,19 +4,18 @@ writer, and prompts whose pages are on disk wait until the reader has brought th
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Run
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.block_manager.digests import root
-from octavo.engine.errors import InvalidConfig
+from octavo.engine.errors import InvalidConfig, NotConfigured
 from octavo.engine.store.counts import StoreCounts, Tally
 from octavo.engine.store.folder import ShardFolder
-from octavo.engine.store.page_files import PageKind, PageRun
+from octavo.engine.store.page_files import PageRun
 from octavo.engine.store.reader import Fetch, ShardReader
+from octavo.engine.store.transfer import PageAccess, PageTransfer
 from octavo.engine.store.writer import ShardWriter
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import Sequence, Step
@@ -24,17 +23,6 @@ from octavo.scheduler import Sequence, Step
 QUEUE_BYTES = 256 * 1024**2  # of pages that wait to be written, and as many that were read
 STEP_BYTES = 64 * 1024**2  # put into the pool per step
 CLOSE_S = 10.0  # what is queued may be written that long at the end
-
-
-class PageAccess(Protocol):
-    """A model's pool, as bytes. Called from the engine's thread, between steps."""
-
-    @property
-    def page_kind(self) -> PageKind: ...
-
-    def read_pages(self, pages: Run[int]) -> PageBytes: ...
-
-    def write_pages(self, pages: Run[int], data: PageBytes) -> None: ...
 
 
 class Persistence:
@@ -50,15 +38,17 @@ class Persistence:
         root_folder: Path,
         access: PageAccess,
         blocks: BlockManager,
+        transfer: PageTransfer,
         *,
         max_bytes: int,
     ) -> None:
         """Raises OSError if the folder cannot be used, and InvalidConfig for page groups."""
-        if len(blocks.groups) > 1 or blocks.groups[0].window is not None:
-            raise InvalidConfig(
-                "pages of layers with a window cannot be kept on disk yet; leave cache_dir out"
-            )
+        try:
+            transfer.check()
+        except NotConfigured as error:
+            raise InvalidConfig(f"{error}; leave cache_dir out") from None
         self._access = access
+        self._transfer = transfer
         self._blocks = blocks
         self._kind = access.page_kind
         self._page_bytes = self._kind.spec.page_bytes
@@ -169,22 +159,12 @@ class Persistence:
     def _adopt(self, sequence: Sequence, fetch: Fetch, pages: list[PageBytes]) -> bool:
         """Put a prompt's next pages into the pool, where they are cached and held by nobody; False
         if it goes no further: there is no room, or what comes before is gone."""
-        blocks, size = self._blocks, self._blocks.page_size
-        table = blocks.open(fetch.tokens, salt=sequence.salt, digests=list(fetch.digests))
-        try:
-            found, end = len(table.pages), fetch.first + len(pages)
-            if found < fetch.first:
-                return False
-            if found < end:
-                if not blocks.reserve(table, end * size):
-                    return False
-                self._access.write_pages(list(table.pages[found:]), np.stack(pages[found - end :]))
-                blocks.commit(table, fetch.tokens, end * size)
-                self._tally.add("loaded", end - found)
-            fetch.first = end
-            return True
-        finally:
-            blocks.close(table)
+        inserted = self._transfer.insert(
+            fetch.tokens, np.stack(pages), sequence.salt, first=fetch.first, digests=list(fetch.digests)
+        )
+        self._tally.add("loaded", inserted.num_new)
+        fetch.first += len(pages)
+        return not inserted.num_skipped
 
 
 def _nobody() -> None:

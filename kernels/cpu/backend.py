@@ -156,8 +156,11 @@ class CpuPool:
     def read_pages(self, pages: Sequence[int]) -> PageBytes:
         check_read(self._spec, pages)
         mx.eval(self._layers)
-        stored = (np.asarray(layer)[list(pages)].reshape(len(pages), -1) for layer in self._layers)
-        return np.concatenate(list(stored), axis=1)
+        data = np.empty((len(pages), self._spec.page_bytes), np.uint8)
+        for layer, place in zip(self._layers, layer_bytes(self._spec), strict=True):
+            span = data[:, place.span]
+            span[:] = np.asarray(layer)[list(pages)].reshape(span.shape)
+        return data
 
     def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
         check_write(self._spec, pages, data)

@@ -1,0 +1,246 @@
+"""Prompts and caches saved by name: what is loaded is what was saved, or nothing changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fakes import FakeCore, LedgerRunner, small_config
+from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.errors import InvalidRequest, NotConfigured, NotFound
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.store import saved
+from octavo.engine.store.page_files import PageKind, read_run, write_run
+from octavo.engine.store.saved import LoadedPages, below, load, save_all, save_prompt
+
+PROMPT = [number % 250 for number in range(101)]
+FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Callable[..., LLM]]:
+    """Makes engines on ledgers, and closes them."""
+    engines: list[LLM] = []
+
+    def make(core: FakeCore | None = None, **changes: object) -> LLM:
+        config = small_config(save_dir=tmp_path, **changes)
+        engines.append(LLM(config, core_factory=core or FakeCore()))
+        return engines[-1]
+
+    yield make
+    for llm in engines:
+        llm.close()
+
+
+def ask_one(llm: LLM, prompt: list[int]) -> RequestOutput:
+    (output,) = llm.generate([prompt], FOUR, progress=False)
+    return output
+
+
+def test_a_saved_prompt_is_found_by_another_engine(engine: Callable[..., LLM], tmp_path: Path) -> None:
+    path = tmp_path / "chats" / "first.safetensors"
+    first = engine()
+    done = first.save_prompt(PROMPT, path)
+    assert (done.num_pages, done.num_tokens, done.num_bytes) == (25, 100, path.stat().st_size)
+    second = engine()
+    assert second.load_prompt(path) == LoadedPages(25, 100, 0, 0)
+    assert second.load_prompt(path) == LoadedPages(0, 0, 25, 0)
+    output = ask_one(second, PROMPT)
+    assert output.cached_tokens == 100
+    assert output.outputs[0].token_ids == ask_one(first, PROMPT).outputs[0].token_ids
+    assert [entry for entry in path.parent.iterdir() if entry != path] == [], "nothing unfinished is left"
+
+
+def test_large_prompts_move_in_portions(
+    engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16)  # three pages
+    path = tmp_path / "x.safetensors"
+    assert engine().save_prompt(PROMPT, path).num_pages == 25
+    llm = engine()
+    assert llm.load_prompt(path).num_pages == 25
+    assert ask_one(llm, PROMPT).cached_tokens == 100
+
+
+def test_a_whole_cache(engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four prompts that share beginnings: every page is saved once, and found again."""
+    monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
+    prompts = [PROMPT[:41], [*PROMPT[:20], *range(30, 50)], [*PROMPT[:20], *range(60, 90)], [7] * 30]
+    first = engine()
+    want = [ask_one(first, prompt) for prompt in prompts]
+    done = save_all(first._ask, tmp_path / "cache")
+    core = first._thread.ask(lambda core: core).result()
+    assert done.num_pages == core.gauges.pages_idle_cached
+    assert done.num_tokens == 4 * done.num_pages
+    second = engine()
+    assert load(second._ask, tmp_path / "cache") == LoadedPages(done.num_pages, done.num_tokens, 0, 0)
+    for prompt, output in zip(prompts, want, strict=True):
+        found = ask_one(second, prompt)
+        assert found.cached_tokens == (len(prompt) - 1) // 4 * 4
+        assert found.outputs[0].token_ids == output.outputs[0].token_ids
+    again = save_all(second._ask, tmp_path / "again")
+    assert again.num_pages >= done.num_pages, "loaded pages are known, too"
+
+
+def test_evicted_pages_are_not_remembered_for_ever(engine: Callable[..., LLM], tmp_path: Path) -> None:
+    llm = engine(num_pages=32)
+    for number in range(12):
+        ask_one(llm, [number, *PROMPT[:60]])
+    core = llm._thread.ask(lambda core: core).result()
+    assert len(core.transfer._entries) <= 2 * 32
+    assert save_all(llm._ask, tmp_path / "cache").num_pages == core.gauges.pages_idle_cached
+
+
+def test_a_pool_that_is_too_small_takes_none_of_it(engine: Callable[..., LLM], tmp_path: Path) -> None:
+    engine().save_prompt(PROMPT, tmp_path / "x.safetensors")
+    llm = engine(num_pages=20)
+    assert llm.load_prompt(tmp_path / "x.safetensors") == LoadedPages(0, 0, 0, 25)
+    assert ask_one(llm, PROMPT[:40]).cached_tokens == 0
+
+
+class OtherModel(LedgerRunner):
+    @property
+    def page_kind(self) -> PageKind:
+        return replace(super().page_kind, model="another")
+
+
+def edit(path: Path, change: Callable[[bytearray], object]) -> None:
+    raw = bytearray(path.read_bytes())
+    change(raw)
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda raw: raw.pop(), "no whole file"),
+        (lambda raw: raw.__delitem__(slice(40, None)), "no whole file"),
+        (lambda raw: raw.__setitem__(-1, raw[-1] ^ 1), "checksum"),
+        (lambda raw: raw.__setitem__(raw.index(b'"token_ids": "[') + 15, ord("9")), "checksum"),
+    ],
+    ids=["shorter", "header cut", "page altered", "tokens altered"],
+)
+def test_a_damaged_file_changes_nothing(
+    change: Callable[[bytearray], object], words: str, engine: Callable[..., LLM], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.safetensors"
+    engine().save_prompt(PROMPT, path)
+    edit(path, change)
+    llm = engine()
+    with pytest.raises(InvalidRequest, match=f"nothing was loaded: .*{words}"):
+        llm.load_prompt(path)
+    assert ask_one(llm, PROMPT).cached_tokens == 0
+    assert path.exists(), "it is the user's file"
+
+
+def test_one_damaged_file_of_a_cache_changes_nothing(engine: Callable[..., LLM], tmp_path: Path) -> None:
+    first = engine()
+    for prompt in (PROMPT, [7] * 30):
+        ask_one(first, prompt)
+    save_all(first._ask, tmp_path / "cache")
+    edit(sorted((tmp_path / "cache").iterdir())[-1], lambda raw: raw.pop())
+    llm = engine()
+    with pytest.raises(InvalidRequest, match="no whole file"):
+        load(llm._ask, tmp_path / "cache")
+    assert ask_one(llm, PROMPT).cached_tokens == ask_one(llm, [7] * 30).cached_tokens == 0
+
+
+def test_a_file_without_what_comes_before_it(
+    engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
+    first = engine()
+    ask_one(first, PROMPT)
+    save_all(first._ask, tmp_path / "cache")
+    (tmp_path / "cache" / "000001.safetensors").unlink()
+    with pytest.raises(InvalidRequest, match=r"000002.* continues pages"):
+        load(engine()._ask, tmp_path / "cache")
+
+
+def test_another_model_s_pages_are_refused(
+    engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine().save_prompt(PROMPT, tmp_path / "x.safetensors")
+    monkeypatch.setattr("fakes.LedgerRunner", OtherModel)
+    llm = engine()
+    with pytest.raises(InvalidRequest, match="of another model"):
+        llm.load_prompt(tmp_path / "x.safetensors")
+    assert ask_one(llm, PROMPT).cached_tokens == 0
+
+
+def test_a_salt_is_kept(engine: Callable[..., LLM], tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    engine().save_prompt(PROMPT, path)
+    run = read_run(path)
+    path.unlink()
+    from octavo.block_manager.digests import root
+
+    write_run(path, replace(run, salt=b"tenant", parent=root(b"tenant")))
+    llm = engine()
+    assert llm.load_prompt(path).num_pages == 25
+    assert ask_one(llm, PROMPT).cached_tokens == 0, "another tenant's"
+    copy = tmp_path / "copy.safetensors"
+    assert save_prompt(llm._ask, copy, PROMPT, b"tenant").num_pages == 25
+    np.testing.assert_array_equal(read_run(copy).pages, run.pages)
+
+
+def test_what_cannot_be_saved_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:
+    llm = engine()
+    with pytest.raises(NotFound, match="nothing of these 101 tokens is cached"):
+        save_prompt(llm._ask, tmp_path / "x.safetensors", PROMPT, b"")
+    with pytest.raises(InvalidRequest, match=r"name it x\.safetensors"):
+        llm.save_prompt(PROMPT, tmp_path / "x")
+    llm.save_prompt(PROMPT, tmp_path / "x.safetensors")
+    with pytest.raises(InvalidRequest, match="is there already"):
+        llm.save_prompt(PROMPT, tmp_path / "x.safetensors")
+    with pytest.raises(NotFound, match="no saved pages"):
+        llm.load_prompt(tmp_path / "none.safetensors")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound, match="no saved pages"):
+        load(llm._ask, tmp_path / "empty")
+    with pytest.raises(NotConfigured, match="prefix cache is off"):
+        engine(prefix_cache=False).save_prompt(PROMPT, tmp_path / "y.safetensors")
+
+
+def test_only_paths_below_the_folder(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "saved", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "link").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "file")
+    for path in ("", "/etc/x", "../outside/x", "a/../../x", "./x", "a//b", "a/", "x\0y", "..\\x"):
+        with pytest.raises(InvalidRequest, match="must be a path below"):
+            below(folder, path, what="path")
+    for path in ("link", "link/x", "file"):
+        with pytest.raises(InvalidRequest, match="passes the link"):
+            below(folder, path, what="path")
+    assert below(folder, "a/b.safetensors", what="path") == folder.resolve() / "a" / "b.safetensors"
+    linked = tmp_path / "to_saved"
+    linked.symlink_to(folder)
+    assert below(linked, "x", what="path") == folder.resolve() / "x", "the operator's own link"
+
+
+def test_a_real_model_s_pages_are_converted(tmp_path: Path) -> None:
+    """From bf16 pages of 16 to fp4 pages of 32, and the same format in smaller pages to the bit."""
+    base = EngineConfig(num_pages=40, page_size=16, max_running=4, max_step_tokens=128)
+    path, prompt = tmp_path / "x.safetensors", [number * 7 % 200 for number in range(150)]
+    with LLM(base) as llm:
+        assert llm.save_prompt(prompt, path).num_tokens == 144
+        want = ask_one(llm, prompt).outputs[0].token_ids
+    with LLM(replace(base, page_size=8, num_pages=80)) as llm:
+        assert llm.load_prompt(path) == LoadedPages(
+            18, 144, 0, 0, "bf16 pages of 16 tokens to bf16 pages of 8 tokens"
+        )
+        output = ask_one(llm, prompt)
+        assert (output.cached_tokens, output.outputs[0].token_ids) == (144, want)
+    with LLM(replace(base, kv_format="fp4", page_size=32)) as llm:
+        loaded = llm.load_prompt(path)
+        assert (loaded.num_pages, loaded.num_tokens) == (4, 128)
+        assert loaded.converted == "bf16 pages of 16 tokens to fp4 pages of 32 tokens"
+        assert ask_one(llm, prompt).cached_tokens == 128
+    shutil.rmtree(tmp_path)
