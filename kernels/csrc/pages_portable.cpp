@@ -66,7 +66,7 @@ void gather(const GatherArgs& args, int sequence, int head, int first, int end) 
 
 }  // namespace
 
-AttendKernel attend_kernel(const AttendArgs& args);  // attention_portable.cpp, attention_avx512.cpp
+AttendKernel attend_kernel(const AttendArgs& args);  // attention_portable.cpp
 
 const AttentionKernels attention_kernels = {write, gather, attend_kernel};
 

@@ -1,0 +1,371 @@
+// fp4 and int4 pages by 16-bit integer products (VPMADDWD), exact: twice the values of E2M1 are integers
+// of at most 12. Queries and softmax weights become 15-bit fixed point of their row's largest, far finer
+// than bf16, and a row's fp16 scale is applied to its scores, or to its weights, as one float factor.
+//
+// A code becomes a 16-bit lane by a byte shuffle whose upper byte always looks up code 0. With a table of
+// value + kOffset (which makes bytes unsigned) a lane is then value + 257 * kOffset; sums wrap modulo 2^32
+// and the offset's share, 257 * kOffset * sum of the factors, is subtracted at the end.
+//
+//   Chunks of 64 dims are 32 bytes of a row: lane i of vector j is dim 4 i + j of the chunk.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attention_rows.h"
+#include "attention_sides.h"
+#include "page_codes.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kChunk = 64;        // dims
+constexpr int kLargest = 32767;   // of the fixed point
+constexpr int kDirectRows = 2;    // up to so many rows expand codes themselves; more share a panel
+
+OCTAVO_INLINE __m256i load256(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+OCTAVO_INLINE void store256(void* to, __m256i value) { _mm256_storeu_si256(static_cast<__m256i*>(to), value); }
+
+struct Lookup {
+  __m256i table;
+  __m256i nibble = _mm256_set1_epi16(15);
+
+  // Four vectors of 16-bit lanes from 32 bytes of codes.
+  OCTAVO_INLINE void expand(const Lookup& lookup, __m256i codes, __m256i (&to)[4]) {
+    to[0] = _mm256_shuffle_epi8(lookup.table, _mm256_and_si256(codes, lookup.nibble));
+    to[1] = _mm256_shuffle_epi8(lookup.table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), lookup.nibble));
+    to[2] = _mm256_shuffle_epi8(lookup.table, _mm256_and_si256(_mm256_srli_epi16(codes, 8), lookup.nibble));
+    to[3] = _mm256_shuffle_epi8(lookup.table, _mm256_srli_epi16(codes, 12));
+  }
+};
+
+// What a code stands for, times kScale, is an integer.
+struct Fp4 {
+  static constexpr int kScale = 2, kOffset = 12;
+  static int value(int code) { return int(kScale * kE2M1[code]); }
+};
+struct Int4 {
+  static constexpr int kScale = 1, kOffset = 8;
+  static int value(int code) { return (code ^ 8) - 8; }
+};
+
+template <class Code>
+OCTAVO_INLINE Lookup lookup_table() {
+  alignas(16) int8_t bytes[16];
+  for (int code = 0; code < 16; ++code) bytes[code] = int8_t(Code::value(code) + Code::kOffset);
+  return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)))};
+}
+
+// 16 fp16 scales as floats, zeros where the mask has a 0.
+OCTAVO_INLINE void load_scales(const uint8_t* from, uint32_t mask, float (&to)[16]) {
+  for (int i = 0; i < 16; i += 8)
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i))));
+  for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
+}
+
+// ---- queries: int16 rows in the order of the expanded chunks; then a factor and an offset per row ----
+
+struct Queries {
+  int16_t* rows;
+  float* factors;
+  uint32_t* offsets;
+
+  Queries(void* memory, int dim, int num_rows)
+      : rows(static_cast<int16_t*>(memory)),
+        factors(reinterpret_cast<float*>(rows + size_t(num_rows) * dim)),
+        offsets(reinterpret_cast<uint32_t*>(factors + num_rows)) {}
+};
+
+size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * (2 * dim + 8); }
+
+template <class Code>
+void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
+  const RowFormat& format = args.layout.k;
+  const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
+  const Queries queries(memory, dim, num_rows);
+  alignas(64) float row[kMaxDim];
+  for (int r = 0; r < num_rows; ++r) {
+    load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
+    if (format.rotated) hadamard(row, dim);
+    float largest = 0;
+    for (int d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(row[d]));
+    const float to_fixed = largest > 1e-30f ? kLargest / largest : 0.0f;
+    int16_t* const to = queries.rows + size_t(r) * dim;
+    uint32_t sum = 0;
+    for (int i = 0; i < dim; ++i) {
+      const int from = i / kChunk * kChunk + i % 16 * 4 + i % kChunk / 16;
+      to[i] = int16_t(std::nearbyintf(row[from] * to_fixed));
+      sum += uint32_t(int32_t(to[i]));
+    }
+    queries.factors[r] = largest / (kLargest * Code::kScale);
+    queries.offsets[r] = sum * uint32_t(257 * Code::kOffset);
+  }
+}
+
+// ---- K ----
+
+size_t key_panel_bytes(int dim) { return size_t(dim) * 2 * 16; }
+
+// Sums of the eight lanes of each of four vectors.
+OCTAVO_INLINE __m128i reduce4(const __m256i (&sums)[4]) {
+  const __m256i four = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+  return _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+}
+
+// scores of kRows rows against four keys, whose chunks lie `stride` bytes apart: codes or, expanded, lanes
+template <int kRows, bool kExpanded>
+OCTAVO_INLINE void score_four(const Lookup& lookup, const Queries& queries, int first, int dim,
+                              const uint8_t* keys, int64_t stride, const float* scales, float* scores) {
+  __m256i sums[kRows][4];
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r)
+    for (int key = 0; key < 4; ++key) sums[r][key] = _mm256_setzero_si256();
+  const int16_t* rows = queries.rows + size_t(first) * dim;
+  for (int d = 0; d < dim; d += kChunk) {
+#pragma GCC unroll 4
+    for (int key = 0; key < 4; ++key) {
+      const uint8_t* from = keys + key * stride + (kExpanded ? 2 * d : d / 2);
+      __m256i lanes[4];
+      if (kExpanded)
+        for (int j = 0; j < 4; ++j) lanes[j] = load256(from + 32 * j);
+      else Lookup::expand(lookup, load256(from), lanes);
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+          sums[r][key] = _mm256_add_epi32(sums[r][key], _mm256_madd_epi16(lanes[j], load256(rows + r * dim + d + 16 * j)));
+    }
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r) {
+    const __m128i exact = _mm_sub_epi32(reduce4(sums[r]), _mm_set1_epi32(int32_t(queries.offsets[first + r])));
+    const __m128 product = _mm_mul_ps(_mm_cvtepi32_ps(exact), _mm_set1_ps(queries.factors[first + r]));
+    _mm_storeu_ps(scores + size_t(first + r) * kTileTokens, _mm_mul_ps(product, _mm_loadu_ps(scales)));
+  }
+}
+
+template <bool kExpanded>
+void score_block(const Lookup& lookup, const Queries& queries, int num_rows, int dim, const uint8_t* keys,
+                 int64_t stride, const float (&scales)[16], float* scores) {
+  for (int key = 0; key < 16; key += 4) {
+    int row = 0;
+    for (; row + 2 <= num_rows; row += 2)
+      score_four<2, kExpanded>(lookup, queries, row, dim, keys + key * stride, stride, scales + key, scores + key);
+    if (row < num_rows)
+      score_four<1, kExpanded>(lookup, queries, row, dim, keys + key * stride, stride, scales + key, scores + key);
+  }
+}
+
+template <class Code>
+void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
+           float* scores) {
+  const RowFormat& format = layout.k;
+  const Lookup lookup = lookup_table<Code>();
+  const Queries queries(const_cast<void*>(memory), format.dim, num_rows);
+  uint8_t* const panel = static_cast<uint8_t*>(scratch);
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (block.base == nullptr) continue;
+    if (next.base != nullptr) {
+      prefetch(k_codes(layout, next.base, next.offset), 16 * format.row_bytes);
+      prefetch(k_scale(layout, next.base, next.offset), 1);
+    }
+    const uint8_t* codes = k_codes(layout, block.base, block.offset);
+    float scales[16];
+    load_scales(k_scale(layout, block.base, block.offset), tile.mask(b), scales);
+    if (num_rows <= kDirectRows) {
+      score_block<false>(lookup, queries, num_rows, format.dim, codes, format.row_bytes, scales, scores + 16 * b);
+      continue;
+    }
+    for (int64_t byte = 0; byte < 16 * format.row_bytes; byte += 32) {  // rows are whole chunks, and adjacent
+      __m256i lanes[4];
+      Lookup::expand(lookup, load256(codes + byte), lanes);
+      for (int j = 0; j < 4; ++j) store256(panel + 4 * byte + 32 * j, lanes[j]);
+    }
+    score_block<true>(lookup, queries, num_rows, format.dim, panel, 4 * format.row_bytes, scales, scores + 16 * b);
+  }
+}
+
+// ---- V: of each two positions the 16-bit words of a chunk are interleaved; their lower and upper halves
+// (of each 128 bits) are a half chunk of four vectors of lane pairs ----
+
+int value_width(int dim) { return dim; }
+
+// The panel: [half chunks][32 pairs of positions][4 vectors]; then weights, factors and offsets.
+size_t value_panel_bytes(int dim, int num_rows) {
+  return size_t(dim) * 2 * kTileTokens + size_t(num_rows) * (2 * kTileTokens + 8);
+}
+
+struct Weights {
+  int16_t* fixed;  // [rows][64]
+  float* factors;
+  uint32_t* offsets;
+
+  Weights(void* scratch, int dim, int num_rows)
+      : fixed(reinterpret_cast<int16_t*>(static_cast<uint8_t*>(scratch) + size_t(dim) * 2 * kTileTokens)),
+        factors(reinterpret_cast<float*>(fixed + size_t(num_rows) * kTileTokens)),
+        offsets(reinterpret_cast<uint32_t*>(factors + num_rows)) {}
+};
+
+// weights * scales of one row in fixed point of the largest
+template <class Code>
+OCTAVO_INLINE void fix_weights(const float* weights, const float* scales, int row, const Weights& to) {
+  __m256 scaled[8], largest = _mm256_setzero_ps();
+  for (int i = 0; i < 8; ++i) {
+    scaled[i] = _mm256_mul_ps(_mm256_loadu_ps(weights + 8 * i), _mm256_loadu_ps(scales + 8 * i));
+    largest = _mm256_max_ps(largest, scaled[i]);
+  }
+  float lanes[8];
+  _mm256_storeu_ps(lanes, largest);
+  const float top = *std::max_element(lanes, lanes + 8);
+  const __m256 to_fixed = _mm256_set1_ps(top > 1e-30f ? kLargest / top : 0.0f);
+  __m256i sum = _mm256_setzero_si256();
+  for (int i = 0; i < 8; ++i) {
+    const __m256i fixed = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[i], to_fixed));
+    sum = _mm256_add_epi32(sum, fixed);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(fixed), _mm256_extracti128_si256(fixed, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.fixed + row * kTileTokens + 8 * i), words);
+  }
+  uint32_t sums[8], total = 0;
+  store256(sums, sum);
+  for (const uint32_t part : sums) total += part;
+  to.factors[row] = top / (kLargest * Code::kScale);
+  to.offsets[row] = total * uint32_t(257 * Code::kOffset);
+}
+
+// The codes of chunk `byte / 32` and half `half` of a pair of positions, expanded.
+OCTAVO_INLINE void expand_pair(const Lookup& lookup, const uint8_t* codes, int64_t row_bytes, int half,
+                               __m256i (&to)[4]) {
+  const __m256i first = load256(codes), second = load256(codes + row_bytes);
+  Lookup::expand(lookup, half == 0 ? _mm256_unpacklo_epi16(first, second) : _mm256_unpackhi_epi16(first, second), to);
+}
+
+struct Values {
+  const PageLayout& layout;
+  const Tile& tile;
+  const Lookup& lookup;
+  const uint8_t* panel;  // null: read the codes
+
+  const uint8_t* codes(int block) const {
+    return v_codes(layout, tile.blocks[block].base, tile.blocks[block].offset);
+  }
+};
+
+template <int kRows>
+OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights, int first, int part,
+                                   float* accumulators) {
+  const int64_t row_bytes = values.layout.v.row_bytes;
+  __m256i sums[kRows][4];
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r)
+    for (int j = 0; j < 4; ++j) sums[r][j] = _mm256_setzero_si256();
+  const int16_t* fixed = weights.fixed + size_t(first) * kTileTokens;
+  for (int b = 0; b < kBlocks; ++b) {
+    if (values.tile.blocks[b].base == nullptr) continue;
+    const uint8_t* codes = values.panel == nullptr ? values.codes(b) + part / 2 * 32 : nullptr;
+    for (int pair = 0; pair < 8; ++pair) {
+      __m256i lanes[4];
+      if (codes == nullptr)
+        for (int j = 0; j < 4; ++j) lanes[j] = load256(values.panel + ((part * 32 + 8 * b + pair) * 4 + j) * 32);
+      else expand_pair(values.lookup, codes + 2 * pair * row_bytes, row_bytes, part % 2, lanes);
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) {
+        int32_t two;
+        std::memcpy(&two, fixed + r * kTileTokens + 16 * b + 2 * pair, 4);
+        const __m256i weight = _mm256_set1_epi32(two);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+          sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(lanes[j], weight));
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r) {
+    const __m256i offset = _mm256_set1_epi32(int32_t(weights.offsets[first + r]));
+    const __m256 factor = _mm256_set1_ps(weights.factors[first + r]);
+    float* to = accumulators + int64_t(first + r) * values.layout.v.dim + part * 32;
+    for (int j = 0; j < 4; ++j, to += 8) {
+      const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums[r][j], offset));
+      _mm256_storeu_ps(to, _mm256_fmadd_ps(exact, factor, _mm256_loadu_ps(to)));
+    }
+  }
+}
+
+void expand_values(const Values& values, uint8_t* panel) {
+  const int num_parts = values.layout.v.dim / 32;
+  const int64_t row_bytes = values.layout.v.row_bytes;
+  for (int b = 0; b < kBlocks; ++b) {
+    if (values.tile.blocks[b].base == nullptr) continue;
+    for (int pair = 0; pair < 8; ++pair)
+      for (int part = 0; part < num_parts; ++part) {
+        __m256i lanes[4];
+        expand_pair(values.lookup, values.codes(b) + 2 * pair * row_bytes + part / 2 * 32, row_bytes, part % 2, lanes);
+        for (int j = 0; j < 4; ++j) store256(panel + ((part * 32 + 8 * b + pair) * 4 + j) * 32, lanes[j]);
+      }
+  }
+}
+
+template <class Code>
+void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
+                float* accumulators) {
+  const Lookup lookup = lookup_table<Code>();
+  float scales[kTileTokens] = {};
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (next.base != nullptr) {
+      prefetch(v_codes(layout, next.base, next.offset), 16 * layout.v.row_bytes);
+      prefetch(v_scale(layout, next.base, next.offset), 1);
+    }
+    if (block.base == nullptr) continue;
+    float some[16];
+    load_scales(v_scale(layout, block.base, block.offset), tile.mask(b), some);
+    std::copy(some, some + 16, scales + 16 * b);
+  }
+  const Weights fixed(scratch, layout.v.dim, num_rows);
+  for (int row = 0; row < num_rows; ++row) fix_weights<Code>(weights + row * kTileTokens, scales, row, fixed);
+  uint8_t* const panel = static_cast<uint8_t*>(scratch);
+  Values values{layout, tile, lookup, nullptr};
+  if (num_rows > kDirectRows) {
+    expand_values(values, panel);
+    values.panel = panel;
+  }
+  for (int part = 0; part < layout.v.dim / 32; ++part) {
+    int row = 0;
+    for (; row + 2 <= num_rows; row += 2) accumulate_rows<2>(values, fixed, row, part, accumulators);
+    if (row < num_rows) accumulate_rows<1>(values, fixed, row, part, accumulators);
+  }
+}
+
+// Lane l of vector j of half h of a chunk is dim 4 w + j of the chunk, w = l / 4 * 8 + 4 h + l % 4.
+void to_natural(int dim, const float* accumulator, float* row) {
+  for (int i = 0; i < dim; ++i) {
+    const int lane = i % 8, j = i / 8 % 4, half = i / 32 % 2;
+    row[i / kChunk * kChunk + 4 * (lane / 4 * 8 + 4 * half + lane % 4) + j] = accumulator[i];
+  }
+}
+
+template <class Code>
+constexpr KeySide nibble_keys = {query_bytes, key_panel_bytes, load_queries<Code>, score<Code>};
+template <class Code>
+constexpr ValueSide nibble_values = {value_width, value_panel_bytes, accumulate<Code>, to_natural};
+
+}  // namespace
+
+const KeySide* special_key_side(const AttendArgs& args) {
+  const RowFormat& format = args.layout.k;
+  if (format.dim % kChunk != 0) return nullptr;
+  if (format.codes == CodeType::fp4) return &nibble_keys<Fp4>;
+  return format.codes == CodeType::int4 ? &nibble_keys<Int4> : nullptr;
+}
+
+const ValueSide* special_value_side(const AttendArgs& args) {
+  const RowFormat& format = args.layout.v;
+  if (format.dim % kChunk != 0) return nullptr;
+  if (format.codes == CodeType::fp4) return &nibble_values<Fp4>;
+  return format.codes == CodeType::int4 ? &nibble_values<Int4> : nullptr;
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,190 @@
+// The tile loop of attention: joins the key side and the value side of a call around an online softmax.
+// Included by one file of each level that has sides, inside no namespace; internal linkage.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention_finish.h"
+#include "attention_rows.h"
+#include "attention_sides.h"
+#include "attention_softmax.h"
+#include "attention_tiles.h"
+#include "threads.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kBlockRows = 16;
+
+// Pages smaller than a block are first copied into blocks: pages of 16 positions that the sides can read.
+PageLayout block_layout(const PageLayout& layout) {
+  PageLayout blocks = layout;
+  blocks.page_size = kBlockRows;
+  blocks.k_scales = kBlockRows * layout.k.row_bytes;
+  blocks.v_codes = blocks.k_scales + kBlockRows * layout.k.scale_bytes;
+  blocks.v_scales = blocks.v_codes + kBlockRows * layout.v.row_bytes;
+  blocks.head_bytes = blocks.v_scales + kBlockRows * layout.v.scale_bytes;
+  return blocks;
+}
+
+struct Workspace {
+  bool small_pages;
+  PageLayout layout;  // what the sides read
+  uint8_t *queries, *key_panel, *value_panel, *blocks;
+  float *scores, *result;
+
+  Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values)
+      : small_pages(args.layout.page_size < kBlockRows),
+        layout(small_pages ? block_layout(args.layout) : args.layout) {
+    const int num_rows = item.num_tokens * group_size(args);
+    const int width = values.width(args.layout.v.dim);
+    const size_t result_floats = item.partial < 0 ? size_t(partial_floats(args, item.num_tokens, width)) : 0;
+    const size_t sizes[] = {keys.query_bytes(args.layout.k.dim, num_rows),
+                            keys.panel_bytes(args.layout.k.dim),
+                            values.panel_bytes(args.layout.v.dim, num_rows),
+                            size_t(num_rows) * kTileTokens * sizeof(float), result_floats * sizeof(float),
+                            small_pages ? size_t(layout.head_bytes) * kBlocks : 0};
+    size_t total = 0;
+    for (size_t size : sizes) total += round_up64(size);
+    uint8_t* next = static_cast<uint8_t*>(thread_scratch(total));
+    uint8_t* parts[6];
+    for (int i = 0; i < 6; ++i) {
+      parts[i] = next;
+      next += round_up64(sizes[i]);
+    }
+    queries = parts[0];
+    key_panel = parts[1];
+    value_panel = parts[2];
+    scores = reinterpret_cast<float*>(parts[3]);
+    result = reinterpret_cast<float*>(parts[4]);
+    blocks = parts[5];
+  }
+};
+
+// Where the blocks of the tile lie; a block that `bits` leaves out is not looked up at all.
+void locate(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits,
+            Tile::Block (&blocks)[kBlocks]) {
+  const PageLayout& layout = args.layout;
+  const int32_t* table = args.page_table + item.sequence * args.table_width;
+  for (int b = 0; b < kBlocks; ++b) {
+    const int position = start + 16 * b;
+    const bool visible = (bits >> (16 * b) & 0xffff) != 0;
+    blocks[b] = {visible ? args.pool + page_offset(layout, table, position, item.kv_head) : nullptr,
+                 position & (layout.page_size - 1)};
+  }
+}
+
+// The same for small pages, whose visible rows are copied; what is not visible stays as it was.
+void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits, const Workspace& work,
+           Tile::Block (&blocks)[kBlocks]) {
+  const PageLayout &from = args.layout, &to = work.layout;
+  const int32_t* table = args.page_table + item.sequence * args.table_width;
+  const int size = from.page_size;
+  const uint64_t page_bits = (uint64_t(1) << size) - 1;
+  for (int b = 0; b < kBlocks; ++b) {
+    const bool visible = (bits >> (16 * b) & 0xffff) != 0;
+    uint8_t* const block = work.blocks + b * to.head_bytes;
+    blocks[b] = {visible ? block : nullptr, 0};
+    for (int row = 0; visible && row < kBlockRows; row += size) {
+      if ((bits >> (16 * b + row) & page_bits) == 0) continue;
+      const uint8_t* page = args.pool + page_offset(from, table, start + 16 * b + row, item.kv_head);
+      std::memcpy(block + row * from.k.row_bytes, page, size_t(size * from.k.row_bytes));
+      std::memcpy(block + to.k_scales + row * from.k.scale_bytes, page + from.k_scales,
+                  size_t(size * from.k.scale_bytes));
+      std::memcpy(block + to.v_codes + row * from.v.row_bytes, page + from.v_codes,
+                  size_t(size * from.v.row_bytes));
+      std::memcpy(block + to.v_scales + row * from.v.scale_bytes, page + from.v_scales,
+                  size_t(size * from.v.scale_bytes));
+    }
+  }
+}
+
+// The visible tiles of an item in order, each with the place of the one after it.
+class TileWalk {
+ public:
+  TileWalk(const AttendArgs& args, const AttendItem& item, const TileList& tiles, const Workspace& work)
+      : args_(args), item_(item), tiles_(tiles), work_(work), index_(item.first_tile) {
+    look_ahead();
+  }
+
+  // The next tile, which starts at position `start`; false after the last.
+  bool advance(Tile& tile, int& start) {
+    if (index_ == item_.first_tile + item_.num_tiles) return false;
+    start = start_;
+    tile.bits = bits_;
+    if (work_.small_pages) stage(args_, item_, start_, bits_, work_, tile.blocks);
+    else std::copy(next_, next_ + kBlocks, tile.blocks);
+    ++index_;
+    look_ahead();
+    std::copy(next_, next_ + kBlocks, tile.next);
+    return true;
+  }
+
+ private:
+  void look_ahead() {
+    const bool more = index_ < item_.first_tile + item_.num_tiles;
+    for (Tile::Block& block : next_) block = {nullptr, 0};
+    if (!more) return;
+    start_ = tiles_.start(index_);
+    bits_ = tile_bits(tiles_, start_);
+    if (!work_.small_pages) locate(args_, item_, start_, bits_, next_);
+  }
+
+  const AttendArgs& args_;
+  const AttendItem& item_;
+  const TileList& tiles_;
+  const Workspace& work_;
+  int index_, start_ = 0;
+  uint64_t bits_ = 0;
+  Tile::Block next_[kBlocks];
+};
+
+void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
+                 const Workspace& work, float* result) {
+  const int group = group_size(args), num_rows = item.num_tokens * group;
+  const int width = values.width(args.layout.v.dim);
+  float* const maxima = result + int64_t(num_rows) * width;
+  float* const sums = maxima + num_rows;
+  std::fill(result, maxima, 0.0f);
+  std::fill(maxima, sums, kLowest);
+  std::fill(sums, sums + num_rows, 0.0f);
+  keys.load_queries(args, item, work.queries);
+
+  const int position = row_position(args, item.sequence, item.first_token);
+  const TileList tiles(args, position, position + item.num_tokens - 1);
+  TileWalk walk(args, item, tiles, work);
+  Tile tile{};
+  for (int start; walk.advance(tile, start);) {
+    keys.score(work.layout, tile, work.queries, num_rows, work.key_panel, work.scores);
+    for (int row = 0; row < num_rows; ++row)
+      soften_row(args, row_bits(args, start, position + row / group), work.scores + row * kTileTokens,
+                 result + int64_t(row) * width, width, maxima[row], sums[row]);
+    values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, result);
+  }
+}
+
+void merge(const AttendArgs& args, const MergeItem& item, const float* partials) {
+  const ValueSide& values = *value_side(args);
+  const int dim = args.layout.v.dim;
+  merge_partials(args, item, partials, values.width(dim), [&](const float* accumulator, float* row) {
+    values.to_natural(dim, accumulator, row);
+  });
+}
+
+void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
+  const KeySide& keys = *key_side(args);
+  const ValueSide& values = *value_side(args);
+  const Workspace work(args, item, keys, values);
+  if (item.partial >= 0) return attend_rows(args, item, keys, values, work, partials + item.partial);
+  attend_rows(args, item, keys, values, work, work.result);
+  merge(args, {item.kv_head, item.first_token, item.num_tokens, 1, 0}, work.result);
+}
+
+// Of a call that has both sides.
+AttendKernel tile_kernel(const AttendArgs& args) {
+  return {attend, merge, value_side(args)->width(args.layout.v.dim)};
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA
