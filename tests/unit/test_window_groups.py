@@ -99,6 +99,22 @@ def test_a_hit_ends_where_the_window_can_still_be_found() -> None:
     blocks.check()
 
 
+def test_a_hit_needs_the_kept_pages_too() -> None:
+    blocks = manager(PageGroup(num_pages=8, window=6, keep=2))
+    blocks.close(written(blocks, PROMPT[:20]))
+    digests = blocks.open([*PROMPT[:20], 9], find=False).digests
+    pool = blocks._groups[0].pool
+    pool.drop(pool.hold_prefix(digests[3:]))  # the window is used once more, the kept page is not
+    assert blocks.open([*PROMPT[:20], 9]).num_written == 20
+    blocks = manager(PageGroup(num_pages=8, window=6, keep=2))
+    blocks.close(written(blocks, PROMPT[:20]))
+    pool = blocks._groups[0].pool
+    pool.drop(pool.hold_prefix(digests[3:]))
+    evict(blocks, 0, 6)  # the three empty ones, 1, 2 and 0
+    assert [pool.can_find(digest) for digest in digests] == [False, False, False, True, True]
+    assert blocks.open([*PROMPT[:20], 9]).num_written == 0
+
+
 def test_a_lost_window_page_is_why_a_prompt_is_not_found() -> None:
     blocks = manager()
     blocks.close(written(blocks, PROMPT[:8]))
