@@ -122,6 +122,11 @@ def set_up_logging(args: argparse.Namespace) -> None:
     )
 
 
+def _windows(info: ModelInfo) -> str:
+    """Pages of layers that have pools of their own, because they see a window only."""
+    return "".join(f"{group.num_pages} for windows of {group.window}, " for group in info.groups[1:])
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """The last line of a command's output."""
     print(json.dumps(value), flush=True)
@@ -138,6 +143,6 @@ def budget_lines(info: ModelInfo) -> list[str]:
         f"{info.tier} tier, length up to {info.max_model_len}",
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
         f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
-        f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, "
+        f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
         f"{info.kv_format}), workspace {format_size(memory.workspace)}",
     ]

@@ -27,7 +27,7 @@ from octavo.engine.model.layers import discover_layout
 from octavo.engine.model.loader import load_model
 from octavo.engine.model.locate import read_config
 from octavo.engine.params import SamplingParams
-from octavo.engine.plan import layer_specs, plan
+from octavo.engine.plan import layer_specs, plan, render
 from octavo.engine.runner import RunOutput, load_runner
 from octavo.engine.sampler import SampleState
 from octavo.kernels.formats import FORMAT_NAMES
@@ -271,6 +271,31 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
     )
     assert half.info.num_pages == 20
     half.close()
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss"])
+def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, architecture: str) -> None:
+    path = tiny_models.make_model(tmp_path, architecture)
+    fixed = plan(model=str(path), memory=10**9, page_size=PAGE_SIZE)
+    result = plan(
+        model=str(path),
+        memory=fixed["weights_bytes"] + fixed["workspace_bytes"] + 9_000_001,
+        page_size=PAGE_SIZE,
+    )
+    assert result["kv_bytes"] == 9_000_001
+    row = result["formats"]["fp4"]
+    full, window = row["groups"]
+    assert (full["window"], window["window"]) == (None, tiny_models.WINDOW)
+    assert window["pages"] < full["pages"] == row["pages"]
+    assert f"2 layers see {tiny_models.WINDOW} positions: 3 pages" in render(result)
+    runner = load(
+        path, "cpu", kv_format="fp4", num_pages=None, kv_memory=9_000_001, max_running=64, max_step_tokens=512
+    )
+    assert [group.num_pages for group in runner.info.groups] == [full["pages"], window["pages"]]
+    planned = sum(group["pages"] * group["bytes_per_page"] for group in row["groups"])
+    assert runner.info.memory.pages == planned
+    assert 9_000_001 - full["bytes_per_page"] < planned <= 9_000_001
+    runner.close()
 
 
 def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:
