@@ -28,11 +28,24 @@ EXPECTED = {  # what a caller's nonsense may end with
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNKNOWN,  # gRPC itself, of bytes that are no message
 }
+SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, "b"]}}, "required": ["a"]}'
+TAGS = '{"triggers": ["a"], "structures": [{"begin": "a", "schema": {}, "end": "b"}]}'
 METHODS: list[tuple[str, list[Message]]] = [
     ("/octavo.v1.Generation/Generate", [
         octavo.GenerateRequest(text="hello", sampling=octavo.SamplingParams(max_tokens=3, stop=["a"])),
         octavo.GenerateRequest(token_ids=octavo.TokenIds(ids=[1, 2, 3])),
         octavo.GenerateRequest(chat=octavo.Chat(messages=[octavo.ChatMessage(role="user", content="x")])),
+    ]),
+    ("/octavo.v1.Generation/Generate", [
+        octavo.GenerateRequest(
+            text="hello", priority=2,
+            sampling=octavo.SamplingParams(
+                max_tokens=5, prompt_logprobs=1, structured=octavo.Structured(json_schema=SCHEMA)
+            ),
+        ),
+        octavo.GenerateRequest(
+            text="x", sampling=octavo.SamplingParams(structured=octavo.Structured(regex="(ab|c)+[0-9]{2}"))
+        ),
     ]),
     ("/octavo.v1.Generation/GenerateMany", [octavo.GenerateRequest(text="hello", request_id="many")]),
     ("/octavo.v1.Generation/Tokenize", [octavo.TokenizeRequest(text="hello")]),
@@ -59,6 +72,13 @@ METHODS: list[tuple[str, list[Message]]] = [
             sampling_params=vllm.SamplingParams(max_tokens=3, temperature=0.5, stop=["a"], n=2),
         ),
         vllm.GenerateRequest(text="x", sampling_params=vllm.SamplingParams(logit_bias={3: 1.0})),
+    ]),
+    ("/vllm.grpc.engine.VllmEngine/Generate", [
+        vllm.GenerateRequest(text="x", sampling_params=vllm.SamplingParams(
+            max_tokens=4, prompt_logprobs=0, grammar='root ::= "a" | root "b"')),
+        vllm.GenerateRequest(text="x", sampling_params=vllm.SamplingParams(
+            max_tokens=4, choice=vllm.ChoiceConstraint(choices=["ab", "c"]))),
+        vllm.GenerateRequest(text="x", sampling_params=vllm.SamplingParams(max_tokens=4, structural_tag=TAGS)),
     ]),
     ("/vllm.grpc.engine.VllmEngine/Abort", [vllm.AbortRequest(request_ids=["nobody"])]),
     ("/vllm.grpc.engine.VllmEngine/GetLoads", [vllm.GetLoadsRequest(dp_rank=1)]),
