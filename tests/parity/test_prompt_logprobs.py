@@ -51,7 +51,8 @@ def plain_logprobs(llm: LLM, ids: list[int]) -> np.ndarray:
     model, *_ = load(str(llm.info.path))
     logits = np.array(model(mx.array([ids])).astype(mx.float32))[0].astype(np.float64)
     shifted: np.ndarray = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return found
 
 
 def check(llm: LLM, output: RequestOutput, prompt: str, num_top: int) -> None:

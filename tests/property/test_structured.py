@@ -54,7 +54,7 @@ SCHEMAS = st.recursive(
     ),
     max_leaves=4,
 )
-DRAWS = st.builds(
+DRAWS: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     temperature=st.sampled_from([0.0, 1.0, 2.0]),
     seed=st.integers(0, 2**32),

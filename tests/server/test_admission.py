@@ -113,7 +113,7 @@ async def test_reflection_can_be_left_out_and_large_messages_are_not_read() -> N
     address = str(await server.start(LOCAL))
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            mirror: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+            mirror: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
             ask_all = reflection_pb2.ServerReflectionRequest(list_services="")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await mirror.ServerReflectionInfo(iter([ask_all])).read()

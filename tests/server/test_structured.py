@@ -30,7 +30,8 @@ PAIR = {
 
 
 def _params(constraint: Structured, **changes: Any) -> SamplingParams:
-    return SamplingParams(**({"max_tokens": 60, "structured": constraint} | changes))
+    fields: dict[str, Any] = {"max_tokens": 60, "structured": constraint} | changes
+    return SamplingParams(**fields)
 
 
 async def test_every_sample_obeys_and_ends_by_itself() -> None:
