@@ -78,7 +78,8 @@ METHODS: list[tuple[str, list[Message]]] = [
             max_tokens=4, prompt_logprobs=0, grammar='root ::= "a" | root "b"')),
         vllm.GenerateRequest(text="x", sampling_params=vllm.SamplingParams(
             max_tokens=4, choice=vllm.ChoiceConstraint(choices=["ab", "c"]))),
-        vllm.GenerateRequest(text="x", sampling_params=vllm.SamplingParams(max_tokens=4, structural_tag=TAGS)),
+        vllm.GenerateRequest(text="x", sampling_params=vllm.SamplingParams(
+            max_tokens=4, structural_tag=TAGS)),
     ]),
     ("/vllm.grpc.engine.VllmEngine/Abort", [vllm.AbortRequest(request_ids=["nobody"])]),
     ("/vllm.grpc.engine.VllmEngine/GetLoads", [vllm.GetLoadsRequest(dp_rank=1)]),
