@@ -14,7 +14,7 @@ from octavo.engine.bench.roofline import Roofline, measure_roofline
 from octavo.engine.cli.usage import positive
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.memory import available_memory
-from octavo.kernels import page_format
+from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.backends import BackendName, choose_backend
 
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--formats",
         type=format_names,
-        default="bf16,fp16,fp4",
+        default=",".join(FORMAT_NAMES),
         metavar="F,F",
         help="page formats (%(default)s)",
     )
@@ -57,17 +57,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = args.rows or ((1, 8, 32, 512) if native else (1, 8))
     grid = [(name, context) for context in args.contexts for name in args.formats]
     attention: list[AttentionTiming] = []
+    refused: dict[str, str] = {}
     with tqdm(total=len(grid) + 1, unit="case", disable=None) as bar:
         for name, context in grid:
-            attention += time_attention(
-                choice.backend, name, context=context, chunk=args.chunk, page_size=args.page_size
-            )
+            try:
+                attention += time_attention(
+                    choice.backend, name, context=context, chunk=args.chunk, page_size=args.page_size
+                )
+            except ValueError as refusal:
+                refused[name] = str(refusal)
             bar.update()
         linear = list(time_linear(rows, native=native))
         bar.update()
     again = measure_roofline(threads=threads, native=native, available=available_memory())
     roofline = roofline.best_of(again)
     print(f"{choice.backend.name}: {choice.reason}\nmachine, {threads} threads: {roofline}")
+    for refusal in refused.values():
+        print(f"not measured: {refusal}")
     result = {
         "bench": "kernels",
         "backend": choice.backend.name,

@@ -16,6 +16,10 @@ from octavo.engine.bench.work import model_work
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.memory import weights_bytes
 from octavo.engine.model.locate import resolve_model
+from octavo.kernels import FORMAT_NAMES
+from octavo.kernels.backends import Choice
+from octavo.kernels.interface import PoolSpec
+from octavo.kernels.reference import ReferenceBackend, ReferencePool
 
 
 @pytest.fixture(autouse=True)
@@ -104,13 +108,29 @@ def test_a_table_that_is_only_looked_up_is_not_streamed(tmp_path: Path) -> None:
     assert work.streamed_bytes == 13824
 
 
+def test_a_format_without_kernels_is_named_and_the_others_are_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Limited(ReferenceBackend):
+        def create_pool(self, spec: PoolSpec) -> ReferencePool:
+            if spec.k_format == "int8":
+                raise ValueError("there are no kernels for int8 pages here")
+            return super().create_pool(spec)
+
+    monkeypatch.setattr(bench_kernels, "choose_backend", lambda *_: Choice(Limited(), "a test's"))
+    flags = ("--formats", "int8,fp4", "--contexts", "32", "--chunk", "16", "--rows", "1")
+    result = run(bench_kernels, *flags)
+    assert {row["k_format"] for row in result["attention"]} == {"fp4"}
+    assert "not measured: there are no kernels for int8 pages here" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_kernels_json(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--backend", backend, "--contexts", "32,64", "--chunk", "16", "--rows", "1,4")
     result = run(bench_kernels, *flags)
     assert result["bench"] == "kernels"
     attention = {(row["kernel"], row["k_format"], row["context"]) for row in result["attention"]}
-    for name in ("bf16", "fp16", "fp4"):
+    for name in FORMAT_NAMES:
         for context in (32, 64):
             assert ("decode", name, context) in attention
             assert ("chunk", name, context) in attention
