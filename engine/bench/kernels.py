@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     again = measure_roofline(threads=threads, native=native, available=available_memory())
     roofline = roofline.best_of(again)
     print(f"{choice.backend.name}: {choice.reason}\nmachine, {threads} threads: {roofline}")
-    for refusal in refused.values():
-        print(f"not measured: {refusal}")
+    for reason in refused.values():
+        print(f"not measured: {reason}")
     result = {
         "bench": "kernels",
         "backend": choice.backend.name,
