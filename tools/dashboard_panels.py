@@ -111,6 +111,10 @@ PAGES = Page(
               description="1: as many pages are evicted in a minute as the pool has."),
         Panel(title="Preemptions per second", unit="none",
               series={"preempted": rate("preemptions_total")}),
+        Panel(title="Look-ups on disk", unit="none", kind=Kind.STACK,
+              series={"{{result}}": rate("store_lookups_total", "result")},
+              description="Of servers with --cache-dir."),
+        Panel(title="Pages on disk", unit="bytes", series={"{{instance}}": f"octavo_store_bytes{HERE}"}),
         Panel(title="KV formats served", unit="none",
               series={"{{kv_format}}, pages of {{page_size}}":
                       f"count by (kv_format, page_size) (octavo_cache_config_info{HERE})"}),

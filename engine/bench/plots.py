@@ -26,16 +26,24 @@ def require_matplotlib(path: Path | None) -> None:
 
 
 @contextmanager
-def picture(path: Path, *, columns: int = 1, rows: int = 1, share_y: bool = False) -> Iterator[list[Any]]:
-    """Axes, row by row, to draw on; the picture is written to ``path`` afterwards."""
+def picture(
+    path: Path,
+    *,
+    columns: int = 1,
+    rows: int = 1,
+    share_y: bool = False,
+    size: tuple[float, float] | None = None,
+    dpi: int = 120,
+) -> Iterator[list[Any]]:
+    """Axes, row by row, to draw on; the picture, ``size`` in inches, is written to ``path`` afterwards."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
-    size = (7.0 if columns == 1 else 4.8 * columns, 4.2 * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, sharey=share_y)
+    default = (7.0 if columns == 1 else 4.8 * columns, 4.2 * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size or default, squeeze=False, sharey=share_y)
     try:
         yield list(axes.flat)
         figure.tight_layout()
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=dpi)
     finally:
         pyplot.close(figure)
 

@@ -9,22 +9,18 @@ import math
 import re
 import shutil
 import subprocess
-import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query
 from octavo.engine.client import Client
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.process import ServerProcess
 from served import collect, eventually_async
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-RULES = [DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml")]
 GRAFANA = DEPLOY / "grafana"
 needs_prometheus = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")),
@@ -68,59 +64,14 @@ def panel_expressions() -> dict[str, str]:
     for path in sorted(GRAFANA.glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel["targets"]:
-                expression = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "1m")
-                found[f"{path.stem}: {panel['title']} {target['refId']}"] = expression
+                found[f"{path.stem}: {panel['title']} {target['refId']}"] = in_prometheus(target["expr"])
     return found
 
 
-async def _query(address: str, path: str, **parameters: str) -> dict[str, list[dict[str, object]]]:
-    url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-
-    def get() -> dict[str, list[dict[str, object]]]:
-        with urllib.request.urlopen(url, timeout=10) as reply:
-            answer = json.load(reply)
-        assert answer["status"] == "success", answer
-        data: dict[str, list[dict[str, object]]] = answer["data"]
-        return data
-
-    return await asyncio.to_thread(get)
-
-
 async def _has_numbers(address: str, expression: str) -> bool:
-    result = (await _query(address, "query", query=expression))["result"]
+    result = (await query(address, "query", query=expression))["result"]
     values = [sample["value"] for sample in result]
     return any(isinstance(value, list) and math.isfinite(float(value[1])) for value in values)
-
-
-@asynccontextmanager
-async def _prometheus(target: str, folder: Path) -> AsyncIterator[str]:
-    """The deployed configuration, scraping ``target`` more often; its address."""
-    config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
-    config = config.replace("127.0.0.1:9400", target).replace("15s", "1s")
-    (folder / "prometheus.yml").write_text(config)
-    for rules in RULES:
-        shutil.copy(rules, folder)
-    process = await asyncio.create_subprocess_exec(
-        "prometheus", "--config.file", folder / "prometheus.yml", "--storage.tsdb.path", folder / "data",
-        "--web.listen-address", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr is not None
-    reader = None
-    try:
-        async with asyncio.timeout(30):
-            while not (at := re.search(rb'"Listening on" address=(\S+)', await process.stderr.readline())):
-                assert not process.stderr.at_eof(), "Prometheus did not start"
-            # It listens, and answers 503, before it is ready.
-            while b"Server is ready" not in await process.stderr.readline():
-                assert not process.stderr.at_eof(), "Prometheus did not get ready"
-        reader = asyncio.create_task(process.stderr.read())
-        yield at[1].decode()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        if reader is not None:
-            await reader
 
 
 async def _load(client: Client, stop: asyncio.Event) -> None:
@@ -135,10 +86,11 @@ async def _load(client: Client, stop: asyncio.Event) -> None:
 @needs_prometheus
 async def test_every_expression_returns_data_from_a_server_under_load(tmp_path: Path) -> None:
     flags = ["--num-pages", "64", "--max-running", "8", "--max-step-tokens", "64"]
+    flags += ["--cache-dir", str(tmp_path / "pages")]
     async with (
         ServerProcess(flags) as server,
         Client(server.ready["grpc"]) as client,
-        _prometheus(server.ready["metrics"], tmp_path) as address,
+        live_prometheus(server.ready["metrics"], tmp_path) as address,
     ):
         stop = asyncio.Event()
         load = asyncio.create_task(_load(client, stop))
@@ -160,7 +112,7 @@ def _read(url: str) -> str:
 async def _check_expressions(address: str) -> None:
     expressions = panel_expressions()
     assert len(expressions) > 40
-    groups = (await _query(address, "rules"))["groups"]
+    groups = (await query(address, "rules"))["groups"]
     for group in groups:
         rules = group["rules"]
         assert isinstance(rules, list)

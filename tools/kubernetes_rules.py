@@ -1,0 +1,37 @@
+"""Write the Prometheus rules as an object of Kubernetes: ``python tools/kubernetes_rules.py``.
+
+``deploy/prometheus`` is where the rules are kept and tested; the Prometheus Operator reads the same
+groups from a PrometheusRule.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+RULES = tuple(DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml"))
+TARGET = DEPLOY / "kubernetes" / "rules.yaml"
+HEAD = """\
+# Written by tools/kubernetes_rules.py from ../prometheus. Needs the Prometheus Operator, whose Prometheus
+# must select these rules (often by a label `release`).
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: octavo
+  namespace: octavo
+  labels: {app.kubernetes.io/name: octavo}
+spec:
+  groups:
+"""
+
+
+def prometheus_rule() -> str:
+    """The manifest: the groups of every file of RULES, in their order."""
+    groups = (path.read_text().split("groups:\n", 1)[1] for path in RULES)
+    return HEAD + "".join(textwrap.indent(group, "  ") for group in groups)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(prometheus_rule())
+    print(f"wrote {TARGET.relative_to(DEPLOY.parent)}")

@@ -1,0 +1,75 @@
+"""A real Prometheus that scrapes one server with the deployed configuration and rules."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+RULES = tuple(DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml"))
+START_S = 30
+
+
+@asynccontextmanager
+async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
+    """Scrape ``target`` (host:port) once a second, keeping data in ``folder``; its own address.
+
+    Debian's package ``prometheus`` has the program; FileNotFoundError where it is missing,
+    RuntimeError when it does not start.
+    """
+    config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+    config = config.replace("127.0.0.1:9400", target).replace("15s", "1s")
+    (folder / "prometheus.yml").write_text(config)
+    for rules in RULES:
+        shutil.copy(rules, folder)
+    process = await asyncio.create_subprocess_exec(
+        "prometheus", "--config.file", folder / "prometheus.yml", "--storage.tsdb.path", folder / "data",
+        "--web.listen-address", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    reader = None
+    try:
+        async with asyncio.timeout(START_S):
+            address = (await _line_with(process.stderr, rb'"Listening on" address=(\S+)'))[1].decode()
+            # It listens, and answers 503, before it is ready.
+            await _line_with(process.stderr, b"Server is ready")
+        reader = asyncio.create_task(process.stderr.read())
+        yield address
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        if reader is not None:
+            await reader
+
+
+async def _line_with(stream: asyncio.StreamReader, pattern: bytes) -> re.Match[bytes]:
+    while not (found := re.search(pattern, line := await stream.readline())):
+        if not line:
+            raise RuntimeError(f"Prometheus ended before it said {pattern.decode()!r}")
+    return found
+
+
+async def query(address: str, path: str, **parameters: str) -> dict[str, Any]:
+    """The ``data`` of one answer of the HTTP API, ``path`` under ``/api/v1``; HTTPError on a refusal."""
+    url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+
+    def get() -> dict[str, Any]:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            data: dict[str, Any] = json.load(reply)["data"]
+        return data
+
+    return await asyncio.to_thread(get)
+
+
+def in_prometheus(expression: str) -> str:
+    """A panel's expression with Grafana's variables filled in."""
+    return expression.replace("$instance", ".*").replace("$__rate_interval", "1m")
