@@ -6,21 +6,24 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fakes import FakeCore, Recording, small_config
+from fakes import VOCAB_SIZE, FakeCore, Recording, byte_tokenizer, small_config
 from octavo.block_manager import Digest
 from octavo.engine import LLM, AsyncEngine, SamplingParams
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import Request
 from octavo.engine.store import persistence
 from octavo.engine.store.counts import StoreCounts
 from octavo.engine.store.folder import ShardFolder
 from octavo.engine.store.page_files import PageRun
+from octavo.scheduler import SequenceTooLong
 
 PAGE_SIZE = 4
 PROMPT = [number % 250 for number in range(101)]
@@ -307,3 +310,25 @@ def test_the_step_does_not_wait_for_the_end_of_writing(tmp_path: Path) -> None:
             time.sleep(0.01)
     assert recording.records[-1].gauges.store is not None
     assert np.all([record.gauges.store is not None for record in recording.records])
+
+
+def test_a_prompt_that_can_never_fit_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    config = small_config(cache_dir=tmp_path)
+    generate(config, [PROMPT])
+    core = FakeCore()(replace(config, num_pages=26))
+    try:
+        request = Request(
+            "too long",
+            PROMPT,
+            FOUR_TOKENS,
+            max_tokens=60,
+            tokenizer=byte_tokenizer(),
+            vocab_size=VOCAB_SIZE,
+            arrived_at=0.0,
+        )
+        with pytest.raises(SequenceTooLong, match="shorten the prompt"):
+            core.add(request)
+        assert not core.has_work
+        assert core._measure().num_waiting == 0
+    finally:
+        core.close()
