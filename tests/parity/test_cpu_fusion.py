@@ -15,13 +15,17 @@ import tiny_models
 from native import require_extension
 from octavo.engine.config import EngineConfig
 from octavo.engine.model import hook
+from octavo.engine.model.forward import PagedModel
 from octavo.engine.model.layers import discover_layout
 from octavo.engine.model.loader import load_model
 from octavo.engine.model.ready import ReadyModel, choose_device, make_ready
+from octavo.kernels.interface import PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
 
 _ext = require_extension()
 
 from octavo.kernels.cpu import modules  # noqa: E402
+from octavo.kernels.cpu.backend import CpuBackend  # noqa: E402
 from octavo.kernels.cpu.merged import MergedLinear, observe  # noqa: E402
 
 
@@ -114,10 +118,56 @@ def test_what_cannot_be_one_matrix_is_told_apart() -> None:
 
 def ready(tmp_path: Path, architecture: str, **changes: Any) -> tuple[ReadyModel, Any]:
     folder = tiny_models.make_model(tmp_path / "model", architecture, **changes)
+    return ready_from(folder, architecture, fuse=True)[:2]
+
+
+def ready_from(folder: Path, architecture: str, *, fuse: bool) -> tuple[ReadyModel, Any, Any]:
     choice = choose_device(EngineConfig(model=str(folder), backend="cpu"))
     loaded = load_model(folder, weights="keep")
     layout = discover_layout(loaded.model, architecture)
-    return make_ready(loaded, layout, choice, exact=False, fuse=True), loaded.model
+    got = make_ready(loaded, layout, choice, exact=False, fuse=fuse)
+    return got, loaded.model, layout
+
+
+def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.array]:
+    """Of steps with a chunk of 9 rows, one of 4, and a decode; the last shape three times."""
+    got, model, layout = ready_from(folder, architecture, fuse=fuse)
+    spec = PoolSpec(layers=layout.layers, num_pages=16, page_size=8, k_format="fp4", v_format="fp4")
+    paged = PagedModel(
+        model, layout, CpuBackend().create_pool(spec), selection=got.selection, replay=got.replays
+    )
+    tables = np.arange(1, 13, dtype=np.int32).reshape(3, 4)
+    written, logits = np.zeros(3, np.int32), []
+    rng = np.random.default_rng(3)
+    for counts in ((9, 4, 1), (1, 1, 1), (1, 1, 1), (3, 1, 2), (1, 1, 1)):
+        stops = written + np.array(counts, np.int32)
+        owners = np.repeat(np.arange(3), counts)
+        runs = zip(written.tolist(), stops.tolist(), strict=True)
+        positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for start, stop in runs])
+        metadata = AttentionMetadata(
+            positions=positions,
+            slots=tables[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
+            q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            kv_len=stops,
+            page_table=tables,
+            page_size=8,
+        )
+        ids = rng.integers(0, layout.vocab_size, len(positions)).astype(np.int32)
+        out = paged.forward(ids, metadata, metadata.q_start[1:] - np.int32(1))
+        mx.eval(out, *paged.pool.pending())
+        logits.append(out)
+        written = stops
+    assert (paged.replay is not None and paged.replay.num_replayed > 0) == fuse
+    return logits
+
+
+@pytest.mark.parametrize("architecture", tiny_models.CONFIGS)
+def test_fused_and_replayed_steps_are_the_bits_of_plain_ones(tmp_path: Path, architecture: str) -> None:
+    folder = tiny_models.make_model(tmp_path / "model", architecture)
+    fused, plain = (ragged_logits(folder, architecture, fuse=fuse) for fuse in (True, False))
+    for a, b in zip(fused, plain, strict=True):
+        assert bool(mx.isfinite(a).all())
+        assert mx.array_equal(a, b)
 
 
 @pytest.mark.parametrize("architecture", tiny_models.CONFIGS)
