@@ -11,6 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.normalization import LayerNorm
+from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import rope_utils
 
 from native import require_extension
@@ -24,10 +27,10 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.5}
 ROPES: dict[str, Callable[[], Any]] = {
-    "plain": lambda: nn.RoPE(32, base=1e4),
-    "traditional": lambda: nn.RoPE(32, traditional=True),
-    "partial": lambda: nn.RoPE(12),
-    "partial traditional": lambda: nn.RoPE(12, traditional=True),
+    "plain": lambda: RoPE(32, base=1e4),
+    "traditional": lambda: RoPE(32, traditional=True),
+    "partial": lambda: RoPE(12),
+    "partial traditional": lambda: RoPE(12, traditional=True),
     "linear": lambda: rope_utils.initialize_rope(32, 1e4, False, {"type": "linear", "factor": 2.0}),
     "llama3": lambda: rope_utils.initialize_rope(32, 1e4, False, LLAMA3, 512),
     "yarn": lambda: rope_utils.initialize_rope(32, 1e4, False, YARN, 512),
@@ -46,7 +49,7 @@ def native(module: Any, *, fuse: bool = False) -> Any:
     """The module made native in place."""
     from octavo.kernels.cpu.modules import replace_modules
 
-    class Holder(nn.Module):
+    class Holder(Module):
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.inner = module
@@ -81,7 +84,7 @@ def test_every_rotation_is_mlx_own(kind: str, dtype: mx.Dtype) -> None:
 
 
 def test_rotations_read_any_layout_of_their_input() -> None:
-    ours = native(nn.RoPE(32))
+    ours = native(RoPE(32))
     offset = mx.array([3, 9, 1, 4, 7])
     x = mx.random.normal((5, 1, 6, 64)).transpose(0, 2, 1, 3)
     for view in (
@@ -99,11 +102,11 @@ def test_what_the_kernel_does_not_take_stays_mlx_own() -> None:
     x = mx.random.normal((2, 2, 3, 32))
     backwards = yarn(x, offset=4, inverse=True)
     assert mx.array_equal(native(yarn)(x, offset=4, inverse=True), backwards)
-    assert native(nn.RoPE(32))(x[None], offset=3).shape == (1, *x.shape)
+    assert native(RoPE(32))(x[None], offset=3).shape == (1, *x.shape)
 
 
 def test_a_rotation_does_not_see_a_change_of_its_offsets_in_place() -> None:
-    ours = native(nn.RoPE(8))
+    ours = native(RoPE(8))
     x, offset = mx.random.normal((2, 1, 1, 8)), mx.array([1, 2])
     first = ours(x, offset=offset)
     offset += 5
@@ -116,7 +119,7 @@ def test_a_rotation_does_not_see_a_change_of_its_offsets_in_place() -> None:
 @pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, False)])
 def test_layer_norm(dtype: mx.Dtype, affine: bool, bias: bool) -> None:
     for rows, size in ((1, 1), (3, 33), (40, 300)):
-        norm = nn.LayerNorm(size, affine=affine, bias=bias)
+        norm = LayerNorm(size, affine=affine, bias=bias)
         norm.update({name: mx.random.normal((size,)).astype(dtype) for name in norm.parameters()})
         x = (mx.random.normal((rows, size)) * 3 + 5).astype(dtype)
         truth = norm(x.astype(mx.float32)).astype(dtype) if affine else norm(x)
@@ -157,10 +160,11 @@ def test_gated_rows_of_any_layout() -> None:
 def test_a_norm_takes_over_the_sum_before_it_bit_by_bit(dtype: mx.Dtype) -> None:
     weight, bias = mx.random.normal((300,)).astype(dtype), mx.random.normal((300,)).astype(dtype)
     a, b = (mx.random.normal((40, 300)).astype(dtype) for _ in range(2))
-    for norm in (
+    norms: tuple[Callable[[mx.array, bool], mx.array], ...] = (
         lambda x, fuse: _ext.rms_norm(x, weight, 1e-5, fuse=fuse),
         lambda x, fuse: _ext.layer_norm(x, weight, bias, 1e-5, fuse=fuse),
-    ):
+    )
+    for norm in norms:
         total = a + b
         wanted = norm(total, False)
         fused = a + b
@@ -183,7 +187,8 @@ def test_a_rotation_takes_over_the_norm_before_it_bit_by_bit(dtype: mx.Dtype, le
         heads = _ext.linear(x, packed)[..., 20:160].reshape(4, length, 7, 20)
         normed = _ext.rms_norm(heads, weight, 1e-5).transpose(0, 2, 1, 3)
         offset = mx.array([2, 3, 5, 70])
-        return _ext.rope(normed, offset, frequencies, dims=16, value_scale=scale, fuse=fuse)
+        y: mx.array = _ext.rope(normed, offset, frequencies, dims=16, value_scale=scale, fuse=fuse)
+        return y
 
     for scale in (1.0, 1.3):
         assert mx.array_equal(turned(True, scale), turned(False, scale))
@@ -222,11 +227,12 @@ def test_activations_and_norms_do_not_depend_on_neighbours_or_threads() -> None:
     try:
         for count, rows in itertools.product((1, 3), (1, 37, 600)):
             _ext.set_threads(count)
-            for op in (
+            ops: tuple[Callable[[mx.array], mx.array], ...] = (
                 lambda v: _ext.rms_norm(v, weight, 1e-5),
                 lambda v: _ext.layer_norm(v, weight, None, 1e-5),
                 lambda v: _ext.gated(v, v * math.pi, "gelu_tanh"),
-            ):
+            )
+            for op in ops:
                 assert mx.array_equal(op(x[:rows]), op(x)[:rows])
             turned = _ext.rope(heads, offset, frequencies, dims=64)
             part = _ext.rope(heads[-rows:], offset[-rows:], frequencies, dims=64)
