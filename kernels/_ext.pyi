@@ -28,6 +28,9 @@ def pack_affine(
     bits: int,
     bias: mx.array | None = None,
 ) -> PackedWeight: ...
+def pack_fp4(
+    codes: mx.array, scales: mx.array, *, mode: str, bias: mx.array | None = None
+) -> PackedWeight: ...
 def unpack(weight: PackedWeight) -> list[mx.array]: ...
 def linear(
     x: mx.array,
@@ -37,6 +40,13 @@ def linear(
     exact: bool = False,
     stream: mx.Stream | mx.Device | None = None,
 ) -> mx.array: ...
+def linear_argmax(
+    x: mx.array,
+    weight: PackedWeight,
+    *,
+    exact: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
+) -> tuple[mx.array, mx.array]: ...
 
 class PackedExperts:
     def __init__(self, experts: list[PackedWeight]) -> None: ...

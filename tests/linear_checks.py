@@ -54,29 +54,67 @@ def check_dense() -> None:
             assert relative_error(added, truth + truth_of(residual)) < limit
 
 
+def quantized(
+    dense: mx.array, group: int, bits: int, mode: str = "affine"
+) -> tuple[_ext.PackedWeight, Truth]:
+    """Packed, and the very weights it stands for."""
+    codes, scales, *biases = mx.quantize(dense, group, bits, mode)
+    if mode != "affine":
+        wide = mx.dequantize(codes, scales, None, group, bits, mode, dtype=mx.float32)
+        return _ext.pack_fp4(codes, scales, mode=mode), truth_of(wide)
+    packed = _ext.pack_affine(codes, scales, biases[0], group_size=group, bits=bits)
+    wide = mx.dequantize(codes, scales.astype(mx.float32), biases[0].astype(mx.float32), group, bits)
+    return packed, truth_of(wide)
+
+
+def quantized_cases() -> list[tuple[int, int, str]]:
+    """(group, bits, mode) of every quantized format."""
+    affine = itertools.product((32, 64, 128), (1, 2, 3, 4, 5, 6, 8), ("affine",))
+    return [*affine, (32, 4, "mxfp4"), (16, 4, "nvfp4")]
+
+
 def check_quantized() -> None:
-    """All groups and bits: exact ones to rounding, the others within the documented bound."""
+    """All formats: exact ones to rounding, the others within the documented bound."""
     rng = np.random.default_rng(1)
-    for (outputs, inputs), group, bits, dtype in itertools.product(
-        ((7, 128), (130, 384), (64, 256)), (32, 64, 128), (4, 8), FLOATS
+    for (outputs, inputs), (group, bits, mode), dtype in itertools.product(
+        ((7, 128), (130, 384)), quantized_cases(), FLOATS
     ):
-        arrays = mx.quantize(random(rng, (outputs, inputs), dtype), group, bits)
-        packed = _ext.pack_affine(*arrays, group_size=group, bits=bits)
-        codes, scales, biases = arrays
-        weight = truth_of(
-            mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), group, bits)
-        )
+        packed, weight = quantized(random(rng, (outputs, inputs), dtype), group, bits, mode)
         x = random(rng, (33, inputs), dtype)
         truth = truth_of(x) @ weight.T
-        assert relative_error(_ext.linear(x, packed, exact=True), truth) < ROUNDING[dtype]
+        case = (outputs, inputs, group, bits, mode, dtype)
+        y = _ext.linear(x, packed, exact=True)
+        assert y.dtype == dtype
+        assert relative_error(y, truth) < ROUNDING[dtype], case
         error = np.abs(truth_of(_ext.linear(x, packed)) - truth)
         rounding = ROUNDING[mx.bfloat16] * np.abs(truth).max()
-        assert (error <= int8_bound(truth_of(x), weight, group) + rounding).all()
+        assert (error <= int8_bound(truth_of(x), weight, group) + rounding).all(), case
         # Errors of single activations are independent: the usual one is far below the bound.
-        assert np.sqrt((error**2).mean()) < 0.012 * np.sqrt((truth**2).mean())
+        assert np.sqrt((error**2).mean()) < 0.012 * np.sqrt((truth**2).mean()), case
         ids = mx.array([[0, outputs - 1], [-1, 3]])
         rows = truth_of(_ext.take_rows(packed, ids))
-        assert np.abs(rows - weight[np.array(ids)]).max() <= ROUNDING[dtype] * np.abs(weight).max()
+        result = mx.bfloat16 if mode != "affine" else dtype
+        assert np.abs(rows - weight[np.array(ids)]).max() <= ROUNDING[result] * np.abs(weight).max()
+
+
+def check_extreme_rows() -> None:
+    """Rows of extreme codes: integer sums neither saturate nor wrap; what is not finite stays so."""
+    for group, bits, mode in quantized_cases():
+        inputs = 2 * group
+        for sign, pattern in itertools.product((1, -1), (0, 1, 2)):
+            # Group by group: all largest, all smallest, and every other one.
+            row = np.where(np.arange(inputs) // (1, group, 1)[pattern] % 2 == (pattern > 0), 1.0, -1.0)
+            dense = mx.array(np.tile(sign * row, (64, 1)).astype(np.float32))
+            packed, weight = quantized(dense, group, bits, mode)
+            x = mx.array(np.stack([row, -row, np.ones(inputs), -np.ones(inputs)])).astype(mx.float16)
+            y = truth_of(_ext.linear(x, packed))
+            assert np.abs(y - truth_of(x) @ weight.T).max() < 0.02 * np.abs(weight).sum(1).max()
+        for bad in (np.nan, np.inf, -np.inf):
+            x = mx.array(np.stack([row, np.where(np.arange(inputs) == 3, bad, row), row])).astype(mx.float16)
+            y = truth_of(_ext.linear(x, packed))
+            assert not np.isfinite(y[1]).any(), (group, bits, mode, bad)
+            assert np.array_equal(y[0], y[2])
+            assert np.isfinite(y[0]).all()
 
 
 def int8_bound(x: Truth, weight: Truth, group: int) -> Truth:
@@ -94,9 +132,8 @@ def check_batch_invariance() -> None:
     for dtype in FLOATS:
         dense = random(rng, (200, 640), dtype)
         weights.append((dtype, _ext.pack_dense(dense)))
-        for bits in (4, 8):
-            arrays = mx.quantize(dense, 64, bits)
-            weights.append((dtype, _ext.pack_affine(*arrays, group_size=64, bits=bits)))
+        for group, bits, mode in ((64, 4, "affine"), (64, 8, "affine"), (16, 4, "nvfp4")):
+            weights.append((dtype, quantized(dense, group, bits, mode)[0]))
     for (dtype, packed), exact in itertools.product(weights, (False, True)):
         x = random(rng, (600, 640), dtype)
         _ext.set_threads(1)
@@ -107,6 +144,31 @@ def check_batch_invariance() -> None:
             for rows in (*ROWS, 150, 600):
                 part = _ext.linear(x[600 - rows :], packed, exact=exact)
                 assert mx.array_equal(part, whole[600 - rows :]), (dtype, rows, threads, exact)
+
+
+def check_argmax() -> None:
+    """Equal to the arg-max of the stored results, among equals too; a NaN shows."""
+    rng = np.random.default_rng(6)
+    for outputs, dtype, exact in itertools.product((1, 63, 64, 1000), FLOATS, (False, True)):
+        dense = random(rng, (outputs, 64), dtype)
+        dense[outputs // 2] = dense[0]  # equals, mostly in different panels
+        for packed in (_ext.pack_dense(dense, random(rng, (outputs,), dtype)), quantized(dense, 64, 4)[0]):
+            x = random(rng, (37, 64), dtype)
+            x[0] = dense[0] * 9
+            y = _ext.linear(x, packed, exact=exact)
+            for rows in (1, 3, 37):
+                ids, logits = _ext.linear_argmax(x[:rows], packed, exact=exact)
+                assert mx.array_equal(ids, mx.argmax(y[:rows], -1).astype(mx.int32))
+                assert mx.array_equal(logits, y[:rows].max(-1).astype(mx.float32))
+    packed = _ext.pack_dense(mx.array([[-1.0, 0.0]] * 70 + [[0.0, mx.nan]] + [[-2.0, 0.0]]))
+    ids, logits = _ext.linear_argmax(mx.array([[[1.0, 0.0], [1.0, 1.0]]]), packed)
+    assert ids.shape == logits.shape == (1, 2)
+    assert mx.isnan(logits).all()
+    packed = _ext.pack_dense(mx.array([[-1.0], [-0.0], [0.0]]))
+    ids, logits = _ext.linear_argmax(mx.array([1.0]), packed)
+    assert ids.item() == 1
+    assert logits.item() == 0
+    assert _ext.linear_argmax(mx.zeros((0, 1)), packed)[0].shape == (0,)
 
 
 def check_small_ops() -> None:
@@ -126,7 +188,8 @@ def check_small_ops() -> None:
 
 def main() -> None:
     mx.set_default_device(mx.cpu)
-    for check in (check_dense, check_quantized, check_batch_invariance, check_small_ops):
+    checks = (check_dense, check_quantized, check_extreme_rows, check_batch_invariance, check_argmax)
+    for check in (*checks, check_small_ops):
         check()
     print(f"checked {_ext.isa()}")
 

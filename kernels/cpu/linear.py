@@ -8,7 +8,7 @@ bit, as fresh copies, for model code that reads them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.embedding import Embedding
@@ -17,9 +17,42 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from octavo.kernels import _ext
+from octavo.kernels.cpu.activations import FLOATS
 
-AFFINE_BITS = (4, 8)
+AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 AFFINE_GROUP_SIZES = (32, 64, 128)
+FP4_MODES = ("mxfp4", "nvfp4")
+
+
+def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
+    """Why MLX's quantized ``module`` has no native kernel, or None if it has one.
+
+    ``num_dims`` are those of its scales: 3 where there is a weight per expert.
+    """
+    scales = module["scales"]
+    if scales.ndim != num_dims:
+        return f"scales of shape {list(scales.shape)}"
+    if getattr(module, "global_scale", None) is not None:
+        return f"weights in {module.mode} with a global scale"
+    if module.mode in FP4_MODES:
+        return None if scales.dtype == mx.uint8 else f"{module.mode} scales in {scales.dtype}"
+    if module.mode != "affine":
+        return f"weights in {module.mode}"
+    if module.bits not in AFFINE_BITS:
+        return f"weights of {module.bits} bits"
+    if module.group_size not in AFFINE_GROUP_SIZES:
+        return f"weights in groups of {module.group_size}"
+    return None if scales.dtype in FLOATS else f"scales in {scales.dtype}"
+
+
+class Greedy(NamedTuple):
+    """Ids int32 [...] of the largest logits of rows, and those logits, float32 [...].
+
+    A logit is NaN, and its id without meaning, where any logit of the row is NaN.
+    """
+
+    ids: mx.array
+    logits: mx.array
 
 
 def _original(name: str, index: int) -> property:
@@ -29,7 +62,9 @@ def _original(name: str, index: int) -> property:
     go back to the dictionary and are packed again when they are next used.
     """
 
-    def get(module: Any) -> mx.array:
+    def get(module: Any) -> mx.array | None:
+        if name not in module.names:  # fp4 weights have no biases
+            return None
         array: mx.array
         array = module[name] if module.packed is None else module.unpack()[index]
         return array
@@ -77,6 +112,16 @@ class _Packed:
             self.pack()
         return _ext.linear(_ext.shortcut(x), self.packed, residual=residual, exact=self.exact)
 
+    def argmax(self, x: mx.array) -> Greedy:
+        """The greedy choice of each row of x [..., inputs], as a head of a language model makes it.
+
+        Equal to ``mx.argmax(multiply(x), -1)``, also among equals (the lowest id), without storing
+        the logits: for rows that are sampled greedily and whose logits nobody asked for.
+        """
+        if self.packed is None:
+            self.pack()
+        return Greedy(*_ext.linear_argmax(x, self.packed, exact=self.exact))
+
     def _extra_repr(self) -> str:
         if self.packed is None:
             text: str = super()._extra_repr()  # type: ignore[misc]
@@ -84,16 +129,28 @@ class _Packed:
         return f"{self.packed.inputs}, {self.packed.outputs}, {self.packed.nbytes} bytes packed"
 
 
-class _Affine(_Packed):
-    """The same for MLX's affine format."""
+class _Quantized(_Packed):
+    """The same for MLX's quantized formats."""
 
-    names = ("weight", "scales", "biases")
-    scales = _original("scales", 1)
     biases = _original("biases", 2)
+    scales = _original("scales", 1)
+
+    @property
+    def names(self: Any) -> tuple[str, ...]:  # type: ignore[override]
+        return ("weight", "scales", "biases") if self.mode == "affine" else ("weight", "scales")
 
     def make_packed(self: Any) -> Any:
-        arrays = [self[name] for name in self.names]
-        return _ext.pack_affine(*arrays, group_size=self.group_size, bits=self.bits, bias=self.get("bias"))
+        return self.pack_arrays([self[name] for name in self.names], self.get("bias"))
+
+    def pack_arrays(self: Any, arrays: list[mx.array], bias: mx.array | None) -> _ext.PackedWeight:
+        """One matrix, given by the arrays called ``names``."""
+        if self.mode == "affine":
+            codes, scales, biases = arrays
+            return _ext.pack_affine(
+                codes, scales, biases, group_size=self.group_size, bits=self.bits, bias=bias
+            )
+        codes, scales = arrays
+        return _ext.pack_fp4(codes, scales, mode=self.mode, bias=bias)
 
 
 class NativeLinear(_Packed, Linear):
@@ -103,8 +160,8 @@ class NativeLinear(_Packed, Linear):
         return self.multiply(x)
 
 
-class NativeQuantizedLinear(_Affine, QuantizedLinear):
-    """``nn.QuantizedLinear`` with affine weights of 4 or 8 bits."""
+class NativeQuantizedLinear(_Quantized, QuantizedLinear):
+    """``nn.QuantizedLinear`` with affine, mxfp4 or nvfp4 weights."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.multiply(x)
@@ -124,8 +181,8 @@ class NativeEmbedding(_Packed, Embedding):
         return self.multiply(x)
 
 
-class NativeQuantizedEmbedding(_Affine, QuantizedEmbedding):
-    """``nn.QuantizedEmbedding`` with affine weights of 4 or 8 bits; packed like NativeEmbedding."""
+class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
+    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights; packed like NativeEmbedding."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
@@ -182,9 +239,10 @@ class NativeSwitchLinear(_Experts, SwitchLinear):
     """mlx-lm's ``SwitchLinear`` with bf16, fp16 or fp32 weights."""
 
 
-class NativeQuantizedSwitchLinear(_Experts, _Affine, QuantizedSwitchLinear):
-    """mlx-lm's ``QuantizedSwitchLinear`` with affine weights of 4 or 8 bits."""
+class NativeQuantizedSwitchLinear(_Experts, _Quantized, QuantizedSwitchLinear):
+    """mlx-lm's ``QuantizedSwitchLinear`` with affine, mxfp4 or nvfp4 weights."""
 
     def pack_expert(self: Any, expert: int, bias: mx.array | None) -> _ext.PackedWeight:
-        arrays = [self[name][expert] for name in self.names]
-        return _ext.pack_affine(*arrays, group_size=self.group_size, bits=self.bits, bias=bias)
+        packed: _ext.PackedWeight
+        packed = self.pack_arrays([self[name][expert] for name in self.names], bias)
+        return packed

@@ -60,8 +60,8 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
     Call it on the thread that will evaluate the model, after loading. Weights are evaluated,
     packed and released one layer at a time, so that a lazily loaded model is never held twice.
 
-    exact  refuse the kernels that round activations below the precision they come in: to 8 bits
-           before weights of 8 or 4 bits (AVX-512 without AMX), fp16 ones to bf16 (AVX-512, AMX)
+    exact  refuse the kernels that round activations below the precision they come in: to 8
+           or 16 bits before quantized weights (AVX2, AVX-512), fp16 ones to bf16 (AVX-512, AMX)
     fuse   let norms take over the addition before them, and rotary embeddings the norm; results
            stay the same to the bit
     observed  what a forward calls: layers on one input become one, and embeddings that are heads are
@@ -168,7 +168,7 @@ def _replace_linear(module: Any, exact: bool) -> str | None:
 
 
 def _replace_quantized_linear(module: Any, exact: bool) -> str | None:
-    reason = _affine_reason(module)
+    reason = native.quantized_reason(module)
     if reason is None:
         _become(module, native.NativeQuantizedLinear, exact)
         module.pack()
@@ -184,7 +184,7 @@ def _replace_switch_linear(module: Any, exact: bool) -> str | None:
 
 
 def _replace_quantized_switch_linear(module: Any, exact: bool) -> str | None:
-    reason = _affine_reason(module, num_dims=3)
+    reason = native.quantized_reason(module, num_dims=3)
     if reason is None:
         _become(module, native.NativeQuantizedSwitchLinear, exact)
         module.pack()
@@ -199,7 +199,7 @@ def _replace_embedding(module: Any, exact: bool) -> str | None:
 
 
 def _replace_quantized_embedding(module: Any, exact: bool) -> str | None:
-    reason = _affine_reason(module)
+    reason = native.quantized_reason(module)
     if reason is None:
         _become(module, native.NativeQuantizedEmbedding, exact)
     return reason
@@ -252,24 +252,11 @@ def _dense_reason(weight: mx.array, num_dims: int = 2) -> str | None:
     return None if weight.dtype in FLOATS else f"weight in {weight.dtype}"
 
 
-def _affine_reason(module: Any, num_dims: int = 2) -> str | None:
-    if module.mode != "affine":
-        return f"weights in {module.mode}"
-    if module.bits not in native.AFFINE_BITS:
-        return f"weights of {module.bits} bits"
-    if module.group_size not in native.AFFINE_GROUP_SIZES:
-        return f"weights in groups of {module.group_size}"
-    scales = module["scales"]
-    if scales.dtype not in FLOATS or scales.ndim != num_dims:
-        return f"scales in {scales.dtype} of shape {list(scales.shape)}"
-    return None
-
-
 def _linear_reason(module: Any) -> str | None:
     return _dense_reason(module["weight"])
 
 
 _MERGEABLE: dict[type, tuple[Callable[[Any], str | None], type]] = {
     Linear: (_linear_reason, native.NativeLinear),
-    QuantizedLinear: (_affine_reason, native.NativeQuantizedLinear),
+    QuantizedLinear: (native.quantized_reason, native.NativeQuantizedLinear),
 }

@@ -10,6 +10,7 @@
 #include <immintrin.h>
 
 #include "linear_common.h"
+#include "loads_avx512.h"
 
 namespace octavo::amx {
 namespace {
@@ -38,23 +39,28 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  void configure(int upper, int lower) {
-    if (upper == upper_ && lower == lower_) return;
+  // Steps of `step_bytes` per row of activations, four bytes per row of weights.
+  void configure(int upper, int lower, int step_bytes = 64) {
+    if (upper == upper_ && lower == lower_ && step_bytes == step_bytes_) return;
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) {
       config.row_bytes[tile] = 64;
       config.rows[tile] = kTileRows;
     }
     config.rows[0] = config.rows[1] = config.rows[4] = static_cast<uint8_t>(upper);
+    config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(step_bytes);
+    config.rows[6] = config.rows[7] = static_cast<uint8_t>(step_bytes / 4);
     config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
     _tile_loadconfig(&config);
     upper_ = upper;
     lower_ = lower;
+    step_bytes_ = step_bytes;
   }
 
  private:
   int upper_ = 0;
   int lower_ = 0;
+  int step_bytes_ = 0;
 };
 
 // Up to 32 rows of activations, as tiles are loaded from them.
@@ -90,14 +96,6 @@ struct Activations {
 inline bf16_t* tiled_place(bf16_t* data, std::size_t inputs, std::size_t row, std::size_t step) {
   const std::size_t tile = row / kTileRows * (inputs / kTileInputs) + step;
   return data + (tile * kTileRows + row % kTileRows) * kTileInputs;
-}
-
-inline __m512 load16(const void* p, Float type, std::size_t at) {
-  const uint8_t* from = static_cast<const uint8_t*>(p) + at * float_size(type);
-  if (type == Float::f32) return _mm512_loadu_ps(from);
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  if (type == Float::f16) return _mm512_cvtph_ps(half);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
 // Values [at, at + 32) of an array as bf16.

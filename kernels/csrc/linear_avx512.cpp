@@ -1,33 +1,10 @@
-// AVX-512: bf16 weights by VDPBF16PS, q8 and q4 weights by VPDPBUSD.
-//
-// The integer path keeps MLX's affine format as it is: the unsigned codes are VPDPBUSD's unsigned
-// operand, and activations are rounded to signed 8 bits with one scale a per row and group, so that
-//
-//   y = sum over groups of  a s (q . xq)  +  a b sum(xq)
-//
-// Rounding moves each activation by at most a / 2 = max|x| / 254 of its group, hence
-//   |error| <= sum over groups of  max|x| / 254 * sum|w|.
-#include <immintrin.h>
-
-#include "linear_common.h"
+// AVX-512: bf16 weights by VDPBF16PS, affine ones of 8 and 4 bits by VPDPBUSD.
+#include "linear_int8_avx512.h"
 
 namespace octavo::avx512 {
 namespace {
 
 constexpr int kItemRows = 96;
-
-inline __m512 load_bf16(const void* p) {
-  const __m256i half = _mm256_loadu_si256(static_cast<const __m256i*>(p));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-// Values [at, at + 16) of an array of `type`.
-inline __m512 load16(const void* p, Float type, std::size_t at) {
-  const uint8_t* from = static_cast<const uint8_t*>(p) + at * float_size(type);
-  if (type == Float::bf16) return load_bf16(from);
-  if (type == Float::f32) return _mm512_loadu_ps(from);
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
 
 inline __m512i broadcast4(const void* p) {
   int32_t word;
@@ -59,51 +36,6 @@ void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sum
   }
   for (int m = 0; m < R; ++m)
     for (int c = 0; c < 4; ++c) _mm512_storeu_ps(sums + m * kPanel + 16 * c, sum[m][c]);
-}
-
-// Activations in 8 bits: codes [rows, inputs]; scales a and a * sum(codes), each [rows, groups].
-struct Int8Rows {
-  int8_t* codes;
-  float* scales;
-  float* code_sums;
-};
-
-void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
-                    float* code_sum) {
-  __m512 largest = _mm512_setzero_ps();
-  for (int k = 0; k < group; k += 16)
-    largest = _mm512_max_ps(largest, _mm512_abs_ps(load16(call.x, call.x_type, at + k)));
-  const float limit = _mm512_reduce_max_ps(largest);
-  const __m512 inverse = _mm512_set1_ps(limit > 0 ? 127.0f / limit : 0.0f);
-  __m512i sum = _mm512_setzero_si512();
-  for (int k = 0; k < group; k += 16) {
-    const __m512 value = _mm512_mul_ps(load16(call.x, call.x_type, at + k), inverse);
-    const __m512i code = _mm512_cvtps_epi32(value);
-    sum = _mm512_add_epi32(sum, code);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), _mm512_cvtsepi32_epi8(code));
-  }
-  *scale = limit / 127.0f;
-  *code_sum = *scale * static_cast<float>(_mm512_reduce_add_epi32(sum));
-}
-
-Int8Rows quantize_rows(const LinearCall& call) {
-  const PackedShape& shape = call.weight->shape;
-  const std::size_t groups = shape.num_groups(), rows = call.rows;
-  const std::size_t code_bytes = (rows * shape.inputs + 63) / 64 * 64;
-  uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 8 * rows * groups, 1));
-  float* scales = reinterpret_cast<float*>(scratch + code_bytes);
-  const Int8Rows out{reinterpret_cast<int8_t*>(scratch), scales, scales + rows * groups};
-  const auto quantize = [&](int m) {
-    for (std::size_t g = 0; g < groups; ++g) {
-      const std::size_t at = static_cast<std::size_t>(m) * shape.inputs + g * shape.group;
-      const std::size_t i = m * groups + g;
-      quantize_group(call, at, shape.group, out.codes + at, out.scales + i, out.code_sums + i);
-    }
-  };
-  if (call.rows >= 16) parallel_for(call.rows, quantize);
-  else
-    for (int m = 0; m < call.rows; ++m) quantize(m);
-  return out;
 }
 
 // Integer dot products of one group: R rows by 16 * C outputs from column `column` on. Integers are
@@ -159,11 +91,7 @@ void multiply_int8(const PackedShape& shape, const Int8Rows& x, std::size_t row,
         for (int m = 0; m < R; ++m) {
           const std::size_t i = (row + m) * groups + g;
           float* target = sums + m * kPanel + at;
-          const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[m][c]), scale);
-          __m512 sum = _mm512_loadu_ps(target);
-          sum = _mm512_fmadd_ps(product, _mm512_set1_ps(x.scales[i]), sum);
-          sum = _mm512_fmadd_ps(bias, _mm512_set1_ps(x.code_sums[i]), sum);
-          _mm512_storeu_ps(target, sum);
+          add_products(dots[m][c], scale, bias, x.scales[i], x.code_sums[i], target);
         }
       }
     }
@@ -208,7 +136,7 @@ void linear_int8(const LinearCall& call) {
     for_row_tiles(item.first, item.last, [&](auto tile_rows, int row) {
       constexpr int R = decltype(tile_rows)::value;
       alignas(64) float sums[R * kPanel];
-      if (shape.kind == WeightKind::q4) multiply_int8<R, 4>(shape, x, row, panel, sums);
+      if (shape.bits == 4) multiply_int8<R, 4>(shape, x, row, panel, sums);
       else multiply_int8<R, 8>(shape, x, row, panel, sums);
       finish_rows(call, item.panel, row, R, sums);
     });

@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -27,11 +28,21 @@ void bind_linear(nb::module_& m) {
         "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
   m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a,
         "bits"_a, "bias"_a = nb::none(), no_gil,
-        "Pack MLX's affine format with 4 or 8 bits and groups of 32, 64 or 128. Evaluates its arguments.");
+        "Pack MLX's affine format: 1 to 6 or 8 bits, groups of 32, 64 or 128. Evaluates its arguments.");
+  m.def("pack_fp4", &pack_fp4, "codes"_a, "scales"_a, nb::kw_only(), "mode"_a, "bias"_a = nb::none(), no_gil,
+        "Pack MLX's mxfp4 or nvfp4. Evaluates its arguments.");
   m.def("unpack", &unpack, "weight"_a, no_gil,
-        "What was packed, bit by bit: [weight], or [codes, scales, biases].");
+        "What was packed, bit by bit: [weight], [codes, scales, biases] or [codes, scales].");
   m.def("linear", &linear, "x"_a, "weight"_a, nb::kw_only(), "residual"_a = nb::none(), "exact"_a = false,
         "stream"_a = nb::none(), "x [..., inputs] -> x W^T + bias + residual [..., outputs].");
+  m.def(
+      "linear_argmax",
+      [](const mx::array& x, const Packed& weight, bool exact, mx::StreamOrDevice stream) {
+        const std::vector<mx::array> results = linear_argmax(x, weight, exact, stream);
+        return nb::make_tuple(results[0], results[1]);
+      },
+      "x"_a, "weight"_a, nb::kw_only(), "exact"_a = false, "stream"_a = nb::none(),
+      "x [..., inputs] -> arg-max of linear (lowest of equals), int32 [...], and its value, float32 [...].");
   nb::class_<PackedExperts>(m, "PackedExperts", "Packed weights of one shape, one per expert.")
       .def(nb::init<std::vector<Packed>>(), "experts"_a)
       .def_prop_ro("experts", [](const PackedExperts& e) { return e.weights; })

@@ -1,6 +1,8 @@
 // What the linear kernels of all instruction sets share. Internal linkage: see numeric.h.
 #pragma once
 
+#include <type_traits>
+
 #include "linear_kernels.h"
 #include "threads.h"
 
@@ -37,6 +39,38 @@ struct Items {
   }
 };
 
+// Rows of a call in tiles of at most `most`: as few as possible, as even as possible. Activations are laid
+// out tile by tile, [inputs][rows of the tile], so that a kernel reads them in a row.
+struct RowTiles {
+  int rows;
+  int count;
+
+  RowTiles(int rows, int most) : rows(rows), count((rows + most - 1) / most) {}
+
+  int first(int tile) const { return static_cast<int>(static_cast<int64_t>(rows) * tile / count); }
+  int size(int tile) const { return first(tile + 1) - first(tile); }
+};
+
+// body(panel, first tile, last tile) for items of at most `most` tiles of one panel, on all threads. Those
+// of one panel are adjacent, so that it stays in cache.
+template <class Body>
+inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, Body&& body) {
+  const int blocks = (tiles.count + most - 1) / most;
+  parallel_for(blocks * call.weight->shape.num_panels(), [&](int item) {
+    const int block = item % blocks;
+    body(item / blocks, tiles.count * block / blocks, tiles.count * (block + 1) / blocks);
+  });
+}
+
+// body(integral constant of `count`) for 1 <= count <= most <= 6.
+template <int most, class Body>
+inline void with_rows(int count, Body&& body) {
+  if constexpr (most > 1) {
+    if (count < most) return with_rows<most - 1>(count, body);
+  }
+  body(std::integral_constant<int, most>());
+}
+
 // A row of results of a whole or partial panel. AVX-512's own conversion rounds as ours does, but takes
 // subnormal numbers for zero.
 inline void store_row(void* y, Float type, std::size_t offset, int width, const float* sums) {
@@ -51,6 +85,26 @@ inline void store_row(void* y, Float type, std::size_t offset, int width, const 
   }
 #endif
   store_floats(y, type, offset, width, sums);
+}
+
+// The largest of `width` results, rounded to `type`, of the outputs from `start` on.
+inline Largest largest_of(Float type, int start, int width, const float* sums) {
+  alignas(64) uint8_t rounded[sizeof(float) * kPanel];
+  alignas(64) float values[kPanel];
+  alignas(64) int32_t keys[kPanel];
+  store_row(rounded, type, 0, width, sums);
+  load_floats(rounded, type, 0, width, values);
+  int32_t most = INT32_MIN;
+  for (int n = 0; n < width; ++n) {
+    keys[n] = ordered_key(values[n]);
+    most = keys[n] > most ? keys[n] : most;
+  }
+  int place = width;
+  for (int n = 0; n < width; ++n) {
+    const int candidate = keys[n] == most ? n : width;
+    place = candidate < place ? candidate : place;
+  }
+  return {most, start + place};
 }
 
 // Write sums [count][64] (float32) of rows [first, first + count) as results: add bias and residual,
@@ -69,7 +123,10 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
       load_floats(call.residual, call.y_type, offset, width, added);
       for (int n = 0; n < width; ++n) sums[n] += added[n];
     }
-    store_row(call.y, call.y_type, offset, width, sums);
+    if (call.largest == nullptr) store_row(call.y, call.y_type, offset, width, sums);
+    else
+      call.largest[static_cast<std::size_t>(panel) * call.rows + first + m] =
+          largest_of(call.y_type, start, width, sums);
   }
 }
 

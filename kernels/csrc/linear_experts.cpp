@@ -104,17 +104,12 @@ class GatherLinear : public CpuPrimitive {
   bool exact_;
 };
 
-bool same(const PackedShape& a, const PackedShape& b) {
-  return a.kind == b.kind && a.scale_type == b.scale_type && a.outputs == b.outputs && a.inputs == b.inputs &&
-         a.group == b.group;
-}
-
 }  // namespace
 
 PackedExperts::PackedExperts(std::vector<Packed> experts) : weights(std::move(experts)) {
   require(!weights.empty(), "experts must not be empty");
   for (const Packed& weight : weights)
-    require(weight != nullptr && same(weight->shape, weights.front()->shape),
+    require(weight != nullptr && weight->shape == weights.front()->shape,
             "experts must all have the shape and the format of the first");
 }
 
@@ -139,7 +134,7 @@ mx::array gather_linear(const mx::array& x, const Experts& experts, const mx::ar
   wide.insert(wide.end(), {x.shape(-2), packed.inputs});
   shape.insert(shape.end(), {x.shape(-2), packed.outputs});
   const mx::array wide_ids = mx::broadcast_to(mx::astype(ids, mx::int32, stream), batch, stream);
-  return mx::array(shape, mx::promote_types(x.dtype(), packed_dtype(*experts->weights.front())),
+  return mx::array(shape, result_dtype(x, *experts->weights.front()),
                    std::make_shared<GatherLinear>(cpu_stream(stream), experts, exact),
                    {mx::broadcast_to(x, wide, stream), wide_ids});
 }

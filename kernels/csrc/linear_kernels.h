@@ -9,6 +9,13 @@
 
 namespace octavo {
 
+// The largest of some results of a row, the first of equals. Keys order as their floats do, a NaN above
+// all of them (see ordered_key).
+struct Largest {
+  int32_t key;
+  int32_t output;
+};
+
 struct LinearCall {
   const PackedWeight* weight;
   const void* x;         // [rows, inputs], row-major
@@ -18,8 +25,11 @@ struct LinearCall {
   Float y_type;  // also the residual's
   int rows;
   // Keep activations in the precision they come in. Otherwise, unless y is float32, a kernel may round
-  // them: to bf16, or (q8 and q4 on AVX-512 without AMX) to 8 bits per row and group of inputs.
+  // them: to bf16, or before quantized weights to 8 or 16 bits per row and group of inputs.
   bool exact;
+  // If set, nothing is written to y, but here: [panels][rows], the largest result of each panel, rounded
+  // to y's type like any result.
+  Largest* largest = nullptr;
 };
 
 // Run a call on the level in use: its own kernels where it has them, else its portable path.
@@ -31,16 +41,22 @@ void linear_float32(const LinearCall& call);
 }
 namespace avx2 {
 void linear_float32(const LinearCall& call);
-}
+// Quantized weights in integers, activations rounded to 8 bits per row and block of at most 64 inputs, or
+// to 16 bits where weights have more than 4.
+void linear_integer(const LinearCall& call);
+}  // namespace avx2
 namespace avx512 {
 void linear_float32(const LinearCall& call);
 // bf16 activations and weights by VDPBF16PS.
 void linear_bf16(const LinearCall& call);
-// q8 and q4 weights by VPDPBUSD, activations rounded to 8 bits per row and group.
+// Affine weights of 8 and 4 bits by VPDPBUSD, activations rounded to 8 bits per row and group.
 void linear_int8(const LinearCall& call);
 }  // namespace avx512
 namespace amx {
-// bf16 activations by TDPBF16PS, for bf16 weights and for q8 and q4 ones, whose codes stay exact.
+// The same integers by TDPBSUD: a row's results have the same bits as from avx512::linear_int8.
+void linear_int8(const LinearCall& call);
+// bf16 activations by TDPBF16PS, for bf16 weights and for affine ones of 8 and 4 bits, whose codes stay
+// exact.
 void linear_bf16(const LinearCall& call);
 void linear_quantized(const LinearCall& call);
 }  // namespace amx

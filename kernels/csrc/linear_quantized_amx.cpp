@@ -1,4 +1,4 @@
-// q8 and q4 weights on AMX tiles.
+// Affine weights of 8 and 4 bits on AMX tiles, for activations that must stay bf16.
 //
 // Codes (0..255) are exact in bf16. They are expanded group by group, multiplied as they are, and each
 // group's scale and bias are applied to its float32 sums:
@@ -82,7 +82,7 @@ void prepare_row(const LinearCall& call, int row, bf16_t* tiles, float* sums) {
       __m512i x = load32_bf16(call.x, call.x_type, start + k);
       sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)));
       sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_and_si512(x, upper)));
-      if (shape.kind == WeightKind::q4) x = _mm512_permutexvar_epi16(order, x);
+      if (shape.bits == 4) x = _mm512_permutexvar_epi16(order, x);
       _mm512_storeu_si512(tiled_place(tiles, shape.inputs, row, k / kTileInputs), x);
     }
     sums[g] = _mm512_reduce_add_ps(sum);
@@ -124,7 +124,7 @@ void apply_scales(const PackedShape& shape, const uint8_t* parameters, const flo
 }
 
 void expand(const PackedShape& shape, const uint8_t* block, uint8_t* out) {
-  if (shape.kind == WeightKind::q4) expand_q4(block, shape.group, out);
+  if (shape.bits == 4) expand_q4(block, shape.group, out);
   else expand_q8(block, shape.group, out);
 }
 

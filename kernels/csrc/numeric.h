@@ -61,6 +61,31 @@ inline f16_t float_to_f16(float value) {
   return static_cast<f16_t>(result | sign);
 }
 
+// An integer that orders as the floats do; both zeros have the same one, every NaN the highest.
+inline int32_t ordered_key(float value) {
+  const uint32_t bits = as_bits(value + 0.0f), magnitude = bits & 0x7fffffff;
+  const int32_t key = static_cast<int32_t>(bits >> 31 ? ~magnitude : magnitude);
+  return magnitude > 0x7f800000 ? INT32_MAX : key;
+}
+
+// The inverse; INT32_MAX is a NaN.
+inline float float_of_key(int32_t key) {
+  const uint32_t bits = static_cast<uint32_t>(key);
+  return as_float(key < 0 ? ~bits | 0x80000000 : bits);
+}
+
+// E2M1, the low four bits of `code`: its exponent and fraction, in a float32's places, are its value
+// times 2^-126, subnormal or not.
+inline float e2m1_to_float(uint32_t code) {
+  return as_float((code & 8) << 28 | as_bits(as_float((code & 7) << 22) * 0x1p126f));
+}
+
+// Scale of a group: E8M0 (2^(bits - 127), as MLX has it also for 255) or E4M3.
+inline float fp4_scale(bool e8m0, uint32_t bits) {
+  if (e8m0) return as_float(bits == 0 ? 0x00400000 : bits << 23);
+  return as_float((bits & 0x80) << 24 | as_bits(as_float((bits & 0x7f) << 20) * 0x1p120f));
+}
+
 // count values of `type`, starting with element `offset` of `source`, as float32.
 inline void load_floats(const void* source, Float type, std::size_t offset, int count, float* out) {
   if (type == Float::f32) {

@@ -13,6 +13,7 @@ namespace octavo {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr int kMaxGroup = 128;  // inputs, hence also bytes of codes
 
 // Rows of the panel that exist.
 int panel_outputs(const PackedShape& shape, int panel) {
@@ -41,18 +42,59 @@ void pack_odd_pairs(const bf16_t* rows, int num_rows, int inputs, bf16_t* panel)
           rows[static_cast<std::size_t>(n) * inputs + k];
 }
 
-// Four bits each, spread to the low halves of four bytes.
-uint32_t spread_nibbles(uint32_t codes) {
-  codes = (codes | codes << 8) & 0x00ff00ff;
-  return (codes | codes << 4) & 0x0f0f0f0f;
+// Four consecutive codes as four bytes, the first in the lowest.
+uint32_t spread(uint32_t codes, int bits) {
+  const uint32_t mask = (1u << bits) - 1;
+  return (codes & mask) | (codes >> bits & mask) << 8 | (codes >> 2 * bits & mask) << 16 |
+         (codes >> 3 * bits & mask) << 24;
 }
 
-// MLX's word holds eight 4-bit codes, the first in the lowest bits; ours has input j in the low and
-// input 4 + j in the high half of byte j. Words of bytes stay as they are.
-uint32_t panel_word(uint32_t codes, int bits) {
-  if (bits == 8) return codes;
-  return spread_nibbles(codes & 0xffff) | spread_nibbles(codes >> 16) << 4;
+// The inverse of spread.
+uint32_t gather(uint32_t quad, int bits) {
+  const uint32_t mask = (1u << bits) - 1;
+  return (quad & mask) | (quad >> 8 & mask) << bits | (quad >> 16 & mask) << 2 * bits |
+         (quad >> 24 & mask) << 3 * bits;
 }
+
+// One plane of a group's codes: `bits` of each, from bit `shift` of a code on.
+struct Plane {
+  uint8_t* words;  // [group bits / 32][64] words
+  int bits;
+  int shift;
+
+  uint32_t mask() const { return ((1u << bits) - 1) * 0x01010101u; }
+  uint8_t* word(int quad, int n) const {
+    return words + (static_cast<std::size_t>(quad * bits / 8) * kPanel + n) * 4;
+  }
+  // Quad i holds the codes of inputs 4 i to 4 i + 3.
+  void put(int i, int n, uint32_t quad) const {
+    uint32_t word;
+    std::memcpy(&word, this->word(i, n), 4);
+    word |= (quad >> shift & mask()) << i * bits % 8;
+    std::memcpy(this->word(i, n), &word, 4);
+  }
+  uint32_t get(int i, int n) const {
+    uint32_t word;
+    std::memcpy(&word, this->word(i, n), 4);
+    return (word >> i * bits % 8 & mask()) << shift;
+  }
+};
+
+// Codes of one group of a panel; a code of 8, 4, 2 or 1 bits has no second plane.
+struct Codes {
+  Plane low, high;
+
+  Codes(const PackedShape& shape, uint8_t* block)
+      : low{block, shape.low_bits(), 0},
+        high{block + PackedShape::plane_bytes(shape.group, shape.low_bits()), shape.bits - shape.low_bits(),
+             shape.low_bits()} {}
+
+  void put(int i, int n, uint32_t quad) const {
+    low.put(i, n, quad);
+    if (high.bits > 0) high.put(i, n, quad);
+  }
+  uint32_t get(int i, int n) const { return low.get(i, n) | (high.bits > 0 ? high.get(i, n) : 0); }
+};
 
 template <class T>
 void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
@@ -62,50 +104,85 @@ void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
           panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run];
 }
 
-// The inverse of panel_word.
-uint32_t mlx_word(uint32_t word, int bits) {
-  if (bits == 8) return word;
-  uint32_t codes = 0;
-  for (int j = 0; j < 4; ++j) {
-    codes |= ((word >> (8 * j)) & 15) << (4 * j);
-    codes |= ((word >> (8 * j + 4)) & 15) << (4 * (4 + j));
-  }
-  return codes;
-}
+// Where MLX has the codes and scales of one output's group.
+struct Place {
+  std::size_t code_byte, scale;
 
-void pack_group(const PackedShape& shape, int panel, int group, const uint32_t* codes, const void* scales,
+  Place(const PackedShape& shape, int output, int group)
+      : code_byte((static_cast<std::size_t>(output) * shape.num_groups() + group) * shape.group * shape.bits /
+                  8),
+        scale(static_cast<std::size_t>(output) * shape.num_groups() + group) {}
+};
+
+std::size_t scale_size(const PackedShape& shape) { return shape.affine() ? float_size(shape.scale_type) : 1; }
+
+void pack_group(const PackedShape& shape, int panel, int group, const void* codes, const void* scales,
                 const void* biases, uint8_t* block) {
-  const int words = shape.group * shape.bits() / 32;
-  const std::size_t row_words = static_cast<std::size_t>(words) * shape.num_groups();
-  const std::size_t size = float_size(shape.scale_type);
+  const std::size_t size = scale_size(shape), bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
+  const Codes planes(shape, block);
+  uint8_t stream[kMaxGroup + 4] = {};  // of bits, with room to read four bytes anywhere
   uint8_t* scale_row = block + shape.code_bytes();
   for (int n = 0; n < panel_outputs(shape, panel); ++n) {
-    const std::size_t output = static_cast<std::size_t>(panel) * kPanel + n;
-    const uint32_t* row = codes + output * row_words + static_cast<std::size_t>(group) * words;
-    for (int i = 0; i < words; ++i) {
-      const uint32_t word = panel_word(row[i], shape.bits());
-      std::memcpy(block + (static_cast<std::size_t>(i) * kPanel + n) * 4, &word, 4);
+    const Place from(shape, panel * kPanel + n, group);
+    std::memcpy(stream, static_cast<const uint8_t*>(codes) + from.code_byte, bytes);
+    for (int i = 0; i < shape.group / 4; ++i) {
+      const int bit = 4 * shape.bits * i;
+      uint32_t window;
+      std::memcpy(&window, stream + bit / 8, 4);
+      planes.put(i, n, spread(window >> bit % 8, shape.bits));
     }
-    const std::size_t at = (output * shape.num_groups() + group) * size;
-    std::memcpy(scale_row + n * size, static_cast<const uint8_t*>(scales) + at, size);
-    std::memcpy(scale_row + (kPanel + n) * size, static_cast<const uint8_t*>(biases) + at, size);
+    std::memcpy(scale_row + n * size, static_cast<const uint8_t*>(scales) + from.scale * size, size);
+    if (shape.affine())
+      std::memcpy(scale_row + (kPanel + n) * size, static_cast<const uint8_t*>(biases) + from.scale * size,
+                  size);
   }
+}
+
+void unpack_group(const PackedWeight& weight, int output, int group, void* codes, void* scales,
+                  void* biases) {
+  const PackedShape& shape = weight.shape;
+  const std::size_t size = scale_size(shape), bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
+  uint8_t* block =
+      weight.panels.data() + shape.panel_bytes() * (output / kPanel) + shape.block_bytes() * group;
+  const Codes planes(shape, block);
+  const Place to(shape, output, group);
+  const int n = output % kPanel;
+  uint8_t stream[kMaxGroup + 4] = {};
+  for (int i = 0; i < shape.group / 4; ++i) {
+    const int bit = 4 * shape.bits * i;
+    uint32_t window;
+    std::memcpy(&window, stream + bit / 8, 4);
+    window |= gather(planes.get(i, n), shape.bits) << bit % 8;
+    std::memcpy(stream + bit / 8, &window, 4);
+  }
+  std::memcpy(static_cast<uint8_t*>(codes) + to.code_byte, stream, bytes);
+  const uint8_t* scale_row = block + shape.code_bytes();
+  std::memcpy(static_cast<uint8_t*>(scales) + to.scale * size, scale_row + n * size, size);
+  if (shape.affine())
+    std::memcpy(static_cast<uint8_t*>(biases) + to.scale * size, scale_row + (kPanel + n) * size, size);
 }
 
 void quantized_row(const PackedWeight& weight, int output, float* out) {
   const PackedShape& shape = weight.shape;
   const int n = output % kPanel;
-  for (int g = 0; g < shape.num_groups(); ++g) {
-    const uint8_t* block = weight.panel(output / kPanel) + shape.block_bytes() * g;
-    float scale, bias;
-    load_floats(block + shape.code_bytes(), shape.scale_type, n, 1, &scale);
-    load_floats(block + shape.code_bytes(), shape.scale_type, kPanel + n, 1, &bias);
-    for (int k = 0; k < shape.group; ++k) {
-      const bool wide = shape.kind == WeightKind::q8;
-      const int word = wide ? k / 4 : k / 8, shift = wide ? 0 : (k % 8 >= 4 ? 4 : 0);
-      const uint8_t byte = block[(static_cast<std::size_t>(word) * kPanel + n) * 4 + k % 4];
-      const int code = wide ? byte : (byte >> shift) & 15;
-      out[g * shape.group + k] = scale * static_cast<float>(code) + bias;
+  for (int g = 0; g < shape.num_groups(); ++g, out += shape.group) {
+    uint8_t* block = weight.panels.data() + shape.panel_bytes() * (output / kPanel) + shape.block_bytes() * g;
+    const Codes planes(shape, block);
+    const uint8_t* parameters = block + shape.code_bytes();
+    float scale, bias = 0;
+    if (shape.affine()) {
+      load_floats(parameters, shape.scale_type, n, 1, &scale);
+      load_floats(parameters, shape.scale_type, kPanel + n, 1, &bias);
+    } else {
+      scale = fp4_scale(shape.kind == WeightKind::mxfp4, parameters[n]);
+    }
+    for (int i = 0; i < shape.group / 4; ++i) {
+      const uint32_t quad = planes.get(i, n);
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t code = quad >> 8 * j & 255;
+        out[4 * i + j] =
+            shape.affine() ? scale * static_cast<float>(code) + bias : scale * e2m1_to_float(code);
+      }
     }
   }
 }
@@ -184,23 +261,9 @@ void PackedWeight::unpack_dense(void* weight) const {
   });
 }
 
-void PackedWeight::unpack_affine(uint32_t* codes, void* scales, void* biases) const {
-  const int words = shape.group * shape.bits() / 32;
-  const std::size_t size = float_size(shape.scale_type);
+void PackedWeight::unpack_quantized(uint32_t* codes, void* scales, void* biases) const {
   parallel_for(shape.outputs, [&](int output) {
-    const int n = output % kPanel;
-    for (int g = 0; g < shape.num_groups(); ++g) {
-      const uint8_t* block = panel(output / kPanel) + shape.block_bytes() * g;
-      const std::size_t at = static_cast<std::size_t>(output) * shape.num_groups() + g;
-      for (int i = 0; i < words; ++i) {
-        uint32_t word;
-        std::memcpy(&word, block + (static_cast<std::size_t>(i) * kPanel + n) * 4, 4);
-        codes[at * words + i] = mlx_word(word, shape.bits());
-      }
-      const uint8_t* scale_row = block + shape.code_bytes();
-      std::memcpy(static_cast<uint8_t*>(scales) + at * size, scale_row + n * size, size);
-      std::memcpy(static_cast<uint8_t*>(biases) + at * size, scale_row + (kPanel + n) * size, size);
-    }
+    for (int g = 0; g < shape.num_groups(); ++g) unpack_group(*this, output, g, codes, scales, biases);
   });
 }
 

@@ -6,12 +6,15 @@
 //   bf16        [inputs / 2][64][2]  pairs of inputs side by side: what VDPBF16PS and AMX tiles want;
 //               inputs padded with zeros to a multiple of 32
 //   f16, f32    [inputs][64]
-//   q8          per group of inputs a block: codes [group / 4][64][4] bytes, then scales and biases
-//   q4          per group a block: codes [group / 8][64][4] bytes, byte j of eight inputs holding
-//               input j in its low and input 4 + j in its high half; then scales and biases
+//   affine      per group of inputs a block: codes, then scales [64] and biases [64] in the float type
+//               they came in; weight = scale * code + bias (MLX's affine format)
+//   mxfp4       per group of 32 a block: codes (E2M1), then scales [64], E8M0
+//   nvfp4       per group of 16 a block: codes (E2M1), then scales [64], E4M3
 //
-// q8 and q4 are MLX's affine formats: weight = scale * code + bias, one scale and one bias per output
-// and group, both in the float type they came in, scales [64] then biases [64].
+// Codes lie in planes of 8, 4, 2 or 1 bits: those of 6, 5 and 3 bits in a plane of their low 4, 4 and 2
+// bits and one of the 2, 1 and 1 above them. A plane of p bits is [group p / 32][64] words, each of 32 / p
+// inputs of one output: byte j holds inputs j, 4 + j, 8 + j, ... from its lowest bits up. So a shift and
+// a mask give four inputs in a row, in four bytes, for as many outputs as a register holds.
 // Outputs past the last are zero.
 #pragma once
 
@@ -25,7 +28,7 @@ namespace octavo {
 
 constexpr int kPanel = 64;
 
-enum class WeightKind { bf16, f16, f32, q8, q4 };
+enum class WeightKind { bf16, f16, f32, affine, mxfp4, nvfp4 };
 
 // Zeroed memory aligned to a cache line; large ones ask for huge pages, which spares a streaming
 // kernel a page walk every 4 KiB.
@@ -48,18 +51,28 @@ class Buffer {
 
 struct PackedShape {
   WeightKind kind;
-  Float scale_type;  // of q8 and q4
+  Float scale_type;  // of affine scales and biases, or of a dense weight
   int outputs;
   int inputs;
-  int group;  // of q8 and q4: inputs that share a scale; 0 otherwise
+  int group = 0;  // inputs that share a scale; 0 for a dense weight
+  int bits = 0;   // of a code; 0 for a dense weight
 
-  bool quantized() const { return kind == WeightKind::q8 || kind == WeightKind::q4; }
-  int bits() const { return kind == WeightKind::q4 ? 4 : 8; }
+  bool operator==(const PackedShape&) const = default;
+
+  bool quantized() const { return group > 0; }
+  bool affine() const { return kind == WeightKind::affine; }
+  int low_bits() const { return bits >= 4 && bits < 8 ? 4 : bits == 3 ? 2 : bits; }  // of the first plane
   int num_panels() const { return (outputs + kPanel - 1) / kPanel; }
   int padded_inputs() const { return kind == WeightKind::bf16 ? (inputs + 31) / 32 * 32 : inputs; }
   int num_groups() const { return inputs / group; }
-  std::size_t code_bytes() const { return static_cast<std::size_t>(group) * kPanel * bits() / 8; }
-  std::size_t block_bytes() const { return code_bytes() + 2 * kPanel * float_size(scale_type); }
+  // Bytes of `count` inputs in a plane of `plane_bits`.
+  static std::size_t plane_bytes(int count, int plane_bits) {
+    return static_cast<std::size_t>(count) * kPanel * plane_bits / 8;
+  }
+  std::size_t code_bytes() const { return plane_bytes(group, bits); }
+  std::size_t block_bytes() const {
+    return code_bytes() + (affine() ? 2 * kPanel * float_size(scale_type) : kPanel);
+  }
   std::size_t panel_bytes() const {
     if (quantized()) return block_bytes() * num_groups();
     return static_cast<std::size_t>(padded_inputs()) * kPanel * (kind == WeightKind::f32 ? 4 : 2);
@@ -69,8 +82,8 @@ struct PackedShape {
 struct PackedWeight {
   // Pack a dense row-major matrix of `shape.kind`.
   PackedWeight(const PackedShape& shape, const void* weight);
-  // Pack MLX's affine format: codes as uint32 [outputs, inputs * bits / 32], scales and biases
-  // [outputs, inputs / group] in `shape.scale_type`.
+  // Pack a quantized one as MLX stores it: codes as uint32 [outputs, inputs * bits / 32], each row a
+  // stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
   PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales, const void* biases);
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
@@ -80,7 +93,7 @@ struct PackedWeight {
 
   // The matrices this was packed from, bit by bit. Buffers are laid out as the constructors take them.
   void unpack_dense(void* weight) const;
-  void unpack_affine(uint32_t* codes, void* scales, void* biases) const;
+  void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
 
   PackedShape shape;
   Buffer panels;

@@ -4,7 +4,7 @@ For each shape, kind of weight and number of rows: microseconds, GB/s of weights
 Few rows are bound by memory: their weights cycle through more memory than a cache holds. The last
 line is the same as JSON.
 
-    python tests/bench/bench_linear.py [--threads N] [--rows 1,8,32,512] [--kinds bf16,q8,q4]
+    python tests/bench/bench_linear.py [--threads N] [--rows 1,8,32,512] [--kinds bf16,q8,q4,mxfp4] [--exact]
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ def pack(kind: str, outputs: int, inputs: int) -> _ext.PackedWeight:
     weight = (mx.random.normal((outputs, inputs)) * inputs**-0.5).astype(mx.bfloat16)
     if kind == "bf16":
         return _ext.pack_dense(weight)
+    if kind in ("mxfp4", "nvfp4"):
+        codes, scales, *_ = mx.quantize(weight, mode=kind)
+        return _ext.pack_fp4(codes, scales, mode=kind)
     bits = int(kind[1:])
     return _ext.pack_affine(*mx.quantize(weight, 64, bits), group_size=64, bits=bits)
 
@@ -48,25 +51,25 @@ def best_seconds(run: Callable[[], None]) -> float:
     return best
 
 
-def measure(weights: list[_ext.PackedWeight], rows: int) -> float:
+def measure(weights: list[_ext.PackedWeight], rows: int, *, exact: bool) -> float:
     """Seconds of one multiplication, averaged over one round through ``weights``."""
     x = mx.random.normal((rows, weights[0].inputs)).astype(mx.bfloat16)
     mx.eval(x)
 
     def run() -> None:
-        mx.eval([_ext.linear(x, weight) for weight in weights])
+        mx.eval([_ext.linear(x, weight, exact=exact) for weight in weights])
 
     return best_seconds(run) / len(weights)
 
 
-def bench(shape: str, kind: str, all_rows: list[int]) -> list[dict[str, object]]:
+def bench(shape: str, kind: str, all_rows: list[int], *, exact: bool) -> list[dict[str, object]]:
     outputs, inputs = SHAPES[shape]
     first = pack(kind, outputs, inputs)
     copies = -(-CYCLED_BYTES // first.nbytes) if min(all_rows) < MANY_ROWS else 1
     weights = [first] + [pack(kind, outputs, inputs) for _ in range(copies - 1)]
     results: list[dict[str, object]] = []
     for rows in all_rows:
-        seconds = measure(weights if rows < MANY_ROWS else weights[:1], rows)
+        seconds = measure(weights if rows < MANY_ROWS else weights[:1], rows, exact=exact)
         gb_s, gflop_s = first.nbytes / seconds / 1e9, 2 * rows * outputs * inputs / seconds / 1e9
         figures = {"us": seconds * 1e6, "gb_s": gb_s, "gflop_s": gflop_s}
         results.append({"shape": shape, "kind": kind, "rows": rows} | figures)
@@ -83,6 +86,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32,512")
     parser.add_argument("--kinds", default="bf16,q8,q4")
     parser.add_argument("--shapes", default="qkv,o,gate_up,down")
+    parser.add_argument("--exact", action="store_true", help="keep activations as they are")
     args = parser.parse_args()
     mx.set_default_device(mx.cpu)
     _ext.set_threads(args.threads)
@@ -93,7 +97,7 @@ def main() -> None:
         line
         for shape in args.shapes.split(",")
         for kind in args.kinds.split(",")
-        for line in bench(shape, kind, rows)
+        for line in bench(shape, kind, rows, exact=args.exact)
     ]
     summary = {"bench": "linear", "isa": _ext.isa(), "threads": args.threads, "roofline": limits}
     print(json.dumps(summary | {"results": results}))

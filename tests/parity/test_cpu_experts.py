@@ -84,7 +84,25 @@ def test_weights_move_and_come_back() -> None:
     assert all(mx.array_equal(a, b) for a, b in zip(originals, back, strict=True))
 
 
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4"])
+def test_fp4_experts_agree_with_mlx_lm(mode: str) -> None:
+    group = 32 if mode == "mxfp4" else 16
+    layer = QuantizedSwitchLinear(64, 32, 3, group_size=group, bits=4, mode=mode)
+    layer.bias = mx.random.normal((3, 32))
+    x, ids = mx.random.normal((4, 1, 64)), mx.array([2, 0, 1, 2])
+    expected = layer(x, ids)
+    mx.eval(expected)
+    assert not replace_modules(Sequential(layer), exact=False, fuse=False).kept
+    assert layer.biases is None
+    assert float(mx.abs(layer(x, ids) - expected).max() / mx.abs(expected).max()) < 5e-6
+
+
 def test_formats_without_a_kernel_are_kept_and_told() -> None:
-    quantized = QuantizedSwitchLinear(64, 32, 2, group_size=32, bits=4, mode="mxfp4")
-    (kept,) = replace_modules(Sequential(quantized), exact=False, fuse=False).kept
-    assert (kept.type, kept.reason) == ("QuantizedSwitchLinear", "weights in mxfp4")
+    quantized = QuantizedSwitchLinear(64, 32, 2, group_size=32, bits=8, mode="mxfp8")
+    scaled = QuantizedSwitchLinear(64, 32, 2, group_size=16, bits=4, mode="nvfp4")
+    scaled.global_scale = mx.ones((2,))
+    report = replace_modules(Sequential(quantized, scaled), exact=False, fuse=False)
+    assert sorted((kept.type, kept.reason) for kept in report.kept) == [
+        ("QuantizedSwitchLinear", "weights in mxfp8"),
+        ("QuantizedSwitchLinear", "weights in nvfp4 with a global scale"),
+    ]

@@ -61,9 +61,13 @@ def test_unpack_gives_back_every_bit(shape: tuple[int, int], dtype: mx.Dtype) ->
     assert mx.array_equal(_ext.unpack(_ext.pack_dense(weight))[0], weight)
     odd = weight[:, :-1]
     assert mx.array_equal(_ext.unpack(_ext.pack_dense(odd))[0], odd)
-    for bits in (4, 8):
+    for bits in native.AFFINE_BITS:
         arrays = mx.quantize(weight, 32, bits)
         back = _ext.unpack(_ext.pack_affine(*arrays, group_size=32, bits=bits))
+        assert all(mx.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, back, strict=True))
+    for mode in native.FP4_MODES:
+        arrays = mx.quantize(weight, mode=mode)
+        back = _ext.unpack(_ext.pack_fp4(*arrays, mode=mode))
         assert all(mx.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, back, strict=True))
 
 
@@ -80,11 +84,17 @@ def test_wrong_shapes_are_named() -> None:
         _ext.pack_dense(mx.zeros((8,)))
     with pytest.raises(ValueError, match=r"bias must have shape \[8\].* got \[9\]"):
         _ext.pack_dense(mx.zeros((8, 16)), mx.zeros((9,)))
-    with pytest.raises(ValueError, match="bits must be 4 or 8, got 5"):
-        _ext.pack_affine(codes, scales, biases, group_size=32, bits=5)
+    with pytest.raises(ValueError, match="bits must be 1 to 6 or 8, got 7"):
+        _ext.pack_affine(codes, scales, biases, group_size=32, bits=7)
+    with pytest.raises(ValueError, match=r"\[8, 8\] are not whole groups of 32 codes of 3 bits"):
+        _ext.pack_affine(codes, scales, biases, group_size=32, bits=3)
+    with pytest.raises(ValueError, match="mode must be mxfp4 or nvfp4, got mxfp8"):
+        _ext.pack_fp4(codes, scales, mode="mxfp8")
+    with pytest.raises(ValueError, match="scales of mxfp4 must be uint8, got float32"):
+        _ext.pack_fp4(codes, scales, mode="mxfp4")
     with pytest.raises(ValueError, match="group_size must be 32, 64 or 128, got 16"):
         _ext.pack_affine(codes, scales, biases, group_size=16, bits=4)
-    with pytest.raises(ValueError, match=r"scales and biases must have shape .* got \[8, 2\]"):
+    with pytest.raises(ValueError, match=r"scales must have shape .*\[8, 1\] .* got \[8, 2\]"):
         _ext.pack_affine(codes, scales, biases, group_size=64, bits=4)
     with pytest.raises(ValueError, match=r"weight must be floats \[16\]"):
         _ext.rms_norm(mx.zeros((2, 16)), mx.zeros((15,)), 1e-5)
@@ -120,7 +130,9 @@ def test_several_streams_at_once() -> None:
     assert not wrong
 
 
-def tiny_model(name: str, *, tied: bool, dtype: mx.Dtype, bits: int | None) -> Module:
+def tiny_model(
+    name: str, *, tied: bool, dtype: mx.Dtype, bits: int | None = None, mode: str = "affine"
+) -> Module:
     module = MODELS[name]
     mx.random.seed(5)
     model: Module = module.Model(
@@ -141,24 +153,27 @@ def tiny_model(name: str, *, tied: bool, dtype: mx.Dtype, bits: int | None) -> M
     )
     model.set_dtype(dtype)
     if bits is not None:
-        quantize(model, 32, bits)
+        quantize(model, 16 if mode == "nvfp4" else 32, bits, mode=mode)
     mx.eval(model.parameters())
     return model
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize(
+    ("bits", "mode"),
+    [(None, "affine"), (8, "affine"), (4, "affine"), (3, "affine"), (4, "mxfp4"), (4, "nvfp4")],
+)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_agree_with_mlx(
-    name: str, tied: bool, bits: int | None, exact: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, tied: bool, bits: int | None, mode: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (activations, *MODELS.values()):  # put mlx-lm's own swiglu back afterwards
         monkeypatch.setattr(module, "swiglu", getattr(activations.swiglu, "original", activations.swiglu))
     ids = mx.array([[3, 5, 7, 299, 1, 2, 0, 8]])
     # MLX's own quantized product sums in bf16: float32 is the truth for both.
     for dtype, tolerance in ((mx.float32, 5e-6), (mx.bfloat16, 0.06)):
-        model = tiny_model(name, tied=tied, dtype=dtype, bits=bits)
+        model = tiny_model(name, tied=tied, dtype=dtype, bits=bits, mode=mode)
         expected = model(ids).astype(mx.float32)
         mx.eval(expected)
         report = replace_modules(model, exact=exact, fuse=True)
@@ -191,6 +206,11 @@ def test_weights_move_and_come_back() -> None:
     quantized(x)
     assert mx.array_equal(quantized.weight, codes)
     assert mx.array_equal(quantized.scales, scales)
+    micro = Linear(64, 48).to_quantized(mode="mxfp4")
+    codes = micro.weight
+    replace_modules(Sequential(micro), exact=False, fuse=False)
+    assert micro.biases is None
+    assert mx.array_equal(micro.weight, codes)
 
 
 def test_an_embedding_is_packed_when_its_head_is_used() -> None:
@@ -219,12 +239,12 @@ def test_what_is_not_known_is_kept_and_told() -> None:
             self.norm = LayerNorm(32)
             self.three = Linear(64, 32).to_quantized(64, 3)
             self.micro = Linear(64, 32).to_quantized(32, 4, mode="mxfp4")
+            self.wide = Linear(64, 32).to_quantized(32, 8, mode="mxfp8")
             self.plain = Linear(32, 32)
 
     report = replace_modules(Model(), exact=False, fuse=False)
-    assert report.replaced == {"Linear": 1, "LayerNorm": 1}
+    assert report.replaced == {"Linear": 1, "QuantizedLinear": 2, "LayerNorm": 1}
     assert {kept.name: (kept.type, kept.reason) for kept in report.kept} == {
         "double": ("Doubled", "no native kernel for this type"),
-        "three": ("QuantizedLinear", "weights of 3 bits"),
-        "micro": ("QuantizedLinear", "weights in mxfp4"),
+        "wide": ("QuantizedLinear", "weights in mxfp8"),
     }

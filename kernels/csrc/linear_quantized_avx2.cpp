@@ -1,0 +1,359 @@
+// Quantized weights on AVX2 in integers.
+//
+// Activations are rounded per row and block of inputs (a group, at most 64) to a scale a times signed
+// codes xq, so that for affine weights
+//
+//   y = sum over blocks of  a s (q . xq)  +  a b sum(xq)
+//
+// Codes of 1 to 4 bits and E2M1 go through VPMADDUBSW with 8-bit activations. Its 16-bit sums are let
+// wrap: they start at -c sum(xq), c the middle of the codes, and end as (q - c) . xq, which fits (64
+// inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as 2 value + 12. Codes of 5, 6
+// and 8 bits would saturate there: they are widened and go through VPMADDWD, which takes 16-bit
+// activations at the same speed. Every integer sum is exact, so only the order of blocks matters, and
+// that is the same for any number of rows.
+//
+// Rounding moves an activation by at most a / 2, hence
+//   |error| <= sum over blocks of  max|x| / 254 (8 bits) or max|x| / 65534 (16 bits) * sum|w|.
+#include <immintrin.h>
+
+#include <utility>
+
+#include "linear_common.h"
+
+namespace octavo::avx2 {
+namespace {
+
+constexpr int kTileRows = 6;
+constexpr int kItemTiles = 8;  // row tiles that share what they read of a panel
+constexpr int kMaxBlock = 64;  // inputs
+constexpr int kAhead = 3072;   // bytes of codes fetched before they are used
+
+// How four codes each of eight outputs become bytes of a register.
+template <int kCodeBits, bool kE2m1 = false>
+struct Format {
+  static constexpr bool kWide = kCodeBits > 4;  // 16-bit activations
+  static constexpr int kLow = kCodeBits >= 4 && kCodeBits < 8 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
+  static constexpr int kHigh = kCodeBits - kLow;
+  static constexpr int kMiddle = kE2m1 ? 12 : kWide ? 0 : 1 << (kCodeBits - 1);
+  // Quads in a row after which words of all planes begin anew.
+  static constexpr int kQuads = kE2m1                          ? 2
+                                : kHigh == 1 || kCodeBits == 1 ? 8
+                                : kLow == 2 || kHigh == 2      ? 4
+                                                               : 2;
+
+  static __m256i plane(const uint8_t* words, int bits, int quad, int above) {
+    const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + quad * bits / 8 * 256));
+    const int right = quad * bits % 8 - above;
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>(((1 << bits) - 1) << above));
+    if (bits == 8) return word;
+    return _mm256_and_si256(right < 0 ? _mm256_slli_epi16(word, -right) : _mm256_srli_epi16(word, right),
+                            mask);
+  }
+
+  static __m256i load(const uint8_t* low, const uint8_t* high, int quad) {
+    __m256i codes = plane(low, kLow, quad, 0);
+    if constexpr (kHigh > 0) codes = _mm256_or_si256(codes, plane(high, kHigh, quad, kLow));
+    if constexpr (kE2m1) {
+      const __m128i values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+      codes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
+    }
+    return codes;
+  }
+};
+
+// Activations in tiles of rows. For each tile of R rows: codes [inputs / 4][R] of four bytes, or
+// [inputs / 4][2][R] of two halves, inputs (0, 2) and (1, 3); then per block [R] what scales the
+// products, a; what the weight's bias meets, a sum(xq); and where the 16-bit sums start.
+struct Rows {
+  int words;  // of codes per input quad: 1 or 2
+  int blocks;
+  int32_t* codes;
+  float* scales;
+  float* sums;
+  int32_t* starts;
+};
+
+struct BlockCodes {
+  int16_t codes[kMaxBlock];
+  float scale;
+};
+
+BlockCodes quantize_block(const LinearCall& call, std::size_t at, int block, int most) {
+  alignas(32) float x[kMaxBlock];
+  load_floats(call.x, call.x_type, at, block, x);
+  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  __m256 largest = _mm256_setzero_ps(), poison = _mm256_setzero_ps();
+  for (int k = 0; k < block; k += 8) {
+    const __m256 value = _mm256_load_ps(x + k);
+    largest = _mm256_max_ps(largest, _mm256_and_ps(value, magnitude));
+    poison = _mm256_fmadd_ps(value, _mm256_setzero_ps(), poison);  // 0, or NaN once x is not finite
+  }
+  alignas(32) float lanes[8], poisons[8];
+  _mm256_store_ps(lanes, largest);
+  _mm256_store_ps(poisons, poison);
+  float limit = 0, bad = 0;
+  for (int i = 0; i < 8; ++i) limit = lanes[i] > limit ? lanes[i] : limit, bad += poisons[i];
+  BlockCodes result;
+  result.scale = limit / static_cast<float>(most) + bad;
+  // Below this the inverse could overflow; such a block counts as zeros.
+  const float inverse = limit > 1e-30f && bad == 0 ? static_cast<float>(most) / limit : 0.0f;
+  const __m256 factor = _mm256_set1_ps(inverse);
+  for (int k = 0; k < block; k += 8) {
+    alignas(32) int32_t codes[8];
+    const __m256 scaled = bad == 0 ? _mm256_mul_ps(_mm256_load_ps(x + k), factor) : factor;
+    _mm256_store_si256(reinterpret_cast<__m256i*>(codes), _mm256_cvtps_epi32(scaled));
+    for (int i = 0; i < 8; ++i) result.codes[k + i] = static_cast<int16_t>(codes[i]);
+  }
+  return result;
+}
+
+int32_t pair(int low, int high) {
+  return static_cast<int32_t>((low & 0xffff) | static_cast<uint32_t>(high) << 16);
+}
+
+// Four codes as the words that kernels broadcast.
+void place_quad(const int16_t* x, int words, int size, int32_t* out) {
+  if (words == 2) {
+    out[0] = pair(x[0], x[2]);
+    out[size] = pair(x[1], x[3]);
+  } else {
+    out[0] = (x[0] & 255) | (x[1] & 255) << 8 | (x[2] & 255) << 16 |
+             static_cast<int32_t>(static_cast<uint32_t>(x[3]) << 24);
+  }
+}
+
+void quantize_tile(const LinearCall& call, const RowTiles& tiles, int tile, int block, int middle,
+                   const Rows& out) {
+  const int inputs = call.weight->shape.inputs, first = tiles.first(tile), size = tiles.size(tile);
+  const std::size_t quads = static_cast<std::size_t>(inputs) / 4 * out.words;
+  for (int m = 0; m < size; ++m)
+    for (int b = 0; b < out.blocks; ++b) {
+      const std::size_t at =
+          static_cast<std::size_t>(first + m) * inputs + static_cast<std::size_t>(b) * block;
+      const BlockCodes quantized = quantize_block(call, at, block, out.words == 2 ? 32767 : 127);
+      int32_t* target =
+          out.codes + first * quads + static_cast<std::size_t>(b) * (block / 4) * out.words * size + m;
+      int even = 0, odd = 0;  // sums of the inputs in the lower and the upper half of a word
+      for (int k = 0; k < block; k += 4) {
+        const int16_t* x = quantized.codes + k;
+        place_quad(x, out.words, size, target + k / 4 * out.words * size);
+        even += x[0] + x[1];
+        odd += x[2] + x[3];
+      }
+      const std::size_t i =
+          static_cast<std::size_t>(first) * out.blocks + static_cast<std::size_t>(b) * size + m;
+      out.scales[i] = quantized.scale;
+      out.sums[i] = quantized.scale * static_cast<float>(even + odd);
+      out.starts[i] = pair(-middle * even, -middle * odd);
+    }
+}
+
+// All rows, in the caller's scratch slot 1.
+Rows quantize_rows(const LinearCall& call, const RowTiles& tiles, int block, int words, int middle) {
+  const PackedShape& shape = call.weight->shape;
+  const std::size_t rows = call.rows, blocks = shape.inputs / block;
+  const std::size_t code_words = rows * shape.inputs / 4 * words;
+  int32_t* codes = static_cast<int32_t*>(thread_scratch(4 * (code_words + 3 * rows * blocks), 1));
+  float* scales = reinterpret_cast<float*>(codes + code_words);
+  float* sums = scales + rows * blocks;
+  const Rows out{
+      words, static_cast<int>(blocks), codes, scales, sums, reinterpret_cast<int32_t*>(sums + rows * blocks)};
+  const auto quantize = [&](int tile) { quantize_tile(call, tiles, tile, block, middle, out); };
+  if (call.rows > 8) parallel_for(tiles.count, quantize);
+  else
+    for (int tile = 0; tile < tiles.count; ++tile) quantize(tile);
+  return out;
+}
+
+// A block's scales and biases of the 64 outputs, as the sums want them.
+struct Parameters {
+  alignas(32) float scale[kPanel];
+  alignas(32) float bias[kPanel];
+};
+
+template <class F>
+inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
+  if (shape.affine()) {
+    load_floats(from, shape.scale_type, 0, kPanel, out.scale);
+    load_floats(from, shape.scale_type, kPanel, kPanel, out.bias);
+    const __m256 middle = _mm256_set1_ps(static_cast<float>(F::kMiddle));
+    for (int n = 0; n < kPanel; n += 8)
+      _mm256_store_ps(out.bias + n,
+                      _mm256_fmadd_ps(middle, _mm256_load_ps(out.scale + n), _mm256_load_ps(out.bias + n)));
+    return;
+  }
+  for (int n = 0; n < kPanel; ++n) {  // codes are twice the values
+    out.scale[n] = 0.5f * fp4_scale(shape.kind == WeightKind::mxfp4, from[n]);
+    out.bias[n] = 0;
+  }
+}
+
+// body(integral constant i) for i in [0, count), unrolled before the compiler looks at arrays: sums that a
+// loop indexes would stay in memory.
+template <int count, class Body>
+inline __attribute__((always_inline)) void unrolled(Body&& body) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, count>());
+}
+
+// Sums of R rows by 8 C outputs.
+template <int R, int C>
+struct Sums {
+  __m256i at[R][C];
+};
+
+// Add up now: compilers that first add the values of several steps run out of registers.
+inline __m256i settled(__m256i sum) {
+  asm volatile("" : "+x"(sum));
+  return sum;
+}
+
+// One word of activations per row, times `codes`.
+template <bool kWide, int R, int C>
+inline __attribute__((always_inline)) void add_products(const int32_t* x, const __m256i (&codes)[C],
+                                                        Sums<R, C>& sums) {
+  unrolled<R>([&](auto m) __attribute__((always_inline)) {
+    const __m256i value = _mm256_set1_epi32(x[m]);
+    unrolled<C>([&](auto c) __attribute__((always_inline)) {
+      __m256i& sum = sums.at[m][c];
+      if constexpr (kWide) sum = settled(_mm256_add_epi32(sum, _mm256_madd_epi16(codes[c], value)));
+      else sum = settled(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[c], value)));
+    });
+  });
+}
+
+// Products of one block: R rows by 8 C outputs, the planes starting at their columns.
+template <class F, int R, int C>
+inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, const int32_t* starts,
+                                                           const uint8_t* low, const uint8_t* high,
+                                                           int quads) {
+  Sums<R, C> sums;
+  unrolled<R>([&](auto m) __attribute__((always_inline)) {
+    const __m256i start = F::kWide ? _mm256_setzero_si256() : _mm256_set1_epi32(starts[m]);
+    unrolled<C>([&](auto c) __attribute__((always_inline)) { sums.at[m][c] = start; });
+  });
+  for (int first = 0; first < quads; first += F::kQuads) {
+    unrolled<F::kQuads>([&](auto quad) __attribute__((always_inline)) {
+      __m256i codes[C];
+      unrolled<C>([&](auto c) __attribute__((always_inline)) {
+        codes[c] = F::load(low + 32 * c, high + 32 * c, quad);
+      });
+      if constexpr (F::kWide) {
+        const __m256i bytes = _mm256_set1_epi16(255);
+        __m256i even[C];
+        unrolled<C>([&](auto c)
+                        __attribute__((always_inline)) { even[c] = _mm256_and_si256(codes[c], bytes); });
+        add_products<true>(x, even, sums);
+        unrolled<C>([&](auto c)
+                        __attribute__((always_inline)) { codes[c] = _mm256_srli_epi16(codes[c], 8); });
+        add_products<true>(x + R, codes, sums);
+        x += 2 * R;
+      } else {
+        add_products<false>(x, codes, sums);
+        x += R;
+      }
+    });
+    for (int at = 0; at < F::kQuads * F::kLow / 8 * 256; at += 256)
+      for (int c = 0; c < C; c += 2)
+        _mm_prefetch(reinterpret_cast<const char*>(low + kAhead + at + 32 * c), _MM_HINT_T0);
+    low += F::kQuads * F::kLow / 8 * 256;
+    high += F::kQuads * F::kHigh / 8 * 256;
+  }
+  if constexpr (!F::kWide)
+    unrolled<R * C>([&](auto i) __attribute__((always_inline)) {
+      __m256i& sum = sums.at[i / C][i % C];
+      sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    });
+  return sums;
+}
+
+// One block of inputs of a panel, as all tiles of an item meet it.
+struct BlockView {
+  const uint8_t* low;
+  const uint8_t* high;
+  const Parameters* parameters;
+  int quads;
+  bool affine;
+};
+
+// sums[R][64] += one block.
+template <class F, int R>
+__attribute__((noinline)) void multiply_block(const BlockView& block, const int32_t* x, const float* scales,
+                                              const float* x_sums, const int32_t* starts, float* sums) {
+  constexpr int C = R <= 2 ? 4 : 2;
+  for (int column = 0; column < kPanel; column += 8 * C) {
+    const Sums<R, C> dots =
+        dot_block<F, R, C>(x, starts, block.low + 4 * column, block.high + 4 * column, block.quads);
+    unrolled<C>([&](auto c) __attribute__((always_inline)) {
+      const __m256 scale = _mm256_load_ps(block.parameters->scale + column + 8 * c);
+      const __m256 bias = _mm256_load_ps(block.parameters->bias + column + 8 * c);
+      unrolled<R>([&](auto m) __attribute__((always_inline)) {
+        float* target = sums + m * kPanel + column + 8 * c;
+        const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(dots.at[m][c]), scale);
+        __m256 sum = _mm256_fmadd_ps(product, _mm256_set1_ps(scales[m]), _mm256_loadu_ps(target));
+        if (block.affine) sum = _mm256_fmadd_ps(bias, _mm256_set1_ps(x_sums[m]), sum);
+        _mm256_storeu_ps(target, sum);
+      });
+    });
+  }
+}
+
+template <class F>
+void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int block, int panel,
+              int first_tile, int last_tile) {
+  const PackedShape& shape = call.weight->shape;
+  const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first;
+  alignas(32) float sums[kItemTiles * kTileRows * kPanel];
+  std::memset(sums, 0, sizeof(float) * kPanel * rows);
+  const std::size_t high_plane = PackedShape::plane_bytes(shape.group, F::kLow);
+  const std::size_t row_words = static_cast<std::size_t>(shape.inputs) / 4 * x.words;
+  Parameters parameters;
+  for (int b = 0; b < x.blocks; ++b) {
+    const int k = b * block;
+    const uint8_t* group = call.weight->panel(panel) + shape.block_bytes() * (k / shape.group);
+    const int inside = k % shape.group;
+    if (inside == 0) load_parameters<F>(shape, group + shape.code_bytes(), parameters);
+    const BlockView view{group + PackedShape::plane_bytes(inside, F::kLow),
+                         group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), &parameters,
+                         block / 4, shape.affine()};
+    for (int tile = first_tile; tile < last_tile; ++tile) {
+      const int row = tiles.first(tile), size = tiles.size(tile);
+      const std::size_t at = static_cast<std::size_t>(row) * x.blocks + static_cast<std::size_t>(b) * size;
+      const int32_t* codes = x.codes + row * row_words + static_cast<std::size_t>(k / 4 * x.words) * size;
+      with_rows<kTileRows>(size, [&](auto count) {
+        multiply_block<F, decltype(count)::value>(view, codes, x.scales + at, x.sums + at, x.starts + at,
+                                                  sums + (row - first) * kPanel);
+      });
+    }
+  }
+  finish_rows(call, panel, first, rows, sums);
+}
+
+template <class F>
+void run(const LinearCall& call) {
+  const RowTiles tiles(call.rows, kTileRows);
+  const int block = call.weight->shape.group < kMaxBlock ? call.weight->shape.group : kMaxBlock;
+  const Rows x = quantize_rows(call, tiles, block, F::kWide ? 2 : 1, F::kMiddle);
+  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
+    run_item<F>(call, x, tiles, block, panel, first_tile, last_tile);
+  });
+}
+
+}  // namespace
+
+void linear_integer(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  if (!shape.affine()) return run<Format<4, true>>(call);
+  switch (shape.bits) {
+    case 1: return run<Format<1>>(call);
+    case 2: return run<Format<2>>(call);
+    case 3: return run<Format<3>>(call);
+    case 4: return run<Format<4>>(call);
+    case 5: return run<Format<5>>(call);
+    case 6: return run<Format<6>>(call);
+    default: return run<Format<8>>(call);
+  }
+}
+
+}  // namespace octavo::avx2
