@@ -11,17 +11,18 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from octavo.engine.bench.plots import picture, require_matplotlib
+from octavo.engine.bench.latencies import Slo, Trace, draw_latencies, print_table, slo_limit, summarize
+from octavo.engine.bench.plots import require_matplotlib
 from octavo.engine.cli.options import add_engine_arguments, engine_flags, given_settings
+from octavo.engine.cli.security import add_connection_arguments, credentials_of
 from octavo.engine.cli.usage import positive
 from octavo.engine.client import Client
 from octavo.engine.errors import InvalidConfig, InvalidRequest, OctavoError, RequestFailed
@@ -29,7 +30,6 @@ from octavo.engine.params import SamplingParams
 from octavo.engine.server.address import parse_address
 from octavo.engine.server.process import ServerProcess
 
-PERCENTILES = (50, 95, 99)
 DEFAULT_CONCURRENCY = 32
 
 
@@ -44,8 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output-tokens", type=positive, default=64, metavar="N", help="tokens to generate for each")
     add("--shared-prefix-tokens", type=int, default=0, metavar="N",
         help="how many of a prompt's first tokens all prompts share")  # fmt: skip
+    add("--goodput", type=slo_limit, nargs="+", metavar="NAME:MS",
+        help="count requests within these limits: ttft, tpot (per later token), e2el (the whole)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
     add("--plot", type=Path, metavar="F.png", help="draw the distributions (needs matplotlib)")
+    add_connection_arguments(parser)
     add_engine_arguments(parser)
 
 
@@ -59,18 +62,6 @@ def _rate(text: str) -> float:
     return value
 
 
-@dataclass(slots=True)
-class Trace:
-    """One request as the client saw it; times in seconds since it was sent."""
-
-    ttft_s: float = 0.0
-    e2e_s: float = 0.0
-    itl_s: list[float] = field(default_factory=list)
-    num_generated: int = 0
-    cached_tokens: int = 0
-    error: str | None = None
-
-
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run the benchmark, print a table, return what ``--json`` prints."""
     _check(args)
@@ -81,10 +72,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             print(f"failed: {trace.error}", file=sys.stderr)
     if not good:
         raise RequestFailed(f"all {len(traces)} requests failed; the first: {traces[0].error}")
-    result = summarize(good, wall_s, num_requests=len(traces), prompt_tokens=args.prompt_tokens)
-    _print_table(result)
+    result = summarize(
+        good,
+        wall_s,
+        num_requests=len(traces),
+        prompt_tokens=args.prompt_tokens,
+        slo=Slo(dict(args.goodput)) if args.goodput else None,
+    )
+    print_table(result)
     if args.plot is not None:
-        _plot(good, args.plot)
+        draw_latencies(good, args.plot)
     return result
 
 
@@ -96,11 +93,12 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.connect is not None and (settings := given_settings(args)):
         raise InvalidConfig(f"{engine_flags(settings)[0]} is the server's to choose; drop it or --connect")
+    credentials_of(args)  # says when they are given without --connect
     require_matplotlib(args.plot)
 
 
 async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
-    async with _address(args) as address, Client(address) as client:
+    async with _address(args) as address, Client(address, credentials=credentials_of(args)) as client:
         vocab_size = (await client.model_info()).vocab_size
         rng = np.random.default_rng(args.seed)
         # Two more than are measured: they warm the server up, with prompts nobody else has.
@@ -169,58 +167,3 @@ def make_prompts(
     """``count`` prompts of random ids, equal in their first ``shared`` tokens."""
     prefix = rng.integers(0, vocab_size, shared).tolist()
     return [prefix + rng.integers(0, vocab_size, num_tokens - shared).tolist() for _ in range(count)]
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p95 and p99; zeros when there are no values."""
-    points = np.percentile(values, PERCENTILES).tolist() if values else [0.0] * len(PERCENTILES)
-    return {f"p{percent}": point for percent, point in zip(PERCENTILES, points, strict=True)}
-
-
-def summarize(
-    good: Sequence[Trace], wall_s: float, *, num_requests: int, prompt_tokens: int
-) -> dict[str, Any]:
-    """The benchmark's JSON."""
-    generated = sum(trace.num_generated for trace in good)
-    return {
-        "bench": "serve",
-        "requests": num_requests,
-        "failed": num_requests - len(good),
-        "wall_s": wall_s,
-        "output_tokens_per_s": generated / wall_s,
-        "total_tokens_per_s": (generated + prompt_tokens * len(good)) / wall_s,
-        "ttft_s": percentiles([trace.ttft_s for trace in good]),
-        "itl_s": percentiles([gap for trace in good for gap in trace.itl_s]),
-        "e2e_s": percentiles([trace.e2e_s for trace in good]),
-        "cached_tokens": sum(trace.cached_tokens for trace in good),
-    }
-
-
-def _print_table(result: dict[str, Any]) -> None:
-    print(
-        f"{result['requests']} requests, {result['failed']} failed, in {result['wall_s']:.2f} s: "
-        f"{result['output_tokens_per_s']:.1f} output tokens/s, {result['total_tokens_per_s']:.1f} in all, "
-        f"{result['cached_tokens']} prompt tokens from the cache"
-    )
-    print(f"{'':24}{'p50':>10}{'p95':>10}{'p99':>10}")
-    for key, name in (
-        ("ttft_s", "time to first token"),
-        ("itl_s", "between tokens"),
-        ("e2e_s", "whole request"),
-    ):
-        cells = "".join(f"{1000 * value:>7.1f} ms" for value in result[key].values())
-        print(f"{name:24}{cells}")
-
-
-def _plot(good: Sequence[Trace], path: Path) -> None:
-    """Cumulative distributions of the three latencies."""
-    series = {
-        "time to first token": [trace.ttft_s for trace in good],
-        "between tokens": [gap for trace in good for gap in trace.itl_s],
-        "whole request": [trace.e2e_s for trace in good],
-    }
-    with picture(path, columns=3, share_y=True) as axes:
-        for axis, (name, values) in zip(axes, series.items(), strict=True):
-            axis.plot(np.sort(values), np.linspace(0, 1, len(values)))
-            axis.set(title=name, xlabel="seconds")
-        axes[0].set_ylabel("share of all")

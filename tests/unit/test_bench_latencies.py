@@ -1,0 +1,52 @@
+"""What benchmarks make of the latencies of requests."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from octavo.engine.bench.latencies import Slo, Trace, percentiles, slo_limit, summarize
+
+FAST = Trace(ttft_s=0.1, e2e_s=0.4, itl_s=[0.1, 0.2], num_generated=3, cached_tokens=4)
+SLOW = Trace(ttft_s=0.3, e2e_s=1.4, itl_s=[0.1, 1.0], num_generated=3)
+
+
+def test_percentiles_of_nothing_are_zeros() -> None:
+    assert percentiles([]) == {"p50": 0, "p95": 0, "p99": 0}
+    assert percentiles([3.0, 1.0, 2.0])["p50"] == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "good"),
+    [
+        ({"ttft": 100}, 1),
+        ({"ttft": 300}, 2),
+        ({"ttft": 300, "tpot": 151}, 1),
+        ({"tpot": 149}, 0),
+        ({"e2el": 1400}, 2),
+        ({"e2el": 1399, "ttft": 99}, 0),
+    ],
+)
+def test_goodput_counts_requests_within_every_limit(limits: dict[str, float], good: int) -> None:
+    result = summarize([FAST, SLOW], 2.0, num_requests=3, prompt_tokens=10, slo=Slo(limits))
+    assert (result["good_requests"], result["goodput_requests_per_s"]) == (good, good / 2)
+    assert (result["failed"], result["output_tokens_per_s"], result["total_tokens_per_s"]) == (1, 3, 13)
+    assert result["cached_tokens"] == 4
+
+
+def test_without_limits_there_is_no_goodput() -> None:
+    assert "goodput_requests_per_s" not in summarize([FAST], 1.0, num_requests=1, prompt_tokens=10)
+
+
+def test_a_single_token_has_no_time_per_later_token() -> None:
+    assert Slo({"tpot": 0.001}).kept_by(Trace(ttft_s=5.0, e2e_s=5.0, num_generated=1))
+
+
+def test_limits_are_read_as_others_write_them() -> None:
+    assert slo_limit("ttft:200") == ("ttft", 200.0)
+    assert str(Slo(dict([slo_limit("ttft:200"), slo_limit("tpot:12.5")]))) == "ttft:200 tpot:12.5"
+    for text in ("ttft", "ttft:", "ttft:0", "ttft:-1", "ttft:inf", "ttft:nan", "itl:5", ":5"):
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
+            slo_limit(text)
