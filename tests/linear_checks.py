@@ -184,6 +184,19 @@ def check_small_ops() -> None:
         gates = truth_of(gate)
         swiglu = gates / (1 + np.exp(-gates)) * truth_of(x)
         assert relative_error(_ext.gated(gate, x, "silu"), swiglu) < ROUNDING[dtype]
+        centred = truth_of(x) - truth_of(x).mean(-1, keepdims=True)
+        layered = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        assert np.abs(truth_of(_ext.layer_norm(x, None, None, 1e-5)) - layered).max() < 4 * ROUNDING[dtype]
+    for dtype, dims in itertools.product(FLOATS, (2, 20, 64)):
+        x = random(rng, (5, 3, 2, 64), dtype)
+        frequencies = rng.uniform(0, 1, dims // 2).astype(np.float32)
+        offsets = np.array([0, 1, 7, 100, 4000])
+        got = _ext.rope(x, mx.array(offsets), mx.array(frequencies), dims=dims)
+        angles = (offsets[:, None] + np.arange(2))[:, None, :, None].astype(np.float32) * frequencies
+        wanted, first, second = truth_of(x), truth_of(x)[..., : dims // 2], truth_of(x)[..., dims // 2 : dims]
+        wanted[..., : dims // 2] = first * np.cos(angles) - second * np.sin(angles)
+        wanted[..., dims // 2 : dims] = first * np.sin(angles) + second * np.cos(angles)
+        assert relative_error(got, wanted) < ROUNDING[dtype]
 
 
 def main() -> None:
