@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -104,14 +105,15 @@ def test_what_is_no_page_of_the_pool_is_refused(backend: TestedBackend) -> None:
     spec = make_spec("fp4", "bf16", page_size=8)
     pool = backend.create().create_pool(spec)
     data = random_bytes(spec, 2, 0)
-    for pages, given_data, words in (
+    wrong: tuple[tuple[list[int], Any, str], ...] = (
         ([0, 7], data, "page 7 lies outside"),
         ([0, -1], data, "page -1 lies outside"),
         ([1, 1], data, "twice"),
         ([1], data, r"got uint8 \(2,"),
         ([0, 1], data[:, :-1], "2 pages take"),
         ([0, 1], data.astype(np.int8), "got int8"),
-    ):
+    )
+    for pages, given_data, words in wrong:
         with pytest.raises(ValueError, match=words):
             pool.write_pages(pages, given_data)
     with pytest.raises(ValueError, match="page 9"):
