@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shared-prefix-tokens", type=int, default=0, metavar="N",
         help="how many of a prompt's first tokens all prompts share")  # fmt: skip
     add("--goodput", type=slo_limit, nargs="+", metavar="NAME:MS",
-        help="count requests within these limits: ttft, tpot (per later token), e2el (the whole)")  # fmt: skip
+        help="count requests within these limits: ttft, tpot (per later token), e2el (whole)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
     add("--plot", type=Path, metavar="F.png", help="draw the distributions (needs matplotlib)")
     add_connection_arguments(parser)
