@@ -277,3 +277,15 @@ def test_usage_errors_answer_without_loading_mlx() -> None:
         "assert code == 0 and not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+
+
+def test_outputs_obey_what_the_options_say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}')
+    flags = ["--max-tokens", "40", "--prompt-logprobs", "1", "--json"]
+    code, out, err = _run(capsys, *GENERATE, *flags, "--json-schema", str(schema))
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert set(json.loads(found["outputs"][0]["text"])) <= {1, 2}
+    assert [entry["logprob"] is None for entry in found["prompt_logprobs"]][:2] == [True, False]
+    assert len(found["prompt_logprobs"]) == found["prompt_tokens"]
