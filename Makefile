@@ -11,7 +11,7 @@ HTTP := $(VENV)/.installed-http
 PYTEST_ARGS ?=
 SERVE_ARGS ?=
 
-.PHONY: help demo serve serve-http test test-slow lint format types check clean
+.PHONY: help demo serve serve-http test test-slow lint format types cross-aarch64 check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
@@ -20,6 +20,7 @@ help:
 	@echo "make test       the tests (PYTEST_ARGS='-k pages'); make test-slow: the slow ones"
 	@echo "make lint       ruff: rules and formatting; make format applies them"
 	@echo "make types      mypy --strict"
+	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"
 	@echo "make check      lint, types and test"
 	@echo "make clean      remove the environment, builds and caches"
 
@@ -61,6 +62,9 @@ format: $(DEV)
 types: $(DEV)
 	$(BIN)/mypy -p octavo
 	$(BIN)/mypy tests tools
+
+cross-aarch64: $(RUNTIME)
+	@PYTHON=$(BIN)/python tools/cross_aarch64.sh
 
 check: lint types test
 

@@ -150,4 +150,5 @@ def attend(
     keep: int,
     softcap: float,
     sinks: mx.array | None,
+    alibi_slopes: mx.array | None,
 ) -> mx.array: ...

@@ -88,7 +88,7 @@ class CpuPool:
         alibi_slopes: mx.array | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        refuse_bias("cpu", alibi_slopes=alibi_slopes, mask=mask)
+        refuse_bias("cpu", mask=mask)
         step, spec = self._begun, self._spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
@@ -104,6 +104,7 @@ class CpuPool:
             spec.keep,
             softcap or 0.0,
             sinks,
+            alibi_slopes,
         )
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:

@@ -43,6 +43,7 @@ void run_attention(const AttendArgs& args) {
 struct AttendOptions {
   float scale, softcap;
   int window, keep;
+  bool sinks, slopes;  // which of the optional inputs there are
 };
 
 class Attend : public mx::Primitive {
@@ -50,7 +51,7 @@ class Attend : public mx::Primitive {
   Attend(mx::Stream stream, const PageLayout& layout, const AttendOptions& options)
       : Primitive(stream), layout_(layout), options_(options) {}
 
-  // pool, queries, page_table, q_start, kv_len, maybe sinks -> out
+  // pool, queries, page_table, q_start, kv_len, maybe sinks, maybe slopes -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
@@ -62,7 +63,8 @@ class Attend : public mx::Primitive {
     args.page_table = view_ints(inputs[2]);
     args.q_start = view_ints(inputs[3]);
     args.kv_len = view_ints(inputs[4]);
-    args.sinks = inputs.size() > 5 ? inputs[5].data<float>() : nullptr;
+    if (options_.sinks) args.sinks = inputs[5].data<float>();
+    if (options_.slopes) args.slopes = inputs.back().data<float>();
     args.table_width = inputs[2].shape(1);
     args.num_sequences = inputs[4].shape(0);
     args.num_query_heads = inputs[1].shape(1);
@@ -84,7 +86,8 @@ class Attend : public mx::Primitive {
 
 mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
                  const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
-                 int window, int keep, float softcap, const std::optional<mx::array>& sinks) {
+                 int window, int keep, float softcap, const std::optional<mx::array>& sinks,
+                 const std::optional<mx::array>& slopes) {
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -96,14 +99,17 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
           [] { return "window, keep and softcap must not be negative"; });
   const mx::Stream stream = cpu_stream();
   std::vector<mx::array> inputs = {pool, queries, page_table, q_start, kv_len};
-  if (sinks) {
-    require(sinks->shape() == mx::Shape{queries.shape(1)}, [&] {
-      return "sinks must have shape (" + std::to_string(queries.shape(1)) + "), got " +
-             shape_text(sinks->shape());
+  const auto add_per_head = [&](const char* name, const std::optional<mx::array>& values) {
+    if (!values) return;
+    require(values->shape() == mx::Shape{queries.shape(1)}, [&] {
+      return std::string(name) + " must be (" + std::to_string(queries.shape(1)) +
+             ",), one per query head, got " + shape_text(values->shape());
     });
-    inputs.push_back(mx::contiguous(mx::astype(*sinks, mx::float32, stream), false, stream));
-  }
-  const AttendOptions options{scale, softcap, window, keep};
+    inputs.push_back(mx::contiguous(mx::astype(*values, mx::float32, stream), false, stream));
+  };
+  add_per_head("sinks", sinks);
+  add_per_head("alibi_slopes", slopes);
+  const AttendOptions options{scale, softcap, window, keep, sinks.has_value(), slopes.has_value()};
   return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, options), std::move(inputs));
 }
@@ -132,7 +138,7 @@ void bind_attention(nb::module_& m) {
         "Dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, zeros past kv_len.");
   m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
-        nb::arg("softcap"), nb::arg("sinks").none(),
+        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
         "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. The caller checks the indices.");
 }
 

@@ -140,9 +140,16 @@ class TileWalk {
   Tile::Block next_[kBlocks];
 };
 
+// Row `row` of the item, whose first one is at `position`, in the tile at `start`.
+RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int position, int row) {
+  const int group = group_size(args), at = position + row / group;
+  const float slope = args.slopes != nullptr ? args.slopes[item.kv_head * group + row % group] : 0.0f;
+  return {row_bits(args, start, at), float(at - start), slope};
+}
+
 void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
                  const Workspace& work, float* result) {
-  const int group = group_size(args), num_rows = item.num_tokens * group;
+  const int num_rows = item.num_tokens * group_size(args);
   const int width = values.width(args.layout.v.dim);
   float* const maxima = result + int64_t(num_rows) * width;
   float* const sums = maxima + num_rows;
@@ -158,7 +165,7 @@ void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& 
   for (int start; walk.advance(tile, start);) {
     keys.score(work.layout, tile, work.queries, num_rows, work.key_panel, work.scores);
     for (int row = 0; row < num_rows; ++row)
-      soften_row(args, row_bits(args, start, position + row / group), work.scores + row * kTileTokens,
+      soften_row(args, row_in_tile(args, item, start, position, row), work.scores + row * kTileTokens,
                  result + int64_t(row) * width, width, maxima[row], sums[row]);
     values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, result);
   }

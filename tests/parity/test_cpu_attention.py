@@ -177,6 +177,37 @@ def test_neither_threads_nor_neighbours_change_a_bit(formats: tuple[str, str], d
         _ext.set_threads(before)
 
 
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "int8")], ids=lambda f: f[0])
+def test_slopes_add_the_distance(formats: tuple[str, str]) -> None:
+    """Decode over several tiles, and a chunk, with a window; K and V as the pool holds them."""
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=150)
+    spec = PoolSpec(layers=(layer,), num_pages=20, page_size=16, k_format=formats[0], v_format=formats[1])
+    pool, rng, slopes = CpuPool(spec), np.random.default_rng(4), np.array([0.5, 0.01, 0, 0.1], np.float32)
+    lengths, tables = ((200, 1), (0, 70)), [np.arange(13, dtype=np.int32), np.arange(13, 18, dtype=np.int32)]
+    for step in ([(0, 200), (0, 0)], list(lengths)):
+        metadata = build_metadata(step, tables, 16)
+        queries, keys, values = (
+            mx.array(rng.standard_normal((metadata.num_tokens, heads, 64)).astype(np.float32))
+            for heads in (4, 2, 2)
+        )
+        pool.begin_step(metadata)
+        pool.write(0, keys, values)
+        out = as_numpy(pool.attend(0, queries, scale=0.125, alibi_slopes=mx.array(slopes)))
+        mx.eval(pool.pending())
+    stored_keys, stored_values = (np.repeat(as_numpy(rows), 2, axis=1) for rows in pool.gather(0))
+    for b, (old, new) in enumerate(lengths):
+        rows = slice(metadata.q_start[b], metadata.q_start[b + 1])
+        distance = np.arange(old + new) - np.arange(old, old + new)[:, None]
+        logits = np.einsum("thd,hld->htl", as_numpy(queries)[rows], stored_keys[b, :, : old + new]) * 0.125
+        logits = logits + slopes[:, None, None] * distance
+        weights = np.exp(np.where((distance <= 0) & (distance > -150), logits, -np.inf))
+        weights /= weights.sum(-1, keepdims=True)
+        want = np.einsum("htl,hld->thd", weights, stored_values[b, :, : old + new])
+        assert np.abs(out[rows] - want).max() < TOLERANCE[mx.float32] * np.abs(want).max()
+    with pytest.raises(ValueError, match=r"alibi_slopes must be \(4,\), one per query head, got \(3\)"):
+        pool.attend(0, queries, scale=0.125, alibi_slopes=mx.zeros(3))
+
+
 def test_queries_need_not_be_contiguous() -> None:
     batch = Batch(("fp4", "fp4"), mx.bfloat16)
     want = batch.attend([1])[1]
