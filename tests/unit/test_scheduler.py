@@ -147,6 +147,13 @@ def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
     assert (old.status, step.preempted) == (Status.RUNNING, ())
 
 
+def test_arrivals_share_what_is_left_of_the_budget() -> None:
+    s = scheduler(budget=8)
+    for number, name in enumerate("abc"):
+        s.add(Sequence(name, [number] * 5, max_tokens=1))
+    assert shape(advance(s)) == [("a", 0, 5, True), ("b", 0, 3, False)]
+
+
 def test_a_prompt_is_let_in_only_with_pages_for_all_of_it() -> None:
     s = scheduler(num_pages=4, budget=4)
     s.add(Sequence("a", [1] * 8, max_tokens=2))

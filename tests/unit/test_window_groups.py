@@ -13,8 +13,8 @@ WINDOW = PageGroup(num_pages=8, window=6)
 PROMPT = list(range(1, 22))  # five full pages and a token
 
 
-def manager(*groups: PageGroup, max_chunk: int = 8, **settings: bool) -> BlockManager:
-    return BlockManager(groups or (FULL, WINDOW), 4, max_chunk=max_chunk, **settings)
+def manager(*groups: PageGroup, max_chunk: int = 8, prefix_cache: bool = True) -> BlockManager:
+    return BlockManager(groups or (FULL, WINDOW), 4, max_chunk=max_chunk, prefix_cache=prefix_cache)
 
 
 def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
