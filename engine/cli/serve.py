@@ -25,12 +25,13 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.errors import OctavoError
 from octavo.engine.info import ModelInfo
 from octavo.engine.server.address import Address, check_free, parse_address
-from octavo.engine.stats import Gauges
+from octavo.engine.stats import Gauges, Observer
 
 if TYPE_CHECKING:
     from octavo.engine.server.security import Security, TlsFiles
     from octavo.engine.server.server import GrpcServer
     from octavo.engine.service import AsyncEngine
+    from octavo.engine.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
@@ -41,6 +42,7 @@ class ServeOptions:
     """listen   where gRPC listens
     metrics  where /metrics, /healthz and /readyz listen; None: nowhere
     vllm_metrics   export the gauges that gateways read under vLLM's names too
+    otlp_endpoint   where spans of requests go; None: none are made
     reflection   tell clients what the services are
     max_message_bytes   of a message that comes in
     tls, auth_token_file   who may use gRPC; read again on SIGHUP
@@ -52,6 +54,7 @@ class ServeOptions:
     reflection: bool = True
     max_message_bytes: int
     vllm_metrics: bool = False
+    otlp_endpoint: str | None = None
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
 
@@ -76,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="export queue depth, running requests, cache usage and cache shape under vLLM's names too, "
         "for schedulers of inference gateways such as llm-d's",
+    )
+    parser.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send an OpenTelemetry span per request there, over gRPC (extra `tracing`)",
     )
     parser.add_argument(
         "--drain-timeout",
@@ -112,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         listen=args.listen,
         metrics=args.metrics,
         vllm_metrics=args.vllm_metrics,
+        otlp_endpoint=args.otlp_traces_endpoint,
         drain_timeout=args.drain_timeout,
         reflection=args.reflection,
         max_message_bytes=args.max_message_size,
@@ -133,13 +142,16 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
     security = Security(tls=options.tls, token_file=options.auth_token_file)
     _reload_on_hangup(security, options.listen)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
-    engine = AsyncEngine(config, observer=metrics)
+    tracing = _tracing(options.otlp_endpoint, metrics, config.model)
+    engine = AsyncEngine(config, observer=tracing or metrics)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:
         http = None
         if options.metrics is not None:
             http = MetricsServer(options.metrics, metrics, probes)
             stack.callback(http.close)
+        if tracing is not None:
+            stack.callback(tracing.close)
         stack.push_async_callback(engine.stop)
         if not await _load(engine, stopping):
             return 0
@@ -149,11 +161,20 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
             security,
             with_reflection=options.reflection,
             max_message_bytes=options.max_message_bytes,
+            begin=tracing.begin if tracing is not None else None,
         )
         grpc_address = await server.start(options.listen)
         probes.server = server
         _announce(engine.info, grpc_address, http.address if http else None)
         return await _serve_until_end(server, stopping, options.drain_timeout)
+
+
+def _tracing(endpoint: str | None, inner: Observer, model: str) -> Tracing | None:
+    if endpoint is None:
+        return None
+    from octavo.engine.tracing import Tracing, otlp_exporter
+
+    return Tracing(inner, otlp_exporter(endpoint), model=model)
 
 
 def _reload_on_hangup(security: Security, listen: Address) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeAlias
 
 from octavo.engine.errors import EngineStopping, Forbidden, InvalidRequest
 from octavo.engine.outputs import Delta
@@ -15,6 +16,8 @@ from octavo.engine.params import SamplingParams
 from octavo.engine.server.interface import Engine, Prompt
 from octavo.engine.server.security import Security, tenant_salt
 from octavo.engine.server.status import Context
+
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 MAX_REQUEST_ID = 256  # characters
 PRIORITY_KEY = "octavo-priority"  # of a call's metadata
@@ -30,7 +33,11 @@ class Intake:
     num_prompt_tokens, num_cached_tokens   of the requests served so far
     """
 
-    def __init__(self, engine: Engine, security: Security) -> None:
+    def __init__(
+        self, engine: Engine, security: Security, begin: Callable[[str, Metadata], None] | None = None
+    ) -> None:
+        """``begin`` hears of each request, by the engine's id, with the metadata of its call."""
+        self._begin = begin
         self.draining = False
         self.engine = engine
         self.security = security
@@ -74,6 +81,8 @@ class Intake:
             prompt, params, request_id=engine_id, salt=salt, priority=priority_of(context, priority)
         )
         self._active[name] = engine_id
+        if self._begin is not None:
+            self._begin(engine_id, context.invocation_metadata() or ())
         begun = False
         try:
             async with aclosing(deltas):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -14,7 +15,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from octavo.engine.server.address import Address, port_in_use
 from octavo.engine.server.cache_service import CacheServicer
 from octavo.engine.server.generation import GenerationServicer
-from octavo.engine.server.intake import Intake
+from octavo.engine.server.intake import Intake, Metadata
 from octavo.engine.server.interface import Engine
 from octavo.engine.server.security import Security
 from octavo.engine.server.vllm_service import SERVICE_NAME as VLLM_SERVICE
@@ -52,11 +53,12 @@ class GrpcServer:
         *,
         with_reflection: bool = True,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        begin: Callable[[str, Metadata], None] | None = None,
     ) -> None:
         """``with_reflection``: tell clients what the services are; ``max_message_bytes``: of a message
-        that comes in, larger ones are refused unread."""
+        that comes in, larger ones are refused unread; ``begin``: of the intake."""
         self.security = security or Security()
-        self.intake = Intake(engine, self.security)
+        self.intake = Intake(engine, self.security, begin)
         self.servicer = GenerationServicer(self.intake)
         self._engine = engine
         self._server = grpc.aio.server(
