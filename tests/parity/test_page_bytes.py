@@ -111,7 +111,7 @@ def test_what_is_no_page_of_the_pool_is_refused(backend: TestedBackend) -> None:
         ([1, 1], data, "twice"),
         ([1], data, r"got uint8 \(2,"),
         ([0, 1], data[:, :-1], "2 pages take"),
-        ([0, 1], data.astype(np.int8), "got int8"),
+        ([0, 1], data.view(np.int8), "got int8"),
     )
     for pages, given_data, words in wrong:
         with pytest.raises(ValueError, match=words):

@@ -129,7 +129,7 @@ def test_an_endpoint_without_a_scheme_is_refused(endpoint: str) -> None:
         otlp_exporter(endpoint)
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -144,7 +144,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mi
 @asynccontextmanager
 async def listening(collector: Collector) -> AsyncIterator[str]:
     server = grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        collector, server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -133,9 +133,11 @@ class _Blind(ReferencePool):
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
         del softcap
-        return super().attend(layer, queries, scale=scale, sinks=sinks)
+        return super().attend(layer, queries, scale=scale, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         del pairs

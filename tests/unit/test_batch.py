@@ -99,6 +99,7 @@ def test_every_group_has_its_own_pages_in_the_batch() -> None:
         scheduler.commit(step, [Result(7) for _ in step.sampled()])
     first, second = batch.attention.groups
     assert first.positions is second.positions
+    assert step is not None
     table = step.work[0].sequence.table
     assert table is not None
     for metadata, part in zip((first, second), table.parts, strict=True):
