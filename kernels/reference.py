@@ -54,6 +54,10 @@ class ReferencePool:
         self._metadata = metadata
         self._slot_rows = {}
         self._unstorable = None
+        self._plan(metadata)
+
+    def _plan(self, metadata: AttentionMetadata) -> None:
+        """What attention needs of a checked step: here, its sequences by length."""
         self._groups, order = group_sequences(metadata)
         self._restore_order = mx.array(order)
 

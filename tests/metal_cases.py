@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_backends import poison
-from attention_cases import FORMAT_PAIRS, Case, Outcome, as_numpy, build_metadata, shuffled_tables
+from attention_cases import EVERY_FORMAT_PAIR, Case, Outcome, as_numpy, build_metadata, shuffled_tables
 from metal_backend import Emulator
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
@@ -69,6 +69,14 @@ def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
     yield shape("values", 192, 1, 16, value_dim=128), fp4, half
     yield shape("", 16, 2, 8, value_dim=24), fp4, half
     yield EVERYTHING, fp4, half
+    yield EVERYTHING, ("int8", "int4"), half
+    yield EVERYTHING, ("mxfp4", "nvfp4"), half
+    yield EVERYTHING, ("affine8", "affine4"), half
+    yield shape("", 80, 2, 16, kv_heads=1), ("int4", "int8"), half
+    yield shape("", 96, 2, 16, kv_heads=1), ("nvfp4", "mxfp4"), brain
+    yield shape("", 192, 2, 32, kv_heads=1), ("affine4", "int8"), half
+    yield shape("values", 256, 1, 16, kv_heads=1, value_dim=80), ("mxfp4", "nvfp4"), half
+    yield shape("values", 16, 2, 8, kv_heads=1, value_dim=64), ("nvfp4", "affine8"), half
 
 
 EVERYTHING = shape(
@@ -98,15 +106,17 @@ LONG = shape(
 
 def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
     """Head dims by groups by page sizes; formats and dtypes take turns."""
-    pairs, dtypes = itertools.cycle(FORMAT_PAIRS), itertools.cycle((mx.float16, mx.bfloat16))
+    pairs, dtypes = itertools.cycle(EVERY_FORMAT_PAIR), itertools.cycle((mx.float16, mx.bfloat16))
     for head_dim, group, page_size in itertools.product(
         (64, 80, 96, 128, 192, 256), (1, 2, 4, 7, 8, 16), (16, 32, 64)
     ):
-        yield shape("", head_dim, group, page_size, kv_heads=2 if group < 4 else 1), next(pairs), next(dtypes)
+        case = shape("", head_dim, group, page_size, kv_heads=2 if group < 4 else 1)
+        yield case, next(pair for pair in pairs if case.fits(*pair)), next(dtypes)
     for head_dim in (8, 16, 24, 32, 40, 112):
-        yield shape("", head_dim, 2, 16), next(pairs), next(dtypes)
+        case = shape("", head_dim, 2, 16)
+        yield case, next(pair for pair in pairs if case.fits(*pair)), next(dtypes)
     for window, keep in ((1, 0), (16, 0), (17, 4), (33, 40), (64, 16)):
-        for pair in FORMAT_PAIRS:
+        for pair in EVERY_FORMAT_PAIR:
             yield (
                 shape(f"w{window}k{keep}", 64, 2, 16, window=window, keep=keep, sinks=True),
                 pair,

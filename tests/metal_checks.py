@@ -45,7 +45,7 @@ def minimum_bytes(case: Case, formats: tuple[str, str]) -> int:
 
 
 def bits(array: mx.array) -> NDArray[np.unsignedinteger]:
-    return np.array(array.view({2: mx.uint16, 4: mx.uint32}[array.dtype.size]))
+    return np.array(array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size]))
 
 
 def make_pool(emulator: Emulator, name: str, head_dim: int, *, tokens: int, heads: int = 1) -> MetalPool:
@@ -87,7 +87,7 @@ def check_bytes(
         stored = pool._parts[0][part]
         np.testing.assert_array_equal(bits(stored[0])[slots], codes)
         if scales.shape[-1]:
-            np.testing.assert_array_equal(bits(stored[1])[slots], scales.view(np.uint16))
+            np.testing.assert_array_equal(bits(stored[1])[slots], scales.view(f"u{scales.itemsize}"))
         assert part or pool.nonfinite_tokens() == sorted(
             set(np.flatnonzero(~storable)) | {len(rows) - 1 - int(t) for t in np.flatnonzero(~storable)}
         )

@@ -21,6 +21,7 @@ sys.path.append(str(ROOT / "tests"))  # the emulator knows the text that MLX ass
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
+from format_rows import holds  # noqa: E402
 from metal_emulator.assemble import KernelSource, assemble  # noqa: E402
 from metal_emulator.tensors import Tensor  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
@@ -119,9 +120,15 @@ def record_all() -> dict[str, str]:
     """Text of every unit by kernel name."""
     recorder = Recorder()
     library = KernelLibrary(recorder)
-    pairs = [(name, name) for name in METAL_FORMATS] + [("bf16", "fp4"), ("fp4", "fp16")]
+    pairs = [(name, name) for name in METAL_FORMATS] + [
+        ("bf16", "fp4"),
+        ("fp4", "fp16"),
+        ("int8", "fp4"),
+    ]
     dtypes = itertools.cycle(DTYPES)
     for head_dim, group, formats in itertools.product(HEAD_DIMS, GROUPS, pairs):
+        if not all(holds(name, head_dim) for name in formats):
+            continue
         layer, dtype = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim), next(dtypes)
         run_step(library, formats, layer, group, dtype, options=False)
         write_in_place(library, formats, layer, dtype)

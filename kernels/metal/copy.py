@@ -19,8 +19,11 @@ def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> Unit:
     """``run_bytes``: of one KV head's rows in one page, by the part's name (k_codes, k_scales, ...)."""
     k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
     # 16 bytes at a time, unless a run of few rows is no multiple of that.
-    wide = all(size % 16 == 0 for size in run_bytes.values())
-    size, word = (16, "uint4") if wide else (2, "ushort")
+    size, word = next(
+        (size, word)
+        for size, word in ((16, "uint4"), (2, "ushort"), (1, "uchar"))
+        if all(run % size == 0 for run in run_bytes.values())
+    )
     words = {name: run_bytes.get(name, 0) // size for name in ("k_codes", "k_scales", "v_codes", "v_scales")}
     macros: dict[str, int | str] = {
         "WORD": word,

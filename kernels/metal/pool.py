@@ -38,8 +38,7 @@ class MetalPool(ReferencePool):
         self._row_units: dict[tuple[int, int], Unit] = {}
         self._attention = PagedAttention(spec, library)
 
-    def begin_step(self, metadata: AttentionMetadata) -> None:
-        super().begin_step(metadata)
+    def _plan(self, metadata: AttentionMetadata) -> None:
         self._attention.begin_step(metadata)
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:

@@ -28,20 +28,26 @@ _BODY = "//! body\n"
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Where a page format's Metal twin is: a struct in a source. ``tile_bytes``: of a value in a
-    threadgroup tile, whose type holds every code's value exactly. ``words``: an octet is one uint
-    without scales of its own, which the struct can ``unpack`` whoever loaded it."""
+    """Where a page format's Metal twin is: a struct in the last of ``files``. ``tile_bytes``: of a value
+    in a threadgroup tile, whose type holds every code's value exactly (with scales per group: every
+    value, in float32). ``words``: an octet is one uint, which the struct can ``unpack`` whoever loaded it."""
 
     struct: str
-    file: str
+    files: tuple[str, ...]
     tile_bytes: int
     words: bool = False
 
 
 _FORMATS = {
-    "bf16": FormatSource("Bf16", "format_half", 4),
-    "fp16": FormatSource("Fp16", "format_half", 2),
-    "fp4": FormatSource("Fp4", "format_fp4", 2, words=True),
+    "bf16": FormatSource("Bf16", ("format_half",), 4),
+    "fp16": FormatSource("Fp16", ("format_half",), 2),
+    "int8": FormatSource("Int8", ("packing", "format_integer"), 2),
+    "int4": FormatSource("Int4", ("packing", "format_integer"), 2, words=True),
+    "fp4": FormatSource("Fp4", ("format_fp4",), 2, words=True),
+    "mxfp4": FormatSource("Mxfp4", ("packing", "format_fp4", "format_microscaling"), 4, words=True),
+    "nvfp4": FormatSource("Nvfp4", ("packing", "format_fp4", "format_microscaling"), 4, words=True),
+    "affine8": FormatSource("Affine8", ("packing", "format_affine"), 4),
+    "affine4": FormatSource("Affine4", ("packing", "format_affine"), 4, words=True),
 }
 METAL_FORMATS = tuple(_FORMATS)
 
@@ -154,7 +160,7 @@ def make_unit(
 ) -> Unit:
     """Join macros, the formats' structs under the names a kernel uses, shared headers and kernel."""
     helpers, body = read_source(kernel)
-    files = dict.fromkeys(format_source(fmt.name).file for fmt in formats.values())
+    files = dict.fromkeys(name for fmt in formats.values() for name in format_source(fmt.name).files)
     parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]
     parts += [read_source(name)[0] for name in files]
     parts.append(

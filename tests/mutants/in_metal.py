@@ -280,4 +280,37 @@ COPY = (
     Mutant("a token half written", "copy", "if (first < 8)", "if (first < 4)"),
 )
 
-MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY
+PACKED = (
+    Mutant("words of half their codes", "packing", "step < per_word / here", "step < per_word / here / 2"),
+    Mutant("each lane its own group", "packing", "step < N / E", "step < 1"),
+    Mutant("packed words past the row", "packing", " && lane * E + w * here < D", ""),
+    Mutant("the first group's scale", "packing", "lane - octet % OCTETS", "lane - octet"),
+    Mutant("an infinity is packed", "packing", "finite = simd_all(finite);", ""),
+    Mutant(
+        "integer ties away from even", "format_integer", "(odd && size == above)", "(!odd && size == above)"
+    ),
+    Mutant("integers without a sign", "format_integer", "as_type<int4>(uint4(", "uint4(uint4("),
+    Mutant("-128 is stored", "format_integer", "0x3C010204u, 127u", "0x3C010204u, 128u"),
+    Mutant("-8 is not stored", "format_integer", "0x3E124925u, 8u", "0x3E124925u, 7u"),
+    Mutant("integer scales beyond fp16", "format_integer", ", 65504.0f));", ", 1e9f));"),
+    Mutant("E8M0 rounds down", "format_microscaling", "+ 0x3FFFFFu", "+ 0u"),
+    Mutant("E8M0 overflows", "format_microscaling", "0, 252)", "0, 254)"),
+    Mutant("the least E8M0 scale is zero", "format_microscaling", "code == 0u ? 0x400000u :", "false ? 0u :"),
+    Mutant("E4M3 truncates", "format_microscaling", "(bits + 0x7FFFFu + (bits >> 20 & 1u))", "bits"),
+    Mutant("E4M3 stores NaN", "format_microscaling", ": normal, 126u)", ": normal, 127u)"),
+    Mutant(
+        "E4M3 without subnormals",
+        "format_microscaling",
+        "code < 8u ? float(code) * 0.001953125f :",
+        "code == 0u ? 0.0f :",
+    ),
+    Mutant("the next group's scale", "format_microscaling", "/ N) + octet / (N / 8)]", "/ N) + octet / 4]"),
+    Mutant("scales of groups past the row", "format_microscaling", "% N == 0 && lane * E < D", "% N == 0"),
+    Mutant("affine from the wrong edge", "format_affine", "fabs(low) > fabs(high)", "fabs(low) < fabs(high)"),
+    Mutant("affine zero is not a code", "format_affine", "step = edge / count;", ""),
+    Mutant("an affine bias of infinity", "format_affine", "(as_type<ushort>(stored_bias) & 0x7C00)", "0"),
+    Mutant("the bias is left out", "format_affine", "low = low * scale + bias;", "low = low * scale;"),
+    Mutant("affine codes have signs", "format_affine", ">> 3 * BITS) & mask", ">> 3 * BITS) | ~mask"),
+)
+
+MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY + PACKED

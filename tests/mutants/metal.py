@@ -49,6 +49,23 @@ def write() -> None:
         check_bytes(name, dim, Emulator(ftz=False, extra_flags=("-ffp-contract=fast",)))
 
 
+def write_packed() -> None:
+    for name in ("int8", "int4", "mxfp4", "nvfp4", "affine8", "affine4"):
+        check_bytes(name, 192, Emulator(ftz=False), limit=700)
+
+
+def integers() -> None:
+    attend(formats=("int8", "int4"))
+
+
+def microscaled() -> None:
+    attend(formats=("mxfp4", "nvfp4"))
+
+
+def grouped() -> None:
+    attend(formats=("affine8", "affine4"))
+
+
 def copy() -> None:
     check_copies(("fp4", "bf16"), 64, 16)
 
@@ -70,6 +87,10 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "quantize": (write,),
     "format_fp4": (everything, write),
     "format_half": (write, plain),
+    "packing": (write_packed, grouped),
+    "format_integer": (write_packed, integers),
+    "format_microscaling": (write_packed, microscaled),
+    "format_affine": (write_packed, grouped),
     "copy": (copy,),
 }
 

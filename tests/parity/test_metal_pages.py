@@ -6,12 +6,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from format_rows import formats_and_dims
 from metal_backend import Emulator, needs_compiler
 from metal_checks import bits, check_bytes, make_pool, one_sequence
 from octavo.kernels import page_format
+from octavo.kernels.metal import units
+from octavo.kernels.metal.units import METAL_FORMATS as FORMATS
 
+PACKED = ("int8", "int4", "mxfp4", "nvfp4", "affine8", "affine4")
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
-FORMATS = ("bf16", "fp16", "fp4")
 
 
 @pytest.mark.parametrize("head_dim", [8, 16, 64, 80, 96, 128, 192, 256])
@@ -24,6 +27,31 @@ def test_fp4_pages_are_bit_equal(head_dim: int) -> None:
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_16_bit_pages_are_bit_equal(name: str, head_dim: int) -> None:
     check_bytes(name, head_dim, Emulator(ftz=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [at for at in formats_and_dims(8, 64, 96, 128, 192, 256) if at[0] in PACKED]
+)
+def test_pages_of_the_other_formats_are_bit_equal(name: str, head_dim: int) -> None:
+    """All rows at head_dim 64; elsewhere as many as the lanes' arithmetic needs."""
+    flags = ("-ffp-contract=fast",) if head_dim == 128 else ()
+    check_bytes(
+        name,
+        head_dim,
+        Emulator(ftz=False, extra_flags=flags),
+        limit=None if head_dim == 64 else 300,
+    )
+
+
+def test_a_format_without_kernels_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(units._FORMATS, "int8")
+    with pytest.raises(ValueError, match="no Metal kernel for int8 pages; use bf16, fp16"):
+        make_pool(Emulator(), "int8", 64, tokens=9)
+
+
+def test_rows_that_no_group_divides_are_refused() -> None:
+    with pytest.raises(ValueError, match="affine4 packs rows of a multiple of 64 values, got head_dim 80"):
+        make_pool(Emulator(), "affine4", 80, tokens=9)
 
 
 def test_a_compiler_that_fuses_products_into_sums_changes_no_bit() -> None:
@@ -53,7 +81,7 @@ def test_16_bit_activations_over_several_heads(name: str, dtype: mx.Dtype) -> No
         stored = [bits(array).reshape(-1, 3, 16, array.shape[-1]) for array in pool._parts[0][part]]
         np.testing.assert_array_equal(stored[0][page, :, offset], codes)
         if scales.shape[-1]:
-            np.testing.assert_array_equal(stored[1][page, :, offset], scales.view(np.uint16))
+            np.testing.assert_array_equal(stored[1][page, :, offset], scales.view(f"u{scales.itemsize}"))
         untouched = np.ones(stored[0].shape[:3:2], bool)
         untouched[page, offset] = False
         assert not stored[0].transpose(0, 2, 1, 3)[untouched].any()

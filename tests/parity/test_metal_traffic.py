@@ -7,7 +7,7 @@ import pytest
 
 from attention_cases import Case
 from metal_backend import needs_compiler
-from metal_cases import run_watched, shape
+from metal_cases import case_id, run_watched, shape
 from metal_checks import minimum_bytes, pages_read
 from metal_emulator import Result
 from octavo.kernels import page_format
@@ -29,6 +29,9 @@ def last_decode(case: Case, formats: tuple[str, str]) -> list[Result]:
         (64, 16, 16, ("fp4", "fp4"), {}),
         (128, 2, 16, ("bf16", "bf16"), {}),
         (80, 3, 64, ("fp4", "fp16"), {}),
+        (128, 2, 16, ("int8", "int4"), {}),
+        (96, 2, 32, ("mxfp4", "nvfp4"), {}),
+        (64, 2, 16, ("affine8", "affine4"), {}),
         (64, 2, 16, ("fp4", "fp4"), {"window": 300, "keep": 5}),
     ],
 )
@@ -50,7 +53,13 @@ def test_decode_reads_each_visible_row_once_for_all_its_query_heads(
 @pytest.mark.parametrize("page_size", [16, 32])
 @pytest.mark.parametrize(
     ("formats", "head_dim"),
-    [(("fp16", "bf16"), 128), *((("fp4", "fp4"), dim) for dim in (64, 80, 96, 128, 192, 256))],
+    [
+        (("fp16", "bf16"), 128),
+        *((("fp4", "fp4"), dim) for dim in (64, 80, 96, 128, 192, 256)),
+        (("int8", "affine8"), 128),
+        (("int4", "mxfp4"), 96),
+        (("nvfp4", "affine4"), 192),
+    ],
 )
 def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, page_size: int) -> None:
     """Every load instruction of full tiles touches no more 128-byte lines than its bytes fill."""
@@ -69,22 +78,24 @@ def test_a_window_is_not_read_from_the_start() -> None:
     assert pages_read(emulator.ran("chunk")[-1]).bytes == (24 + 4) * row
 
 
-def test_a_chunk_reads_keys_once_per_tile_of_queries() -> None:
+@pytest.mark.parametrize("formats", [("fp4", "fp4"), ("int8", "nvfp4"), ("affine4", "mxfp4")], ids=case_id)
+def test_a_chunk_reads_keys_once_per_tile_of_queries(formats: tuple[str, str]) -> None:
     """32 rows are 8 tokens of 4 query heads: 24 tokens over 96 earlier ones read 3 times."""
     case = shape("", 64, 4, 16, kv_heads=2, sequences=((96, 24),))
-    _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+    _, emulator = run_watched(case, formats, mx.float16)
     rows = sum(96 + 8 * tile for tile in (1, 2, 3))
     chunk = emulator.ran("chunk")[-1]
-    assert pages_read(chunk).bytes == rows * 2 * 2 * page_format("fp4").row_bytes(64)
+    assert pages_read(chunk).bytes == rows * 2 * sum(page_format(name).row_bytes(64) for name in formats)
     assert pages_read(chunk, "k_codes", "v_codes").line_ratio == 1.0
 
 
-def test_a_write_moves_each_row_once() -> None:
+@pytest.mark.parametrize("name", ["fp4", "int8", "nvfp4", "affine4"])
+def test_a_write_moves_each_row_once(name: str) -> None:
     case = shape("", 128, 2, 16, kv_heads=2, sequences=((0, 33),))
-    _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+    _, emulator = run_watched(case, (name, name), mx.float16)
     for launch in emulator.ran("quantize"):
         assert launch.traffic.read("rows").bytes == 33 * 2 * 128 * 2
-        assert launch.traffic.written("codes", "scales").bytes == 33 * 2 * page_format("fp4").row_bytes(128)
+        assert launch.traffic.written("codes", "scales").bytes == 33 * 2 * page_format(name).row_bytes(128)
 
 
 def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@
 // Matrices are only loaded, multiplied and stored: nothing depends on which lane holds what.
 
 // Keys start..start + KEYS of K or of V into a padded threadgroup tile; unused rows are zeros.
+// A simdgroup takes part as a whole in each turn: KEYS times an even number of octets is a multiple of 32.
 template <typename Format, int D>
 METAL_FUNC void load_tile(
     const device typename Format::Code* codes, const device typename Format::Scale* scales,
@@ -16,6 +17,8 @@ METAL_FUNC void load_tile(
     if (key_rows[key] != UNUSED) {
       Format::template octet<D>(codes, scales, key_rows[key], octet, low, high);
     }
+    Format::template scale_octet<D>(
+        scales, key_rows[key], octet, thread_index % 32, key_rows[key] != UNUSED, low, high);
     threadgroup typename Format::Tile* const to = tile + key * (D + 8) + octet * 8;
     for (uint i = 0; i < 4; ++i) {
       to[i] = typename Format::Tile(low[i]);

@@ -3,7 +3,8 @@
 //   grid: (items, KV heads); an item is (row, sequence, first tile, end tile) of one split
 //   a simdgroup takes every NUM_SIMDGROUPS-th tile of 32 keys: products with the lanes across a
 //   row (8 codes each), softmax with one lane per key, weighted values with the lanes across a row
-// Scales never meet the codes: K's multiply the 32 products, V's the 32 weights.
+// Scales of rows never meet the codes: K's multiply the 32 products, V's the 32 weights. Scales of
+// groups in a row multiply the codes, read by one lane of each group.
 
 // Sum over the COUNT lanes of one row, right in its first lane.
 template <int COUNT>
@@ -124,15 +125,17 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
   for (uint base = 0; base < 32; base += KEY_ROWS) {
     const uint r = base + lane / KEY_OCTETS;
     const bool reads = r < 32 && lane < KEY_ROWS * KEY_OCTETS;
+    const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
     float4 low = float4(0.0f), high = float4(0.0f);
 #if KEYS_IN_RUNS
     Keys::unpack(key_runs.word(k_codes, key_row, base * KEY_OCTETS, lane, start, position), low, high);
 #else
-    const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
     if (reads && is_visible(start + int(r), position)) {
       Keys::octet<HEAD_DIM>(k_codes, KEY_SCALES, source, key_octet, low, high);
     }
 #endif
+    Keys::scale_octet<HEAD_DIM>(
+        KEY_SCALES, source, key_octet, lane, reads && is_visible(start + int(r), position), low, high);
     for (uint g = 0; g < GROUP; ++g) {
 #if QUERIES_IN_REGISTERS
       const float part = dot(low, query_low[g]) + dot(high, query_high[g]);
@@ -171,18 +174,18 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
   for (uint base = 0; base < 32; base += VALUE_ROWS) {
     const uint r = base + lane / VALUE_OCTETS;
     const bool reads = r < 32 && lane < VALUE_ROWS * VALUE_OCTETS;
-#if VALUES_IN_RUNS
-    const uint word = value_runs.word(v_codes, key_row, base * VALUE_OCTETS, lane, start, position);
-#else
     const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
-#endif
-    if (reads && is_visible(start + int(r), position)) {
-      float4 low, high;
+    const bool used = reads && is_visible(start + int(r), position);
+    float4 low = float4(0.0f), high = float4(0.0f);
 #if VALUES_IN_RUNS
-      Values::unpack(word, low, high);
+    Values::unpack(value_runs.word(v_codes, key_row, base * VALUE_OCTETS, lane, start, position), low, high);
 #else
+    if (used) {
       Values::octet<VALUE_DIM>(v_codes, VALUE_SCALES, source, value_octet, low, high);
+    }
 #endif
+    Values::scale_octet<VALUE_DIM>(VALUE_SCALES, source, value_octet, lane, used, low, high);
+    if (used) {
       for (uint g = 0; g < GROUP; ++g) {
         low_out[g] += weights[g * 32 + r] * low;
         high_out[g] += weights[g * 32 + r] * high;

@@ -30,6 +30,10 @@ struct Fp4 {
 
   static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]) * 16384.0f; }
 
+  template <int D>
+  static METAL_FUNC void scale_octet(
+      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+
   static METAL_FUNC float magnitude(uint index) {
     return float(as_type<half>(ushort(index << 9))) * 16384.0f;
   }

@@ -34,6 +34,10 @@ struct Fp16 {
 
   static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
 
+  template <int D>
+  static METAL_FUNC void scale_octet(
+      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+
   template <int D, int E>
   static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {
     ushort bits[E];
@@ -59,6 +63,10 @@ struct Bf16 {
   }
 
   static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
+
+  template <int D>
+  static METAL_FUNC void scale_octet(
+      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
 
   template <int D, int E>
   static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {

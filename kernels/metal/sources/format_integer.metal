@@ -1,0 +1,76 @@
+// int8 and int4 pages: two's-complement codes in uint32, element 0 lowest, one fp16 scale per row.
+
+// FACTOR: float32 bits of the scale's factor of absmax. LOWEST_CODE: the magnitude of the lowest code.
+template <int BITS, uint FACTOR, uint LOWEST_CODE>
+struct Integer {
+  typedef uint Code;
+  typedef half Scale;
+  typedef half Tile;
+
+  // Signed codes of a word from bit `first` on.
+  static METAL_FUNC float4 quad(uint word, uint first) {
+    const uint top = 32 - BITS - first;
+    return float4(
+        as_type<int4>(uint4(word << top, word << (top - BITS), word << (top - 2 * BITS), word << (top - 3 * BITS))) >>
+        (32 - BITS));
+  }
+
+  static METAL_FUNC void unpack(uint word, thread float4& low, thread float4& high) {
+    low = quad(word, 0);
+    high = quad(word, 16);
+  }
+
+  template <int D>
+  static METAL_FUNC void octet(
+      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
+    if (BITS == 4) {
+      unpack(codes[row * (D / 8) + octet], low, high);
+    } else {
+      const uint2 words = ((const device uint2*)codes)[row * (D / 8) + octet];
+      low = quad(words.x, 0);
+      high = quad(words.y, 0);
+    }
+  }
+
+  static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]); }
+
+  template <int D>
+  static METAL_FUNC void scale_octet(
+      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+
+  // The code nearest to x / scale, ties to even. Halves of codes times the scale are exact, so the
+  // comparisons decide, and the quotient may be off by a rounding.
+  static METAL_FUNC uint nearest(float x, float scale) {
+    const float size = fabs(x);
+    float k = floor(min(size / scale, float(1 << (BITS - 1))) + 0.5f);
+    const float above = (k + 0.5f) * scale, below = (k - 0.5f) * scale;
+    const bool odd = (uint(k) & 1u) != 0u;
+    if (size > above || (odd && size == above)) {
+      k += 1.0f;
+    } else if (size < below || (odd && size == below)) {
+      k -= 1.0f;
+    }
+    const bool negative = as_type<uint>(x) >> 31 != 0u;
+    const uint code = min(uint(k), negative ? LOWEST_CODE : uint((1 << (BITS - 1)) - 1));
+    return (negative ? 0u - code : code) & ((1u << BITS) - 1u);
+  }
+
+  template <int D, int E>
+  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale* scales) {
+    const bool finite = keep_finite<E>(x);
+    const half rounded = half(min(group_top<32 * E, E>(x) * as_type<float>(FACTOR), 65504.0f));
+    const float scale = float(rounded);
+    uint chosen[E];
+    for (int i = 0; i < E; ++i) {
+      chosen[i] = scale > 0.0f ? nearest(x[i], scale) : 0u;
+    }
+    store_codes<BITS, D, E>(chosen, lane, row, codes);
+    if (lane == 0) {
+      scales[row] = rounded;
+    }
+    return finite;
+  }
+};
+
+typedef Integer<8, 0x3C010204u, 127u> Int8;
+typedef Integer<4, 0x3E124925u, 8u> Int4;
