@@ -16,8 +16,18 @@ def optimal_hits(requests: Run[TraceRequest], num_pages: int) -> int:
     Offline: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer",
     IBM Systems Journal 5 (1966). Whoever uses a page uses all pages before it, so a page is never
     needed earlier than the one before it; with ties going to the deeper page, what is kept has no
-    holes, and the rule's optimum for single pages is an optimum for prefixes, too. As in a replay, a
-    request's own pages are in the pool together, and one larger than the pool is skipped.
+    holes, and the rule's optimum for single pages is an optimum for prefixes, too. A request
+    larger than the pool is skipped, as in a replay.
+
+    The bound is exact for a cache whose requests come one by one and have all their pages in the
+    pool together, which attention needs: no policy finds more, and one that knew the future would
+    find as much. ``--timed`` holds pages longer, so that it is a bound there too, perhaps not a tight one.
+    Two neighbours of it differ by about a point at small pools:
+
+    - Ties going to the head, as where pages are listed first to last: what is kept has holes, and a
+      page behind a hole is no hit. Less is found, by one choice of ties, so it is no bound.
+    - Pages that may go while their own request runs, or need not be taken in: more is found, by
+      a cache that attention could not use.
     """
     served = [request for request in requests if len(request.page_ids) <= num_pages]
     chains, next_uses = _next_uses(served)
