@@ -68,6 +68,17 @@ def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
     )
 
 
+def corner_rows(head_dim: int) -> NDArray[np.float32]:
+    """Ties of int8, magnitudes that saturate an E8M0 scale, and single values that are not finite."""
+    rng = np.random.default_rng(3)
+    ties = rng.integers(-126, 126, (4, head_dim)).astype(np.float32) + np.float32(0.5)
+    ties[:, 0] = 127
+    largest = np.full((1, head_dim), np.finfo(np.float32).max, np.float32)
+    spoilt = rng.standard_normal((2, head_dim)).astype(np.float32)
+    spoilt[0, -1], spoilt[1, 0] = np.nan, -np.inf
+    return np.concatenate([ties, largest, spoilt])
+
+
 def check_bytes(
     name: str, head_dim: int, emulator: Emulator, *, subnormals: bool = True, limit: int | None = None
 ) -> None:
@@ -77,6 +88,7 @@ def check_bytes(
         [r for kind, r in tricky_rows(head_dim).items() if subnormals or kind != "subnormal"]
     )
     rows = rows[np.random.default_rng(0).permutation(len(rows))][:limit]
+    rows = np.concatenate([rows, corner_rows(head_dim)])
     pool = make_pool(emulator, name, head_dim, tokens=len(rows))
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
     pool.begin_step(one_sequence(slots, pool.spec.num_pages))

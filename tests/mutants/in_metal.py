@@ -287,7 +287,7 @@ PACKED = (
     Mutant("the first group's scale", "packing", "lane - octet % OCTETS", "lane - octet"),
     Mutant("an infinity is packed", "packing", "finite = simd_all(finite);", ""),
     Mutant(
-        "integer ties away from even", "format_integer", "(odd && size == above)", "(!odd && size == above)"
+        "integer ties away from even", "format_integer", "(odd && size == below)", "(!odd && size == below)"
     ),
     Mutant("integers without a sign", "format_integer", "as_type<int4>(uint4(", "uint4(uint4("),
     Mutant("-128 is stored", "format_integer", "0x3C010204u, 127u", "0x3C010204u, 128u"),

@@ -87,7 +87,7 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "quantize": (write,),
     "format_fp4": (everything, write),
     "format_half": (write, plain),
-    "packing": (write_packed, grouped),
+    "packing": (write_packed, microscaled),
     "format_integer": (write_packed, integers),
     "format_microscaling": (write_packed, microscaled),
     "format_affine": (write_packed, grouped),
