@@ -11,6 +11,7 @@ on the batch, on preemption or on how many draws others made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,11 @@ def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Samp
     """One token for each row [V] of float32 logits; a row with NaN or +infinity as its
     largest value fails alone. Does not record the tokens. ValueError if the numbers differ."""
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
+
+
+def chosen(token: int, logit: float) -> Sampled:
+    """The sample of a plain greedy row whose largest logit is this one (NaN if any of it is)."""
+    return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
 
 
 def _sample_row(logits: Floats, state: SampleState) -> Sampled:

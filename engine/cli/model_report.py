@@ -43,6 +43,10 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
         "not_replayed": (
             _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_replayed
         ),
+        "head_chooses": ready.chooses,
+        "head_does_not_choose": (
+            _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_chosen
+        ),
     }
 
 
@@ -71,6 +75,8 @@ def model_lines(model: dict[str, Any]) -> Iterator[str]:
         yield f"  not merged: {group['name']} ({group['type']}): {group['reason']}"
     yield f"  fused: {'yes, bit by bit the same' if model['fused'] else 'no, ' + model['not_fused']}"
     yield f"  steps replayed: {'yes' if model['replayed'] else 'no, ' + model['not_replayed']}"
+    chooses = "yes" if model["head_chooses"] else "no, " + model["head_does_not_choose"]
+    yield f"  greedy tokens without stored logits: {chooses}"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +25,15 @@ class UnusedShim:
 
     def __getattr__(self, name: str) -> object:
         raise HookError(f"the model uses {name!r} of a cache that it did not write when probed")
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Ids int32 [S] of the largest logits of rows (the lowest among equals), and those logits, float32
+    [S]: NaN where any of the row is, and then the id means nothing. Not evaluated."""
+
+    ids: mx.array
+    logits: mx.array
 
 
 class PagedModel:
@@ -51,36 +61,68 @@ class PagedModel:
         self.replay: Replay | None = None
         pools = [part for part in page_pools(pool) if isinstance(part, ReplayablePool)]
         if replay and mask_dims is None and len(pools) == len(page_pools(pool)):
-            self.replay = Replay(pools, self._build)
+            self.replay = Replay(pools)
 
     def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
         """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
 
         Evaluate them together with ``pool.pending()``, exactly once, before the next call.
         """
+        return self._step(token_ids, metadata, rows, choose=False)[0]
+
+    def choose(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints) -> Choices:
+        """The greedy choice of each of those rows, without their logits; evaluated like ``forward``.
+
+        Raises HookError if the model's output is not exactly what its head gives, or its head
+        cannot choose: a matter of the model, which the check at load asks once.
+        """
+        return Choices(*self._step(token_ids, metadata, rows, choose=True))
+
+    def _step(
+        self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None, *, choose: bool
+    ) -> list[mx.array]:
         self._context.begin(metadata)
         arrays = [mx.array(token_ids), self._context.positions]
         if rows is not None:
             arrays.append(mx.array(rows))
-        return self._build(arrays, False) if self.replay is None else self.replay(arrays)
+        build = self._build_choices if choose else self._build_logits
+        return build(arrays, False) if self.replay is None else self.replay(build, arrays)
 
-    def _build(self, arrays: Sequence[mx.array], traced: bool) -> mx.array:
+    def _build_logits(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
         """The graph of the step that has begun: of its tokens, positions and wanted rows."""
         self._context.traced = traced
         token_ids, self._context.positions, *rest = arrays
         wanted = rest[0] if rest else None
         if self.selection is None:
-            logits = self._logits(token_ids)
-            return logits if wanted is None else logits[wanted]
+            logits = self._output(token_ids).squeeze(1)
+            return [logits if wanted is None else logits[wanted]]
         self.selection.rows = wanted
         try:
-            return self._logits(token_ids)
+            return [self._output(token_ids).squeeze(1)]
         finally:
             self.selection.rows = None
 
-    def _logits(self, token_ids: mx.array) -> mx.array:
+    def _build_choices(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+        """The same, ending in what the head chose: logits of the graph stay without a reader."""
+        if self.selection is None:
+            raise HookError("the output head computes every row")
+        self._context.traced = traced
+        token_ids, self._context.positions, self.selection.rows = arrays
+        self.selection.choosing = True
+        try:
+            output, choice = self._output(token_ids), self.selection.choice
+        finally:
+            self.selection.choosing, self.selection.choice, self.selection.rows = False, None, None
+        if choice is None:
+            raise HookError("the output head is not a native module")
+        if output is not choice.of:
+            raise HookError("the model changes the logits that its head gives")
+        return [choice.ids.squeeze(1), choice.logits.squeeze(1)]
+
+    def _output(self, token_ids: mx.array) -> mx.array:
+        """What the model returns for rows that are sequences of one token each: [rows, 1, V]."""
         logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
-        return logits.squeeze(1)
+        return logits
 
 
 def plain_logits(model: Module, token_ids: list[int], caches: list[Any] | None = None) -> mx.array:

@@ -2,11 +2,16 @@
 
 The head is found by its usual names and its width, or as the embedding's ``as_linear`` where
 the weights are tied. Whether that worked is for the caller to check on the shape of the logits.
+
+Rows that are drawn greedily need their largest logit only: a head that finds it while it computes
+(``argmax``) gives it besides logits that nobody has to evaluate.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -15,14 +20,38 @@ from mlx.nn.layers.base import Module
 HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"})
 
 
+@dataclass(frozen=True, slots=True)
+class HeadChoice:
+    """What the head itself chose, and from what.
+
+    of           the logits it would have given, not evaluated
+    ids, logits  as ``kernels.cpu.linear.Greedy``, in the shape of ``of`` without its last axis
+    """
+
+    of: mx.array
+    ids: mx.array
+    logits: mx.array
+
+
 class RowSelection:
-    """Which rows of the batch the head is to compute; None: all of them."""
+    """Which rows of the batch the head is to compute; None: all of them.
+
+    With ``choosing`` set the head leaves its own choice in ``choice``, where it can make one.
+    """
 
     def __init__(self) -> None:
         self.rows: mx.array | None = None
+        self.choosing = False
+        self.choice: HeadChoice | None = None
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return x if self.rows is None else x[self.rows]
+    def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
+        """The logits ``compute`` gives of the wanted rows of x; ``head`` is the module that owns them."""
+        x = x if self.rows is None else x[self.rows]
+        logits = compute(x)
+        if self.choosing and hasattr(head, "argmax"):
+            chosen = head.argmax(x)
+            self.choice = HeadChoice(logits, chosen.ids, chosen.logits)
+        return logits
 
 
 class SelectingHead(Module):
@@ -35,8 +64,7 @@ class SelectingHead(Module):
         self._select = selection
 
     def __call__(self, x: mx.array) -> mx.array:
-        logits: mx.array = self.inner(self._select(x))
-        return logits
+        return self._select(x, self.inner, self.inner)
 
     def __getattr__(self, name: str) -> Any:
         inner = self.get("inner")
@@ -62,8 +90,7 @@ def _selecting(embedding: Any, selection: RowSelection) -> Callable[[mx.array], 
     """``embedding.as_linear`` behind the selection, of whatever class the module is by then."""
 
     def as_linear(x: mx.array) -> mx.array:
-        logits: mx.array = type(embedding).as_linear(embedding, selection(x))
-        return logits
+        return selection(x, embedding, functools.partial(type(embedding).as_linear, embedding))
 
     return as_linear
 

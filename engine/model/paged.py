@@ -13,7 +13,7 @@ from octavo.engine.info import ModelInfo
 from octavo.engine.model.forward import PagedModel, slice_rows
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.runner import RunOutput
-from octavo.engine.sampler import Sampled, SampleState, logprob_of, sample
+from octavo.engine.sampler import Sampled, SampleState, chosen, logprob_of, sample
 from octavo.engine.store.fingerprint import model_fingerprint
 from octavo.engine.store.page_files import PageKind
 from octavo.engine.truncation import Floats
@@ -23,6 +23,7 @@ from octavo.kernels.page_bytes import PageBytes
 
 KV_NOT_FINITE = "the model computed keys or values that are not finite (NaN or infinity)"
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
 
 
@@ -31,16 +32,24 @@ class PagedRunner:
 
     ``dense_row_bytes`` is what one row of one layer takes per visible position in the gather
     tier (None: paged tier): a step is then computed in slices of rows that stay below
-    GATHER_BYTES.
+    GATHER_BYTES. With ``chooses`` the model's head chooses the tokens of steps in which every token
+    is plainly greedy.
     """
 
     def __init__(
-        self, model: PagedModel, info: ModelInfo, *, dense_row_bytes: int | None, exact: bool = False
+        self,
+        model: PagedModel,
+        info: ModelInfo,
+        *,
+        dense_row_bytes: int | None,
+        exact: bool = False,
+        chooses: bool = False,
     ) -> None:
         self._model = model
         self._info = info
         self._dense_row_bytes = dense_row_bytes
         self._exact = exact
+        self._chooses = chooses
 
     @property
     def info(self) -> ModelInfo:
@@ -49,14 +58,33 @@ class PagedRunner:
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         """As ``ModelRunner.run``. Raises ValueError for token ids or pages that do not exist:
         neither the embedding nor the kernels check."""
-        metadata, vocab_size = batch.attention, self._info.vocab_size
+        vocab_size = self._info.vocab_size
         low, high = int(batch.token_ids.min()), int(batch.token_ids.max())
         if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
-        pool = self._model.pool
-        for group, pages in enumerate(page_pools(pool) if batch.copies else ()):
+        for group, pages in enumerate(page_pools(self._model.pool) if batch.copies else ()):
             if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
                 pages.copy_pages(pairs)
+        if self._chooses and batch.scored is None and all(state.plain_greedy for state in states):
+            return self._run_choosing(batch, states)
+        return self._run_sampling(batch, states)
+
+    def _run_choosing(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        """Every token is the position of its row's largest logit, and nobody asks for more."""
+        rows, which = np.unique(batch.sample_rows, return_inverse=True)
+        drawn: list[Sampled] = []  # one for each of rows
+        failed: list[int] = []
+        for first, stop in self._slices(batch):
+            wanted = rows[(rows >= first) & (rows < stop)] - first
+            part = slice_rows(batch.attention, first, stop)
+            out = self._model.choose(batch.token_ids[first:stop], part, wanted if len(wanted) else FIRST_ROW)
+            failed += self._evaluate([out.ids, out.logits] if len(wanted) else [], first)
+            if len(wanted):
+                drawn += map(chosen, np.array(out.ids).tolist(), np.array(out.logits).tolist())
+        samples = [drawn[i] for i, _ in zip(which.tolist(), states, strict=True)]
+        return RunOutput(_with_failures(samples, batch, failed), tuple(failed))
+
+    def _run_sampling(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         sampled, which = np.unique(batch.sample_rows, return_inverse=True)
         rows = sampled if batch.scored is None else np.union1d(sampled, batch.scored.rows)
         drawn_from: dict[int, Floats] = {}
@@ -64,19 +92,22 @@ class PagedRunner:
         failed: list[int] = []
         for first, stop in self._slices(batch):
             wanted = rows[(rows >= first) & (rows < stop)] - first
-            part = slice_rows(metadata, first, stop)
-            out = self._model.forward(
-                batch.token_ids[first:stop], part, wanted if len(wanted) else np.zeros(1, np.int32)
-            )
-            # Rows whose logits nobody wants: left out here, their head is never computed.
-            mx.eval([out] if len(wanted) else [], *pool.pending())
-            failed += [first + row for row in pool.nonfinite_tokens()]
+            part = slice_rows(batch.attention, first, stop)
+            out = self._model.forward(batch.token_ids[first:stop], part, wanted if len(wanted) else FIRST_ROW)
+            failed += self._evaluate([out] if len(wanted) else [], first)
             by_row = dict(zip((wanted + first).tolist(), _float_rows(out), strict=False))
             drawn_from.update((row, by_row[row]) for row in sampled.tolist() if row in by_row)
             if batch.scored is not None:
                 scores += _scores(batch.scored, by_row, failed)
         samples = sample((drawn_from[int(sampled[i])] for i in which), states)
         return RunOutput(_with_failures(samples, batch, failed), tuple(failed), tuple(scores))
+
+    def _evaluate(self, out: list[mx.array], first: int) -> list[int]:
+        """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
+        of the step. What is left out of ``out`` (nobody wants it) is never computed."""
+        pool = self._model.pool
+        mx.eval(out, *pool.pending())
+        return [first + row for row in pool.nonfinite_tokens()]
 
     @functools.cached_property
     def page_kind(self) -> PageKind:

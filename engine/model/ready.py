@@ -41,6 +41,11 @@ class ReadyModel:
         """Whether graphs of steps may be replayed."""
         return self.fusion is not None and not self.fusion.not_replayed
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the output head may choose greedy tokens, without logits being stored."""
+        return self.fusion is not None and not self.fusion.not_chosen
+
 
 def choose_device(config: EngineConfig) -> Choice:
     """The backend, with MLX set up for it. InvalidConfig if it cannot run here."""
@@ -64,11 +69,13 @@ def make_ready(
     result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture)
     fusion = None
     if native and fuse and result.tier == "paged":
-        fusion = _checked_fusion(loaded, layout, choice)
+        fusion = _checked_fusion(loaded, layout, choice, selection if result.selects_rows else None)
     return ReadyModel(selection, report, result, fusion)
 
 
-def _checked_fusion(loaded: LoadedModel, layout: CacheLayout, choice: Choice) -> FusionResult:
+def _checked_fusion(
+    loaded: LoadedModel, layout: CacheLayout, choice: Choice, selection: RowSelection | None
+) -> FusionResult:
     """Leaves modules fused only if that changes no bit."""
     from octavo.kernels.cpu.modules import set_fused, unfuse
 
@@ -82,7 +89,8 @@ def _checked_fusion(loaded: LoadedModel, layout: CacheLayout, choice: Choice) ->
     )
 
     def create(replay: bool) -> PagedModel:
-        return PagedModel(loaded.model, layout, choice.backend.create_pool(spec), replay=replay)
+        pool = choice.backend.create_pool(spec)
+        return PagedModel(loaded.model, layout, pool, selection=selection, replay=replay)
 
     fusion = check_fusion(create, lambda on: set_fused(loaded.model, on), layout.vocab_size)
     if fusion.not_fused:
@@ -90,4 +98,6 @@ def _checked_fusion(loaded: LoadedModel, layout: CacheLayout, choice: Choice) ->
         unfuse(loaded.model)
     if fusion.not_replayed:
         log.warning("%s runs its Python code in every step: %s", loaded.architecture, fusion.not_replayed)
+    if fusion.not_chosen:
+        log.info("%s stores the logits of greedy tokens: %s", loaded.architecture, fusion.not_chosen)
     return fusion

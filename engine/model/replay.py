@@ -22,7 +22,7 @@ import mlx.core as mx
 MAX_TRACES = 32  # shapes of steps whose graphs are kept
 MAX_SEEN = 256  # shapes of steps that are remembered as seen once
 
-Build = Callable[[Sequence[mx.array], bool], mx.array]
+Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
 @runtime_checkable
@@ -51,35 +51,38 @@ class ReplayablePool(Protocol):
 class Replay:
     """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or replays its graph."""
 
-    def __init__(self, pools: Sequence[ReplayablePool], build: Build) -> None:
+    def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
-        self._build = build
         self._seen: OrderedDict[object, None] = OrderedDict()
         self._traces: OrderedDict[object, Any] = OrderedDict()
         self.num_replayed = 0
 
-    def __call__(self, arrays: Sequence[mx.array]) -> mx.array:
-        """The result of ``build``. Raises what tracing it raises; the pools are then as before."""
+    def __call__(self, build: Build, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """The result of ``build``, by which graphs are told apart. Raises what tracing it raises; the
+        pools are then as before."""
         inputs = [pool.step_inputs() for pool in self._pools]
-        key = tuple(tuple(a.shape) for a in itertools.chain(arrays, *inputs))
+        key = build, tuple(tuple(a.shape) for a in itertools.chain(arrays, *inputs))
         trace = self._traces.get(key)
         if trace is None:
             if key not in self._seen:
                 _remember(self._seen, key, None, MAX_SEEN)
-                return self._build(arrays, False)
-            trace = mx.compile(self._trace)
+                return build(arrays, False)
+            trace = mx.compile(self._tracer(build))
         with self._tracing(inputs):
             result, *pending = trace(list(arrays), inputs)
         for pool, written in zip(self._pools, pending, strict=True):
             pool.bind_pending(written)
         _remember(self._traces, key, trace, MAX_TRACES)
         self.num_replayed += 1
-        output: mx.array = result
-        return output
+        outputs: list[mx.array] = result
+        return outputs
 
-    def _trace(self, arrays: Sequence[mx.array], inputs: Sequence[Sequence[mx.array]]) -> list[Any]:
-        self._bind(inputs)
-        return [self._build(arrays, True), *(pool.pending() for pool in self._pools)]
+    def _tracer(self, build: Build) -> Callable[..., list[Any]]:
+        def trace(arrays: Sequence[mx.array], inputs: Sequence[Sequence[mx.array]]) -> list[Any]:
+            self._bind(inputs)
+            return [build(arrays, True), *(pool.pending() for pool in self._pools)]
+
+        return trace
 
     def _bind(self, inputs: Sequence[Sequence[mx.array]]) -> None:
         for pool, arrays in zip(self._pools, inputs, strict=True):

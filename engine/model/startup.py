@@ -68,6 +68,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         info,
         dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout),
         exact=config.exact,
+        chooses=ready.chooses,
     )
 
 

@@ -20,7 +20,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from octavo.kernels import _ext
-from octavo.kernels.cpu.linear import NativeLinear, NativeQuantizedLinear
+from octavo.kernels.cpu.linear import Greedy, NativeLinear, NativeQuantizedLinear
 
 _OBSERVED = (Linear, QuantizedLinear)
 _TABLES = (Embedding, QuantizedEmbedding)
@@ -151,6 +151,9 @@ class _Member:
     def multiply(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         y = self.merged.multiply(self.index, x)
         return y if residual is None else y + residual
+
+    def argmax(self, x: mx.array) -> Greedy:  # noqa: ARG002
+        raise TypeError("layers that share a matrix do not choose among their own outputs")
 
     def unpack(self) -> list[mx.array]:
         return [array[self.span] for array in self.merged.whole.unpack()]

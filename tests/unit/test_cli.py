@@ -199,10 +199,14 @@ def test_doctor_tells_what_a_model_runs_on(capsys: pytest.CaptureFixture[str]) -
         assert model["replaced"]["RMSNorm"] > 0
         assert sum(model["merged"].values()) > 0
         assert "  steps replayed: yes" in out
+        assert model["head_chooses"]
+        assert "  greedy tokens without stored logits: yes" in out
     code, out, _ = _run(capsys, "doctor", "--model", "demo", "--no-fuse", "--json")
     model = json.loads(out.splitlines()[-1])["model"]
     assert (model["fused"], model["replayed"], model["merged"]) == (False, False, {})
     assert model["not_fused"]
+    assert not model["head_chooses"]
+    assert model["head_does_not_choose"] == model["not_fused"]
 
 
 def test_doctor_fails_when_a_kernel_is_wrong(
