@@ -2,7 +2,7 @@
 
 Microseconds per step, plan and commit, while N sequences decode; and what the block manager
 takes for a long prompt (open, reserve, commit, close), when none of it and when all of it is
-in the prefix cache. Standard library only.
+in the prefix cache, beside vLLM's where it is installed. Standard library only, otherwise.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import argparse
 import random
 import statistics
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.block_manager import BlockManager
+from octavo.engine.bench.scheduler_vllm import Missing, VllmPrompts, open_vllm
 from octavo.scheduler import Limits, Result, Scheduler, Sequence
 
 PAGE_SIZE = 32
@@ -22,6 +24,23 @@ PROMPT_TOKENS = 32_768
 VOCABULARY = 150_000
 WARM_UP = 8  # steps
 SEED = 1
+_PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
+_FILL = 3  # prompts that fill the pool first
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTimes:
+    """Seconds for each repetition: a prompt nobody has seen, evicting older pages, and the same again."""
+
+    cold: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, float]:
+        """Medians, in microseconds."""
+        return {
+            "prompt_cold_us": statistics.median(self.cold) * 1e6,
+            "prompt_warm_us": statistics.median(self.warm) * 1e6,
+        }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, return what --json prints."""
     step_us = {str(num): time_steps(num, args.steps) for num in args.sequences}
-    cold_us, warm_us = time_prompt(args.repeats)
+    vllm = open_vllm(_PROMPT_POOL, PAGE_SIZE, max_tokens=PROMPT_TOKENS)
+    ours, theirs = time_prompts(args.repeats, vllm)
     result = {
         "bench": "scheduler",
         "page_size": PAGE_SIZE,
         "step_us": step_us,
         "prompt_tokens": PROMPT_TOKENS,
-        "prompt_cold_us": cold_us,
-        "prompt_warm_us": warm_us,
+        **ours.to_json(),
+        "vllm": {"skipped": vllm.reason}
+        if isinstance(vllm, Missing)
+        else {"version": vllm.version, **theirs.to_json()},
     }
     _print_table(result)
     return result
@@ -65,17 +87,21 @@ def time_steps(num_sequences: int, num_steps: int) -> float:
     return statistics.median(seconds[1 + WARM_UP :]) * 1e6
 
 
-def time_prompt(repeats: int) -> tuple[float, float]:
-    """Median microseconds for a long prompt nobody has seen, evicting older pages, and for the
-    same prompt again."""
+def time_prompts(repeats: int, vllm: VllmPrompts | Missing) -> tuple[PromptTimes, PromptTimes]:
+    """Long prompts in our pool and in vLLM's, by turns; the latter's times are empty without vLLM."""
     rng = random.Random(SEED)
-    blocks = BlockManager(2 * PROMPT_TOKENS // PAGE_SIZE, PAGE_SIZE)
-    cold, warm = [], []
-    for _ in range(repeats + 3):  # the first ones fill the pool
+    blocks = BlockManager(_PROMPT_POOL, PAGE_SIZE)
+    ours, theirs = PromptTimes(), PromptTimes()
+    for number in range(-_FILL, repeats):
         prompt = [rng.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
-        cold.append(_serve_prompt(blocks, prompt))
-        warm.append(_serve_prompt(blocks, prompt))
-    return statistics.median(cold[3:]) * 1e6, statistics.median(warm[3:]) * 1e6
+        seconds = [_serve_prompt(blocks, prompt) for _ in range(2)]
+        peer = [] if isinstance(vllm, Missing) else [vllm.serve(prompt) for _ in range(2)]
+        if number < 0:
+            continue
+        for times, pair in ((ours, seconds), (theirs, peer)):
+            for column, value in zip((times.cold, times.warm), pair, strict=bool(pair)):
+                column.append(value)
+    return ours, theirs
 
 
 def _step(scheduler: Scheduler, results: list[Result]) -> float:
@@ -101,9 +127,12 @@ def _print_table(result: dict[str, Any]) -> None:
     print(f"{'decoding sequences':>20}  {'us per step':>12}  {'us per sequence':>16}")
     for num, step_us in result["step_us"].items():
         print(f"{num:>20}  {step_us:>12.1f}  {step_us / int(num):>16.2f}")
-    for name in ("cold", "warm"):
-        seconds = result[f"prompt_{name}_us"] / 1e6
-        print(f"{result['prompt_tokens']} tokens of prompt, {name}: {seconds * 1e3:.2f} ms")
+    for label, times in (("", result), (" in vLLM", result["vllm"])):
+        for name in ("cold", "warm"):
+            if (micros := times.get(f"prompt_{name}_us")) is not None:
+                print(f"{result['prompt_tokens']} tokens of prompt, {name}{label}: {micros / 1e3:.2f} ms")
+    if "skipped" in result["vllm"]:
+        print(f"not compared with vLLM: {result['vllm']['skipped']}")
 
 
 def _positive(text: str) -> int:
