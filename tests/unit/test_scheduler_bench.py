@@ -22,7 +22,7 @@ def test_the_benchmark_prints_a_table_and_returns_its_figures(capsys: pytest.Cap
     assert all(value > 0 for value in result["step_us"].values())
     assert result["prompt_cold_us"] > 0
     assert result["prompt_warm_us"] > 0
-    assert len(result["vllm"]) in (1, 3)  # why not, or the version and two figures
+    assert set(result["vllm"]) in ({"skipped"}, {"version", "prompt_cold_us", "prompt_warm_us"})
     out = capsys.readouterr().out
     assert "us per step" in out
     assert ("not compared with vLLM: " in out) == ("skipped" in result["vllm"])
