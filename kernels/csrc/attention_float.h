@@ -158,8 +158,9 @@ OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_
                                  accumulators + column);
 }
 
-// Rows of a block as floats, zeros past the dimension and where `visible` has a 0.
-template <bool kSplit>
+// Rows of a block as floats, zeros past the dimension and where `visible` has a 0. A codec that reads the
+// codes themselves stores whole vectors, in its own order, where they fill a row.
+template <class Codec>
 void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
                   float* panel) {
   const int padded = padded_dim(format.dim);
@@ -168,9 +169,21 @@ void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* 
       std::fill(panel, panel + padded, 0.0f);
       continue;
     }
-    dequantize_row(format, codes + t * format.row_bytes, scales + t * format.scale_bytes, panel);
+    const uint8_t* row = codes + t * format.row_bytes;
+    if constexpr (!std::is_void_v<Codec>) {
+      if (format.dim == padded) {
+        for (int at = 0; at < padded; at += kStep) {
+          const Pair pair = Codec::load_pair(row + at * Codec::kBytes);
+          store(panel + at, pair.first);
+          store(panel + at + kLanes, pair.second);
+        }
+        continue;
+      }
+    }
+    dequantize_row(format, row, scales + t * format.scale_bytes, panel);
     std::fill(panel + format.dim, panel + padded, 0.0f);
-    if (kSplit) split_row(panel, padded);
+    if constexpr (!std::is_void_v<Codec>)
+      if (Codec::kSplit) split_row(panel, padded);
   }
 }
 
@@ -232,7 +245,7 @@ struct FloatSides {
       }
       if (ahead != nullptr) prefetch(ahead, 16 * format.row_bytes);
       float* rows = static_cast<float*>(panel);
-      expand_block<kSplit>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      expand_block<Codec>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), rows);
       score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows), dim * 4, nullptr,
                               scores + 16 * b);
     }
@@ -262,7 +275,7 @@ struct FloatSides {
         continue;
       }
       float* rows = static_cast<float*>(panel);
-      expand_block<kSplit>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
       accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
                                    width * 4, accumulators);
     }
