@@ -16,6 +16,15 @@ import x86_emulator
 LEVELS = ("generic", "avx2", "avx512", "amx")
 _TESTS = Path(__file__).resolve().parent
 
+# By its file: an editable installation finds `_ext` by a finder of its own, whatever the path says.
+_LOAD = """
+import importlib.util, sys
+import octavo.kernels
+spec = importlib.util.spec_from_file_location("octavo.kernels._ext", {path!r})
+octavo.kernels._ext = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(octavo.kernels._ext)
+"""
+
 at_every_level = pytest.mark.parametrize(
     "level", [pytest.param(level, marks=pytest.mark.timeout(900)) for level in LEVELS]
 )
@@ -49,8 +58,8 @@ def run_at_level(level: str, code: str) -> str:
         reason = x86_emulator.why_unavailable() if "avx2" in available_levels() else "that takes AVX2"
         if reason is not None:
             pytest.skip(f"this CPU does not run {level}, and it cannot be emulated: {reason}")
-        folder = str(x86_emulator.extension())
-        code = f"import octavo.kernels\noctavo.kernels.__path__.insert(0, {folder!r})\n{code}"
+        (built,) = x86_emulator.extension().glob("_ext*.so")
+        code = _LOAD.format(path=str(built)) + code
     done = run_python(code, OCTAVO_CPU_ISA=level)
     assert done.returncode == 0, done.stderr
     return done.stdout
