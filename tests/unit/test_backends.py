@@ -82,9 +82,8 @@ def test_metal_by_name_is_not_tested_first() -> None:
     choice = choose_backend("metal")
     assert choice.backend.name == "metal"
     results = run_selftest(choice.backend)
-    refused = [result for result in results if "is refused: there is no Metal kernel" in result.name]
-    failed = [result for result in results if result not in refused]
-    assert len(failed) == 6 * (len(FORMAT_NAMES) - len(refused))
+    failed = [result for result in results if not result.ok]
+    assert len(failed) == len(results) == 6 * len(FORMAT_NAMES) - 2, "affine groups have no rows of 96"
     assert not any(result.ok for result in failed)
     assert all("No Metal back-end" in result.name for result in failed)
 
