@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml tools/install.sh $(wildcard CMakeLists.txt kernel
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 HTTP := $(VENV)/.installed-http
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 SERVE_ARGS ?=
 
 .PHONY: help demo serve serve-http test test-slow lint format types cross-aarch64 check clean
@@ -17,7 +17,7 @@ help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
 	@echo "make serve      octavo serve on 127.0.0.1:50051 (SERVE_ARGS='--kv-format fp4 ...')"
 	@echo "make serve-http the same behind an OpenAI-compatible router on 127.0.0.1:30000"
-	@echo "make test       the tests (PYTEST_ARGS='-k pages'); make test-slow: the slow ones"
+	@echo "make test       the tests, two at a time (PYTEST_ARGS='-k pages' for some, one at a time); make test-slow: the slow ones"
 	@echo "make lint       ruff: rules and formatting; make format applies them"
 	@echo "make types      mypy --strict"
 	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"

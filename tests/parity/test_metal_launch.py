@@ -192,7 +192,7 @@ def test_a_backend_about_to_be_used_is_tested_first() -> None:
 @pytest.mark.slow
 def test_the_whole_self_test_passes() -> None:
     results = run_selftest(Emulator().backend())
-    assert len(results) == 30
+    assert len(results) == 86
     assert all(result.ok for result in results), results
 
 
