@@ -7,10 +7,9 @@ groups from a PrometheusRule.
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 
-DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
-RULES = tuple(DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml"))
+from live_prometheus import DEPLOY, RULES
+
 TARGET = DEPLOY / "kubernetes" / "rules.yaml"
 HEAD = """\
 # Written by tools/kubernetes_rules.py from ../prometheus. Needs the Prometheus Operator, whose Prometheus

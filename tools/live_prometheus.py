@@ -15,7 +15,7 @@ from typing import Any
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 RULES = tuple(DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml"))
-START_S = 30
+START_S = 120
 
 
 @asynccontextmanager
@@ -38,9 +38,7 @@ async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
     reader = None
     try:
         async with asyncio.timeout(START_S):
-            address = (await _line_with(process.stderr, rb'"Listening on" address=(\S+)'))[1].decode()
-            # It listens, and answers 503, before it is ready.
-            await _line_with(process.stderr, b"Server is ready")
+            address = await ready_address(process.stderr)
         reader = asyncio.create_task(process.stderr.read())
         yield address
     finally:
@@ -51,11 +49,17 @@ async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
             await reader
 
 
-async def _line_with(stream: asyncio.StreamReader, pattern: bytes) -> re.Match[bytes]:
-    while not (found := re.search(pattern, line := await stream.readline())):
+async def ready_address(log: asyncio.StreamReader) -> str:
+    """Where it listens, once it is ready: two threads log the two lines, in either order."""
+    address, ready = "", False
+    while not (address and ready):
+        line = await log.readline()
         if not line:
-            raise RuntimeError(f"Prometheus ended before it said {pattern.decode()!r}")
-    return found
+            raise RuntimeError("Prometheus ended before it was ready")
+        ready = ready or b"Server is ready" in line
+        if found := re.search(rb'"Listening on" address=(\S+)', line):
+            address = found[1].decode()
+    return address
 
 
 async def query(address: str, path: str, **parameters: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query
+from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
 from octavo.engine.client import Client
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.process import ServerProcess
@@ -81,6 +81,17 @@ async def _load(client: Client, stop: asyncio.Event) -> None:
         prompts = [[5 + i % 90 for i in range(64)] + [7 + number + sample] * 9 for sample in range(4)]
         await asyncio.gather(*(collect(client.generate(prompt, params)) for prompt in prompts))
         number += 1
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+async def test_prometheus_is_ready_in_whatever_order_it_says_so(swapped: bool) -> None:
+    lines = [b'msg="Listening on" address=127.0.0.1:9\n', b'msg="Server is ready to receive web requests."\n']
+    log = asyncio.StreamReader()
+    log.feed_data(b"msg=starting\n" + b"".join(lines[::-1] if swapped else lines))
+    assert await ready_address(log) == "127.0.0.1:9"
+    log.feed_eof()
+    with pytest.raises(RuntimeError, match="ended before it was ready"):
+        await ready_address(log)
 
 
 @needs_prometheus
