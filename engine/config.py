@@ -35,6 +35,7 @@ class EngineConfig:
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
     max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
     queue_timeout     seconds that a request may wait to be begun (None: any time)
+    stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
@@ -61,6 +62,7 @@ class EngineConfig:
     max_waiting: int = 1024
     max_waiting_tokens: int | None = 2**20
     queue_timeout: float | None = None
+    stream_interval: int = 1
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
@@ -95,7 +97,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
-        for name in ("page_size", "max_running", "max_step_tokens", "max_waiting", "cache_dir_bytes"):
+        for name in (
+            "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
+            "cache_dir_bytes",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):

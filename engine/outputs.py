@@ -32,9 +32,12 @@ class PromptLogprobs:
     rest: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Delta:
     """New tokens and text of one sample of one request; the last one has a finish reason.
+
+    Nobody changes one that was handed out. It is not frozen because one is made for every token,
+    and freezing triples the time that takes.
 
     index           which of the request's n samples
     token_ids       new tokens, stop and end tokens included

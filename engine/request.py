@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.engine.constraints.constraint import Constraint
 from octavo.engine.detokenizer import StopChecker
@@ -196,8 +195,7 @@ class Sample:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What is new of a request. Ids may be reused once a request has ended, so the request
     itself says whose news it is."""
 

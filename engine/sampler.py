@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,7 @@ GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """One drawn token; ``token`` is None when the row failed, and ``error`` says why."""
 
     token: int | None

@@ -183,7 +183,7 @@ class AsyncEngine:
             if self._observer is not None:
                 self._observer.rejected(refusal_label(error))
             raise
-        stream = Stream(request, self._forget)
+        stream = Stream(request, self._forget, interval=self.config.stream_interval)
         self._streams[request.request_id] = stream
         self._by_request[request] = stream
         self._gate.watch(stream, self._give_up)

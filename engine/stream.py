@@ -13,21 +13,33 @@ class Stream:
     """Holds at most one pending delta per sample: a slow reader gets fewer and larger ones.
 
     Lives on the event loop. ``ended`` once every sample's last delta is in.
+
+    interval   tokens that a delta has at least, but for a sample's first and last one
     """
 
-    def __init__(self, request: Request, on_end: Callable[[Stream], None]) -> None:
+    def __init__(self, request: Request, on_end: Callable[[Stream], None], *, interval: int = 1) -> None:
         self.request = request
         self.ended = False
         self._on_end = on_end
+        self._interval = interval
         self._num_open = request.params.n
+        self._begun: set[int] = set()  # samples whose first delta has come
+        self._held: dict[int, Delta] = {}  # too small to be read
         self._pending: dict[int, Delta] = {}
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def push(self, delta: Delta) -> None:
         """Add what is new; it merges with what has not been read."""
-        pending = self._pending.get(delta.index)
-        self._pending[delta.index] = delta if pending is None else pending.merge(delta)
+        index = delta.index
+        if self._interval > 1 and (held := self._held.pop(index, None)) is not None:
+            delta = held.merge(delta)
+        if len(delta.token_ids) < self._interval and delta.finish_reason is None and index in self._begun:
+            self._held[index] = delta
+            return
+        self._begun.add(index)
+        pending = self._pending.get(index)
+        self._pending[index] = delta if pending is None else pending.merge(delta)
         if delta.finish_reason is not None:
             self._num_open -= 1
             if not self._num_open:

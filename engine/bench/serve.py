@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -111,6 +112,8 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
         )
         for prompt in prompts[:2]:
             await _request(client, [*reversed(prompt)], min(args.output_tokens, 4))
+        gc.collect()
+        gc.freeze()  # pauses of this process's collector would count as the server's
         arrivals = np.cumsum(rng.exponential(1 / args.rate, args.requests)) if args.rate else None
         unlimited = args.requests if args.rate else DEFAULT_CONCURRENCY
         slots = asyncio.Semaphore(args.concurrency or unlimited)

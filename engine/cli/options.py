@@ -20,9 +20,8 @@ DEFAULTS = EngineConfig()
 _SETTINGS = (
     "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
-    "max_waiting_tokens", "queue_timeout", "max_step_tokens", "prefix_cache", "cache_policy",
-    "max_pinned_pages", "cache_dir", "cache_dir_bytes",
-    "save_dir",
+    "max_waiting_tokens", "queue_timeout", "stream_interval", "max_step_tokens", "prefix_cache",
+    "cache_policy", "max_pinned_pages", "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
 
@@ -51,6 +50,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"prompt tokens that may queue ({DEFAULTS.max_waiting_tokens})")  # fmt: skip
     add("--queue-timeout", type=float, metavar="SECONDS",
         help="refuse a request that has not begun after this time (none)")  # fmt: skip
+    add("--stream-interval", type=int, metavar="N",
+        help=f"tokens of a sample sent at once, after its first ({DEFAULTS.stream_interval})")  # fmt: skip
     add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="forget the pages of finished requests")  # fmt: skip

@@ -92,19 +92,20 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
 
 
 def response_of(delta: Delta, num_generated: int) -> pb.GenerateResponse:
-    """One increment; ``num_generated`` counts the sample's tokens up to here."""
-    response = pb.GenerateResponse(
-        request_id=delta.request_id,
-        index=delta.index,
-        token_ids=delta.token_ids,
-        text=delta.text,
-        logprobs=[_logprob_message(entry) for entry in delta.logprobs],
-        usage=pb.Usage(
-            prompt_tokens=delta.prompt_tokens,
-            cached_tokens=delta.cached_tokens,
-            generated_tokens=num_generated,
-        ),
-    )
+    """One increment; ``num_generated`` counts the sample's tokens up to here.
+
+    Made for every token: setting fields takes half the time of naming them to the constructor."""
+    response = pb.GenerateResponse()
+    response.request_id = delta.request_id
+    response.index = delta.index
+    response.token_ids.extend(delta.token_ids)
+    response.text = delta.text
+    usage = response.usage
+    usage.prompt_tokens = delta.prompt_tokens
+    usage.cached_tokens = delta.cached_tokens
+    usage.generated_tokens = num_generated
+    if delta.logprobs:
+        response.logprobs.extend(map(_logprob_message, delta.logprobs))
     if delta.prompt_logprobs is not None:
         response.prompt_logprobs.add(token_id=delta.prompt_logprobs.first_id)
         response.prompt_logprobs.extend(_prompt_logprob(entry) for entry in delta.prompt_logprobs.rest)
@@ -119,20 +120,23 @@ def response_of(delta: Delta, num_generated: int) -> pb.GenerateResponse:
 
 def delta_of(response: pb.GenerateResponse) -> Delta:
     """The other way round, for clients."""
-    match = response.WhichOneof("stop_match")
-    return Delta(
+    logprobs, prompt_logprobs, usage = response.logprobs, response.prompt_logprobs, response.usage
+    delta = Delta(
         request_id=response.request_id,
         index=response.index,
         token_ids=tuple(response.token_ids),
         text=response.text,
-        logprobs=tuple(map(_logprob_of, response.logprobs)),
-        finish_reason=_FINISH_BACK.get(response.finish_reason),
-        stop_match=getattr(response, match) if match else None,
-        error=response.error.message if response.HasField("error") else None,
-        prompt_tokens=response.usage.prompt_tokens,
-        cached_tokens=response.usage.cached_tokens,
-        prompt_logprobs=_prompt_logprobs_of(response.prompt_logprobs),
+        logprobs=tuple(map(_logprob_of, logprobs)) if logprobs else (),
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        prompt_logprobs=_prompt_logprobs_of(prompt_logprobs) if prompt_logprobs else None,
     )
+    if match := response.WhichOneof("stop_match"):
+        delta.stop_match = getattr(response, match)
+    if response.finish_reason:
+        delta.finish_reason = _FINISH_BACK.get(response.finish_reason)
+        delta.error = response.error.message if response.HasField("error") else None
+    return delta
 
 
 def _logprob_message(entry: TokenLogprob) -> pb.TokenLogprob:
@@ -152,9 +156,7 @@ def _logprob_of(entry: pb.TokenLogprob | pb.PromptLogprob) -> TokenLogprob:
     return TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=top)
 
 
-def _prompt_logprobs_of(entries: Sequence[pb.PromptLogprob]) -> PromptLogprobs | None:
-    if not entries:
-        return None
+def _prompt_logprobs_of(entries: Sequence[pb.PromptLogprob]) -> PromptLogprobs:
     return PromptLogprobs(entries[0].token_id, tuple(map(_logprob_of, entries[1:])))
 
 

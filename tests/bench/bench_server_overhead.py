@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.engine.cli.serve import settle_interpreter
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.outputs import FinishReason
@@ -67,6 +68,7 @@ async def measure(args: argparse.Namespace) -> None:
     await engine.start()
     server = GrpcServer(engine)
     address = await server.start(Address("127.0.0.1", 0))
+    settle_interpreter()  # as `octavo serve` does
     try:
         core_rounds, server_rounds = [], []
         for number in range(args.rounds + 1):

@@ -1,0 +1,86 @@
+"""A stream between the engine and its reader: what merges, and what waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.engine.outputs import Delta, FinishReason
+from octavo.engine.params import SamplingParams
+from octavo.engine.stream import Stream
+
+
+class _Request:
+    """As much of a request as a stream looks at."""
+
+    def __init__(self, n: int) -> None:
+        self.params = SamplingParams(n=n)
+
+
+def make_stream(*, n: int = 1, interval: int = 1) -> Stream:
+    return Stream(_Request(n), lambda _: None, interval=interval)  # type: ignore[arg-type]
+
+
+def token(number: int, *, index: int = 0, last: bool = False) -> Delta:
+    reason = FinishReason.LENGTH if last else None
+    return Delta(request_id="r", index=index, token_ids=(number,), text=f"{number} ", finish_reason=reason)
+
+
+async def test_each_token_is_read_at_once_by_default() -> None:
+    stream = make_stream()
+    for number in range(3):
+        stream.push(token(number))
+        delta = await stream.next()
+        assert delta is not None
+        assert delta.token_ids == (number,)
+
+
+async def test_a_slow_reader_gets_one_merged_delta() -> None:
+    stream = make_stream()
+    for number in range(3):
+        stream.push(token(number, last=number == 2))
+    delta = await stream.next()
+    assert delta is not None
+    assert (delta.token_ids, delta.text, delta.finish_reason) == ((0, 1, 2), "0 1 2 ", FinishReason.LENGTH)
+    assert await stream.next() is None
+
+
+async def test_an_interval_holds_tokens_back_but_not_the_first_nor_the_last() -> None:
+    stream = make_stream(interval=4)
+    sizes = []
+    for number in range(11):
+        stream.push(token(number, last=number == 10))
+        reading = asyncio.ensure_future(stream.next())
+        await asyncio.sleep(0)
+        if reading.done():
+            delta = reading.result()
+            assert delta is not None
+            sizes.append(len(delta.token_ids))
+        else:
+            reading.cancel()
+            await asyncio.wait([reading])
+    assert sizes == [1, 4, 4, 2]
+
+
+@given(
+    interval=st.integers(1, 5),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    order=st.randoms(use_true_random=False),
+)
+def test_no_token_is_lost_or_out_of_order(interval: int, lengths: list[int], order: object) -> None:
+    async def run() -> dict[int, list[int]]:
+        stream = make_stream(n=len(lengths), interval=interval)
+        turns = [index for index, length in enumerate(lengths) for _ in range(length)]
+        order.shuffle(turns)  # type: ignore[attr-defined]
+        done = [0] * len(lengths)
+        for index in turns:
+            done[index] += 1
+            stream.push(token(done[index], index=index, last=done[index] == lengths[index]))
+        read: dict[int, list[int]] = {index: [] for index in range(len(lengths))}
+        while (delta := await stream.next()) is not None:
+            read[delta.index] += delta.token_ids
+        return read
+
+    assert asyncio.run(run()) == {index: list(range(1, length + 1)) for index, length in enumerate(lengths)}
