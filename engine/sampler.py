@@ -78,17 +78,21 @@ class SampleState:
         self._output = _TokenCounts(()) if counts else None
 
     @property
-    def plain_greedy(self) -> bool:
-        """Whether the token is just the position of the largest logit, and nothing else is asked."""
+    def plain(self) -> bool:
+        """Whether the token is drawn from the logits as they are, and nothing else is asked."""
         return (
-            self.greedy
-            and self.constraint is None
+            self.constraint is None
             and self.params.logprobs is None
             and not len(self._bias)
             and not self._holds
             and self._seen is None
             and self._output is None
         )
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the token is just the position of the largest logit, and nothing else is asked."""
+        return self.greedy and self.plain
 
     @property
     def _holds(self) -> bool:
@@ -148,19 +152,32 @@ def chosen(token: int, logit: float) -> Sampled:
     return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
 
 
-def _sample_row(logits: Floats, state: SampleState) -> Sampled:
-    top = int(np.argmax(logits))  # the first NaN, if there is one
-    if not np.isfinite(logits[top]):
+def adjust_row(logits: Floats, state: SampleState) -> Floats | Sampled:
+    """The logits [V] that a token is drawn from, or why it cannot be."""
+    if not np.isfinite(logits[np.argmax(logits)]):  # of the first NaN, if there is one
         return Sampled(token=None, error=NOT_FINITE)
-    params = state.params
     try:
         adjusted = state.adjust(logits)
     except ConstraintFailed as error:
         return Sampled(token=None, error=str(error))
     if state.constraint is not None and not np.isfinite(adjusted.max()):
         return Sampled(token=None, error=NOT_FINITE)
+    return adjusted
+
+
+def with_logprob(drawn: Sampled, logits: Floats, params: SamplingParams) -> Sampled:
+    """With its log-probability under the logits [V] it was drawn from, where that is asked for."""
+    if drawn.token is None or params.logprobs is None:
+        return drawn
+    return Sampled(token=drawn.token, logprob=logprob_of(logits, drawn.token, params.logprobs))
+
+
+def _sample_row(logits: Floats, state: SampleState) -> Sampled:
+    params, adjusted = state.params, adjust_row(logits, state)
+    if isinstance(adjusted, Sampled):
+        return adjusted
     if state.greedy:
-        token = top if adjusted is logits else int(np.argmax(adjusted))
+        token = int(np.argmax(adjusted))
     else:
         candidates = truncate(
             adjusted,
@@ -170,9 +187,7 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
             min_p=params.min_p,
         )
         token = candidates.draw(state.uniform())
-    if params.logprobs is None:
-        return Sampled(token=token)
-    return Sampled(token=token, logprob=logprob_of(adjusted, token, params.logprobs))
+    return with_logprob(Sampled(token=token), adjusted, params)
 
 
 def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:

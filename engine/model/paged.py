@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -11,12 +11,12 @@ import numpy as np
 from octavo.engine.batch import Batch, ScoredRows
 from octavo.engine.info import ModelInfo
 from octavo.engine.model.forward import PagedModel, slice_rows
+from octavo.engine.model.logit_rows import DrawTokens, float_row, sample_in_numpy
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.runner import RunOutput
-from octavo.engine.sampler import Sampled, SampleState, chosen, logprob_of, sample
+from octavo.engine.sampler import Sampled, SampleState, chosen, logprob_of
 from octavo.engine.store.fingerprint import model_fingerprint
 from octavo.engine.store.page_files import PageKind
-from octavo.engine.truncation import Floats
 from octavo.kernels.groups import page_pools
 from octavo.kernels.metadata import Ints
 from octavo.kernels.page_bytes import PageBytes
@@ -33,7 +33,7 @@ class PagedRunner:
     ``dense_row_bytes`` is what one row of one layer takes per visible position in the gather
     tier (None: paged tier): a step is then computed in slices of rows that stay below
     GATHER_BYTES. With ``chooses`` the model's head chooses the tokens of steps in which every token
-    is plainly greedy.
+    is plainly greedy; ``draw`` draws those of all others.
     """
 
     def __init__(
@@ -44,12 +44,14 @@ class PagedRunner:
         dense_row_bytes: int | None,
         exact: bool = False,
         chooses: bool = False,
+        draw: DrawTokens = sample_in_numpy,
     ) -> None:
         self._model = model
         self._info = info
         self._dense_row_bytes = dense_row_bytes
         self._exact = exact
         self._chooses = chooses
+        self._draw = draw
 
     @property
     def info(self) -> ModelInfo:
@@ -85,22 +87,24 @@ class PagedRunner:
         return RunOutput(_with_failures(samples, batch, failed), tuple(failed))
 
     def _run_sampling(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        sampled, which = np.unique(batch.sample_rows, return_inverse=True)
-        rows = sampled if batch.scored is None else np.union1d(sampled, batch.scored.rows)
-        drawn_from: dict[int, Floats] = {}
+        rows = batch.sample_rows if batch.scored is None else np.r_[batch.sample_rows, batch.scored.rows]
+        rows = np.unique(rows)
+        samples: dict[int, Sampled] = {}  # by the index of their state
         scores: list[TokenLogprob] = []
         failed: list[int] = []
         for first, stop in self._slices(batch):
-            wanted = rows[(rows >= first) & (rows < stop)] - first
+            wanted = rows[(rows >= first) & (rows < stop)]
             part = slice_rows(batch.attention, first, stop)
-            out = self._model.forward(batch.token_ids[first:stop], part, wanted if len(wanted) else FIRST_ROW)
+            asked = wanted - first if len(wanted) else FIRST_ROW
+            out = self._model.forward(batch.token_ids[first:stop], part, asked)
             failed += self._evaluate([out] if len(wanted) else [], first)
-            by_row = dict(zip((wanted + first).tolist(), _float_rows(out), strict=False))
-            drawn_from.update((row, by_row[row]) for row in sampled.tolist() if row in by_row)
+            which = np.flatnonzero((batch.sample_rows >= first) & (batch.sample_rows < stop)).tolist()
+            places = np.searchsorted(wanted, batch.sample_rows[which]).tolist()
+            samples.update(zip(which, self._draw(out, places, [states[i] for i in which]), strict=True))
             if batch.scored is not None:
-                scores += _scores(batch.scored, by_row, failed)
-        samples = sample((drawn_from[int(sampled[i])] for i in which), states)
-        return RunOutput(_with_failures(samples, batch, failed), tuple(failed), tuple(scores))
+                scores += _scores(batch.scored, out, wanted.tolist(), failed)
+        drawn = [samples[i] for i, _ in enumerate(states)]
+        return RunOutput(_with_failures(drawn, batch, failed), tuple(failed), tuple(scores))
 
     def _evaluate(self, out: list[mx.array], first: int) -> list[int]:
         """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
@@ -137,28 +141,23 @@ class PagedRunner:
         mx.clear_cache()
 
 
-def _scores(scored: ScoredRows, by_row: Mapping[int, Floats], failed: list[int]) -> Iterator[TokenLogprob]:
-    """Of those rows that are there; rows that are not finite join the failed ones."""
+def _scores(
+    scored: ScoredRows, logits: mx.array, rows: list[int], failed: list[int]
+) -> Iterator[TokenLogprob]:
+    """Of those rows that are there, in the order of ``logits``; rows that are not finite join the
+    failed ones."""
+    places = {row: place for place, row in enumerate(rows)}
     for row, target, num_top in zip(
         scored.rows.tolist(), scored.targets.tolist(), scored.num_top.tolist(), strict=True
     ):
-        if (logits := by_row.get(row)) is None:
+        if row not in places:
             continue
-        if not np.isfinite(logits[np.argmax(logits)]):
+        values = float_row(logits, places[row])
+        if not np.isfinite(values[np.argmax(values)]):
             failed.append(row)
             yield TokenLogprob(target, -np.inf)
         else:
-            yield logprob_of(logits, target, num_top)
-
-
-def _float_rows(logits: mx.array) -> Iterator[Floats]:
-    """Evaluated logits [S, V] row by row as float32, without a float32 copy of all of them:
-    the upper half of a float32 is a bfloat16."""
-    if logits.dtype == mx.bfloat16:
-        for bits in np.array(logits.view(mx.uint16), copy=False):
-            yield (bits.astype(np.uint32) << 16).view(np.float32)
-    else:
-        yield from np.array(logits.astype(mx.float32))
+            yield logprob_of(values, target, num_top)
 
 
 def _with_failures(samples: list[Sampled], batch: Batch, failed: list[int]) -> tuple[Sampled, ...]:

@@ -15,6 +15,7 @@ namespace octavo {
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_sampling(nb::module_& m);
 
 namespace {
 
@@ -53,4 +54,5 @@ NB_MODULE(_ext, m) {
   octavo::bind_linear(m);
   octavo::bind_attention(m);
   octavo::bind_ops(m);
+  octavo::bind_sampling(m);
 }

@@ -1,28 +1,11 @@
 #include "ops.h"
 
+#include "exp_float.h"
 #include "ops_rows.h"
 #include "threads.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-// Cephes' expf: 2^n times a degree-5 polynomial on [-ln2 / 2, ln2 / 2], relative error below 2e-7.
-// Written out because a call to libm would keep the loop scalar.
-inline float exp_float(float x) {
-  x = x > 88.0f ? 88.0f : (x < -87.0f ? -87.0f : x);
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const float shifted = x * 1.44269504088896341f + magic;
-  const float n = shifted - magic;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  return p * as_float((as_bits(shifted) << 23) + 0x3f800000);
-}
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_float(-x)); }
 

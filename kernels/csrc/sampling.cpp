@@ -1,0 +1,103 @@
+#include "sampling.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+#include "primitive.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+// One draw from one row of logits.
+struct Draw {
+  int row;
+  float temperature;
+  int top_k;
+  double top_p;
+  float min_p;
+  uint64_t seed, counter;
+};
+
+// The first number of NumPy's Philox(key=seed, counter=counter): Philox4x64-10 (Salmon et al. 2011) of
+// the counter plus 1.
+uint64_t philox(uint64_t seed, uint64_t counter) {
+  uint64_t word[4] = {counter + 1, counter + 1 == 0, 0, 0}, key[2] = {seed, 0};
+  for (int round = 0; round < 10; ++round) {
+    const auto a = static_cast<unsigned __int128>(word[0]) * 0xD2E7470EE14C6C93u;
+    const auto b = static_cast<unsigned __int128>(word[2]) * 0xCA5A826395121157u;
+    word[0] = static_cast<uint64_t>(b >> 64) ^ word[1] ^ key[0];
+    word[1] = static_cast<uint64_t>(b);
+    word[2] = static_cast<uint64_t>(a >> 64) ^ word[3] ^ key[1];
+    word[3] = static_cast<uint64_t>(a);
+    key[0] += 0x9E3779B97F4A7C15u;
+    key[1] += 0xBB67AE8584CAA73Bu;
+  }
+  return word[0];
+}
+
+#define OCTAVO_DRAW(level, call) \
+  (call.type == Float::f32 ? level::draw_from_floats(call) : level::draw_from_halves(call))
+
+int draw_row(const RowDraw& call) {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return OCTAVO_DRAW(avx512, call);
+  if (isa() == Isa::avx2) return OCTAVO_DRAW(avx2, call);
+#endif
+  return OCTAVO_DRAW(generic, call);
+}
+
+void check(const mx::array& logits, const std::vector<Draw>& draws) {
+  require(logits.ndim() == 2 && logits.shape(1) > 0 && is_float(logits.dtype()),
+          "logits must be floats [rows, vocabulary], got " + dtype_text(logits.dtype()) + " " + shape_text(logits));
+  for (const Draw& draw : draws) {
+    require(draw.row >= 0 && draw.row < logits.shape(0),
+            "row must lie in [0, " + std::to_string(logits.shape(0)) + "), got " + std::to_string(draw.row));
+    require(draw.temperature >= 0 && draw.top_k >= 0 && draw.top_p > 0 && draw.min_p >= 0 && draw.min_p <= 1,
+            "temperature and top_k must not be negative, top_p must be above 0 and min_p lie in [0, 1]");
+  }
+}
+
+std::vector<std::optional<int>> draw_tokens(const mx::array& logits, const std::vector<Draw>& draws) {
+  check(logits, draws);
+  if (draws.empty()) return {};
+  mx::array evaluated = mx::contiguous(logits);
+  evaluated.eval();
+  const int size = evaluated.shape(1);
+  const std::size_t width = evaluated.itemsize();
+  std::vector<std::optional<int>> tokens(draws.size());
+  const nb::gil_scoped_release release;
+  parallel_for(static_cast<int>(draws.size()), [&](int i) {
+    const Draw& draw = draws[i];
+    const RowDraw call{evaluated.data<char>() + width * size * draw.row, float_of(evaluated.dtype()), size,
+                       draw.temperature, draw.top_k, draw.top_p, draw.min_p,
+                       static_cast<double>(philox(draw.seed, draw.counter) >> 11) * 0x1p-53};
+    if (const int token = draw_row(call); token != kNotFinite) tokens[i] = token;
+  });
+  return tokens;
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  nb::class_<Draw>(m, "Draw", "A draw from one row of logits; see draw_tokens.")
+      .def("__init__",
+           [](Draw* self, int row, float temperature, int top_k, double top_p, float min_p, uint64_t seed,
+              uint64_t counter) { new (self) Draw{row, temperature, top_k, top_p, min_p, seed, counter}; },
+           "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a);
+  m.def("draw_tokens", &draw_tokens, "logits"_a, "draws"_a,
+        "The token of each draw from logits [rows, vocabulary], as engine/truncation.py draws with the "
+        "number of Philox(key=seed, counter=counter); None for a row that is not finite. temperature 0 "
+        "takes the largest, the lowest id among equals. ValueError for what lies out of range.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,184 @@
+"""Native draws against the sampler in NumPy: the same tokens, ties and failures included."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from native import at_every_level, require_extension, run_at_level
+from octavo.engine.model.logit_rows import sample_in_numpy
+from octavo.engine.params import SamplingParams
+from octavo.engine.sampler import NOT_FINITE, SampleState
+
+require_extension()
+
+from octavo.engine.model.native_sampling import sample_natively  # noqa: E402
+from octavo.kernels import _ext  # noqa: E402
+
+DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
+PARAMS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.0},
+    {},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 300, "top_p": 0.9},
+    {"top_k": 10**6},
+    {"top_p": 1e-6},
+    {"top_p": 0.4},
+    {"top_p": 0.95},
+    {"top_p": 0.999999},
+    {"min_p": 0.3},
+    {"min_p": 1.0},
+    {"top_k": 50, "top_p": 0.7, "min_p": 0.01},
+    {"temperature": 0.05, "top_p": 0.9},
+    {"temperature": 100.0, "top_p": 0.5},
+)
+
+
+def logits_of(kind: str, size: int) -> NDArray[np.float32]:
+    rng = np.random.default_rng(size)
+    row = rng.standard_normal(size).astype(np.float32)
+    match kind:
+        case "narrow":
+            return row * np.float32(0.05)
+        case "wide":
+            return row * np.float32(30)
+        case "ties":
+            return np.round(row)
+        case "equal":
+            return np.zeros(size, np.float32)
+        case "masked":
+            row[rng.random(size) < 0.6] = -np.inf
+            row[size // 2] = 1
+    return row
+
+
+def states(size: int, num: int, **params: object) -> list[SampleState]:
+    settings = SamplingParams(**{"temperature": 0.8, **params})  # type: ignore[arg-type]
+    return [
+        SampleState(settings, seed=seed, prompt_ids=[0, 1 % size], vocab_size=size) for seed in range(num)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plain", "narrow", "wide", "ties", "equal", "masked"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_are_those_of_the_sampler_in_numpy(dtype: str, kind: str) -> None:
+    check_tokens(dtype, kind, (1, 2, 7, 511, 513, 5000, 20_000))
+
+
+def check_tokens(dtype: str, kind: str, sizes: tuple[int, ...]) -> None:
+    for size, params in itertools.product(sizes, PARAMS):
+        logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
+        drawing = states(size, 12, **params)
+        rows = [0] * len(drawing)
+        assert sample_natively(logits, rows, drawing) == sample_in_numpy(logits, rows, drawing), (
+            size,
+            params,
+        )
+
+
+@at_every_level
+def test_every_level_draws_the_same(level: str) -> None:
+    folder = str(Path(__file__).parent)
+    code = "from test_native_sampling import check_tokens; check_tokens({dtype!r}, 'plain', (7, 5000))\n"
+    checks = "".join(code.format(dtype=dtype) for dtype in DTYPES)
+    run_at_level(level, f"import sys; sys.path.insert(0, {folder!r})\n{checks}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_zeros_are_one_value(dtype: str) -> None:
+    logits = mx.array([[-1.0, -0.0, 0.0, -0.0, -3.0]]).astype(DTYPES[dtype])
+    [greedy] = sample_natively(logits, [0], states(5, 1, temperature=0.0))
+    assert greedy.token == 1, "the lowest id among equals, whatever their signs"
+    drawing = states(5, 200, temperature=50.0, top_k=1)
+    assert {drawn.token for drawn in sample_natively(logits, [0] * 200, drawing)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_fails_alone(dtype: str, temperature: float) -> None:
+    size = 600
+    rows = np.zeros((7, size), np.float32)
+    rows[1, 599], rows[2, 3], rows[3, 0] = np.nan, -np.nan, np.inf
+    rows[4] = -np.inf
+    rows[5, :599] = -np.inf
+    logits = mx.array(rows).astype(DTYPES[dtype])
+    drawn = sample_natively(logits, list(range(7)), states(size, 7, temperature=temperature))
+    assert [one.error for one in drawn] == [None, *[NOT_FINITE] * 4, None, None]
+    assert drawn[5].token == 599
+
+
+def test_a_negative_nan_is_found_too() -> None:
+    bits = np.zeros((1, 64), np.uint16)
+    bits[0, 5] = 0xFFC1
+    logits = mx.array(bits).view(mx.bfloat16)
+    assert sample_natively(logits, [0], states(64, 1))[0].error == NOT_FINITE
+
+
+def test_random_numbers_are_those_of_numpy() -> None:
+    """The token that a flat row of 4096 draws is the upper 12 bits of the number."""
+    logits = mx.zeros((1, 4096))
+    for seed, counter in itertools.product((0, 1, 2**63, 2**64 - 1), (0, 1, 1000)):
+        [token] = _ext.draw_tokens(
+            logits,
+            [_ext.Draw(0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed, counter=counter)],
+        )
+        assert token == int(np.random.Philox(key=seed, counter=counter).random_raw()) >> 52
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adjusted_rows_and_log_probabilities_come_out_the_same(dtype: str) -> None:
+    size = 3000
+    rng = np.random.default_rng(3)
+    logits = mx.array(rng.standard_normal((4, size)).astype(np.float32)).astype(DTYPES[dtype])
+    drawing = [
+        *states(size, 2, top_p=0.9),
+        *states(size, 2, repetition_penalty=1.3, top_p=0.8),
+        *states(size, 2, logit_bias={5: 3.0}, presence_penalty=0.5),
+        *states(size, 2, logprobs=3, top_k=20),
+        *states(size, 1, temperature=0.0, logit_bias={7: 100.0}),
+        *states(size, 1, temperature=0.0),
+    ]
+    rows = [i % 4 for i in range(len(drawing))]
+    for state in drawing:
+        state.record(11)
+    assert sample_natively(logits, rows, drawing) == sample_in_numpy(logits, rows, drawing)
+    bad = mx.where(mx.arange(size) == 9, mx.array(float("nan")), logits)
+    assert {drawn.error for drawn in sample_natively(bad, rows, drawing)} == {NOT_FINITE}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"row": 2}, r"row must lie in \[0, 2\), got 2"),
+        ({"row": -1}, r"row must lie in \[0, 2\), got -1"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
+    ],
+)
+def test_what_lies_out_of_range_is_refused(wrong: dict[str, float], message: str) -> None:
+    given = {
+        "row": 0,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": 0,
+        "counter": 0,
+    } | wrong
+    draw = _ext.Draw(**given)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        _ext.draw_tokens(mx.zeros((2, 4)), [draw])
+
+
+def test_logits_must_be_rows_of_floats() -> None:
+    with pytest.raises(ValueError, match=r"logits must be floats \[rows, vocabulary\], got float32 \[4\]"):
+        _ext.draw_tokens(mx.zeros(4), [])
+    with pytest.raises(ValueError, match="int32"):
+        _ext.draw_tokens(mx.zeros((1, 4), mx.int32), [])
