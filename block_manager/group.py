@@ -25,29 +25,46 @@ class Group:
     """
 
     def __init__(
-        self, index: int, spec: PageGroup, page_size: int, *, policy: str, clock: Callable[[], float]
+        self,
+        index: int,
+        specs: Run[PageGroup],
+        page_size: int,
+        *,
+        policy: str,
+        clock: Callable[[], float],
     ) -> None:
         self.index = index
-        self.spec = spec
+        self.spec = spec = specs[index]
+        self._outer = spec.window if spec.twin_of is None else specs[spec.twin_of].window
         self.pool = PagePool(spec.num_pages, make_policy(policy, spec.num_pages), clock=clock)
         self.num_kept = -(-spec.keep // page_size)
         self._page_size = page_size
 
-    def first_visible(self, num_written: int) -> int:
+    def first_visible(self, num_written: int, quantize_after: int) -> int:
         """The first page, beside kept ones, that queries from position ``num_written`` on can see."""
-        window = self.spec.window
+        window = self._outer if num_written < quantize_after else self.spec.window
         return 0 if window is None else max(num_written - window + 1, 0) // self._page_size
 
-    def most_held(self, max_chunk: int) -> int:
+    def most_held(self, max_chunk: int, quantize_after: int) -> int:
         """Pages that one sequence holds at most, however long, written ``max_chunk`` at a time."""
         if self.spec.window is None:
             return sys.maxsize
-        return self.num_kept + pages_touched(self.spec.window - 1 + max_chunk, self._page_size)
+        window = self.spec.window
+        if self.spec.twin_of is not None:
+            window = max(window, min(quantize_after, self._outer or quantize_after))
+        return self.num_kept + pages_touched(window - 1 + max_chunk, self._page_size)
 
-    def capacity(self, max_chunk: int, max_pinned: int) -> int:
+    def capacity(self, max_chunk: int, max_pinned: int, quantize_after: int) -> int:
         """Positions that one sequence can have, beside ``max_pinned`` pages."""
         num_pages = self.spec.num_pages - max_pinned
-        return sys.maxsize if self.most_held(max_chunk) <= num_pages else num_pages * self._page_size
+        bounded = self.most_held(max_chunk, quantize_after) <= num_pages
+        return sys.maxsize if bounded else num_pages * self._page_size
+
+    def num_findable(self, quantize_after: int) -> int:
+        """How many of a sequence's first pages a hit of some length needs of this group."""
+        if self.spec.twin_of is None or self.spec.window != 1:
+            return sys.maxsize  # those in front of its end are needed, wherever it ends
+        return max(self.num_kept, (quantize_after - 1) // self._page_size)
 
     def live(self, part: GroupPages) -> Run[PageId]:
         """The pages that are held, in order."""
@@ -59,8 +76,9 @@ class Group:
         promised, for the chunks after them: those of a window need no more than this at a time."""
         promised = -(-table.promised // self._page_size)
         if self.spec.window is not None:
-            first = max(self.first_visible(table.num_written), self.num_kept)
-            promised = min(promised, first - self.num_kept + self.most_held(max_chunk))
+            first = max(self.first_visible(table.num_written, table.quantize_after), self.num_kept)
+            most = self.most_held(max_chunk, table.quantize_after)
+            promised = min(promised, first - self.num_kept + most)
         return max(-(-num_tokens // self._page_size), promised)
 
     def extend(self, part: GroupPages, num_pages: int) -> None:
@@ -69,11 +87,13 @@ class Group:
         assert pages is not None, "more pages are taken than are idle"
         part.pages.extend(pages)
 
-    def release(self, part: GroupPages, num_written: int) -> None:
-        """Give back what no query from ``num_written`` on can see."""
+    def release(self, table: PageTable) -> None:
+        """Give back what no query of a table from now on can see."""
         if self.spec.window is None:
             return
-        first, last = max(part.released, self.num_kept), self.first_visible(num_written)
+        part = table.parts[self.index]
+        first = max(part.released, self.num_kept)
+        last = self.first_visible(table.num_written, table.quantize_after)
         if first < last:
             self.pool.drop(page_ids(part.pages[first:last]))
             part.pages[first:last] = array("i", bytes(4 * (last - first)))
@@ -97,35 +117,38 @@ class Group:
         self.pool.hold(self.live(shared))
         return shared
 
-    def longest(self, digests: Run[Digest], num_pages: int, part: GroupPages | None = None) -> int:
+    def longest(self, table: PageTable, digests: Run[Digest], num_pages: int, *, new: bool) -> int:
         """The longest beginning of at most ``num_pages`` pages after which a sequence can go on: all
-        it would see is in ``part`` or can be found."""
+        it would see is in the table, unless that is a new one, or can be found."""
         if self.spec.window is None:
-            return num_pages if part is not None else self.pool.num_found(digests[:num_pages])
-        while (missing := self._missing(digests, num_pages, part)) is not None:
+            return self.pool.num_found(digests[:num_pages]) if new else num_pages
+        part = None if new else table.parts[self.index]
+        while (missing := self._missing(digests, num_pages, part, table.quantize_after)) is not None:
             num_pages = missing  # whatever is longer would see that page, too
         return num_pages
 
-    def missing(self, digests: Run[Digest], num_pages: int) -> int | None:
+    def missing(self, table: PageTable, num_pages: int) -> int | None:
         """The last page that cannot be found of those needed to go on after ``num_pages`` pages."""
-        return self._missing(digests, num_pages, None)
+        return self._missing(table.digests, num_pages, None, table.quantize_after)
 
-    def _missing(self, digests: Run[Digest], num_pages: int, part: GroupPages | None) -> int | None:
-        for index in self._needed(num_pages):
+    def _missing(
+        self, digests: Run[Digest], num_pages: int, part: GroupPages | None, quantize_after: int
+    ) -> int | None:
+        for index in self._needed(num_pages, quantize_after):
             if part is not None and (index < self.num_kept or index >= part.released):
                 continue
             if index >= len(digests) or not self.pool.can_find(digests[index]):
                 return index
         return None
 
-    def _needed(self, num_pages: int) -> Iterable[int]:
-        first = self.first_visible(num_pages * self._page_size)
+    def _needed(self, num_pages: int, quantize_after: int) -> Iterable[int]:
+        first = self.first_visible(num_pages * self._page_size, quantize_after)
         yield from range(num_pages - 1, first - 1, -1)
         yield from range(min(first, self.num_kept) - 1, -1, -1)
 
-    def find(self, digests: Run[Digest], num_pages: int) -> GroupPages:
+    def find(self, digests: Run[Digest], num_pages: int, quantize_after: int) -> GroupPages:
         """Hold what is needed to go on after ``num_pages`` pages that ``longest`` has confirmed."""
-        kept, first = self.num_kept, self.first_visible(num_pages * self._page_size)
+        kept, first = self.num_kept, self.first_visible(num_pages * self._page_size, quantize_after)
         if first <= kept:
             return GroupPages(array("i", self.pool.hold_prefix(digests[:num_pages])))
         pages = array("i", self.pool.hold_prefix(digests[:kept]))
@@ -133,11 +156,13 @@ class Group:
         pages.extend(self.pool.hold_prefix(digests[first:num_pages]))
         return GroupPages(pages, first)
 
-    def recover(self, part: GroupPages, digests: Run[Digest], num_pages: int) -> None:
-        """Shorten a part to ``num_pages``, holding again what had been given back of it and is seen
-        from there on; ``longest`` has confirmed that it can be found."""
+    def recover(self, table: PageTable, num_pages: int) -> None:
+        """Shorten a table's part to ``num_pages``, holding again what had been given back of it and is
+        seen from there on; ``longest`` has confirmed that it can be found."""
+        part, digests = table.parts[self.index], table.digests
         self.trim(part, num_pages)
-        first = max(self.first_visible(num_pages * self._page_size), self.num_kept)
+        first = self.first_visible(num_pages * self._page_size, table.quantize_after)
+        first = max(first, self.num_kept)
         if first < part.released:
             part.pages[first : part.released] = array(
                 "i", self.pool.hold_prefix(digests[first : part.released])

@@ -22,10 +22,12 @@ class Groups:
         policy: str,
         clock: Callable[[], float],
     ) -> None:
+        for spec in specs:
+            _check_twin(spec, specs)
         self.max_chunk = max_chunk
         self._page_size = page_size
         self._groups = tuple(
-            Group(index, spec, page_size, policy=policy, clock=clock) for index, spec in enumerate(specs)
+            Group(index, specs, page_size, policy=policy, clock=clock) for index in range(len(specs))
         )
         self._windowed = tuple(group for group in self._groups if group.spec.window is not None)
 
@@ -38,8 +40,9 @@ class Groups:
     def idle_pages(self) -> tuple[int, ...]:
         return tuple([group.pool.num_idle for group in self._groups])
 
-    def new_table(self, salt: bytes) -> PageTable:
-        return PageTable(self._page_size, salt, tuple([GroupPages() for _ in self._groups]))
+    def new_table(self, salt: bytes, quantize_after: int) -> PageTable:
+        parts = tuple([GroupPages() for _ in self._groups])
+        return PageTable(self._page_size, salt, parts, quantize_after=quantize_after)
 
     def held(self, table: PageTable) -> list[tuple[int, PageId]]:
         """Group and page of everything a table holds."""
@@ -49,16 +52,17 @@ class Groups:
         """Give an empty table the longest beginning that every group can go on after."""
         if len(self._groups) == 1 and not self._windowed:
             table.pages.extend(self._groups[0].pool.hold_prefix(digests))
-        elif num_pages := self._longest(digests, len(digests)):
-            table.parts = tuple([group.find(digests, num_pages) for group in self._groups])
+        elif num_pages := self._longest(table, digests, len(digests), new=True):
+            after = table.quantize_after
+            table.parts = tuple([group.find(digests, num_pages, after) for group in self._groups])
         table.num_written = len(table.pages) * self._page_size
         table.measure()
 
-    def eviction(self, digests: Run[Digest], num_pages: int) -> float | None:
+    def eviction(self, table: PageTable, num_pages: int) -> float | None:
         """When a page was evicted without which no sequence can go on after ``num_pages`` pages."""
         for group in self._groups:
-            missing = group.missing(digests, num_pages)
-            evicted_at = None if missing is None else group.pool.evictions.when(digests[missing])
+            missing = group.missing(table, num_pages)
+            evicted_at = None if missing is None else group.pool.evictions.when(table.digests[missing])
             if evicted_at is not None:
                 return evicted_at
         return None
@@ -67,7 +71,7 @@ class Groups:
         """Pages for ``num_tokens`` positions and for what was promised; or none, and False."""
         goals: list[int] = []
         for group, part in self._parts(table):
-            group.release(part, table.num_written)
+            group.release(table)
             goal = max(group.wanted(table, num_tokens, self.max_chunk), len(part.pages))
             if goal - len(part.pages) > group.pool.num_idle:
                 table.measure()
@@ -83,15 +87,18 @@ class Groups:
         parent = table.digests[first - 1] if first else None
         digests = table.digests[first:last]
         for group, part in self._parts(table):
-            pages = page_ids(part.pages[first:last])
+            count = min(last, group.num_findable(table.quantize_after)) - first
+            if count <= 0:
+                continue
+            pages = page_ids(part.pages[first : first + count])
             kept = contents if group.index == 0 else ()  # its events are those that are watched
-            group.pool.publish(pages, digests, parent, salt=table.salt, contents=kept)
+            group.pool.publish(pages, digests[:count], parent, salt=table.salt, contents=kept)
 
     def slide(self, table: PageTable) -> None:
         """Give back what fell out of the windows, and take as much again where it was promised."""
         for group in self._windowed:
             part = table.parts[group.index]
-            group.release(part, table.num_written)
+            group.release(table)
             goal = group.wanted(table, 0, self.max_chunk)
             if 0 < goal - len(part.pages) <= group.pool.num_idle:
                 group.extend(part, goal)
@@ -103,7 +110,8 @@ class Groups:
     def has_slid(self, table: PageTable, num_tokens: int) -> bool:
         """Whether what a query at ``num_tokens`` sees was given back in part."""
         return any(
-            table.parts[group.index].released > max(group.first_visible(num_tokens), group.num_kept)
+            table.parts[group.index].released
+            > max(group.first_visible(num_tokens, table.quantize_after), group.num_kept)
             for group in self._windowed
         )
 
@@ -114,9 +122,9 @@ class Groups:
 
     def end_at(self, table: PageTable, num_pages: int) -> None:
         """Shorten a table to at most so many full pages, so that every group can go on after them."""
-        num_pages = self._longest(table.digests, num_pages, table)
-        for group, part in self._parts(table):
-            group.recover(part, table.digests, num_pages)
+        num_pages = self._longest(table, table.digests, num_pages, new=False)
+        for group in self._groups:
+            group.recover(table, num_pages)
         del table.digests[num_pages:]
         table.num_written = num_pages * self._page_size
         table.measure()
@@ -143,7 +151,7 @@ class Groups:
         assert not targets.keys() & {copy.source for copy in copies}, "a copy reads another's target"
         assert all(count == 1 for count in targets.values()), "two copies write one page"
         for table, part in parts:
-            visible = max(group.first_visible(table.num_written), group.num_kept)
+            visible = max(group.first_visible(table.num_written, table.quantize_after), group.num_kept)
             assert part.released <= visible, "a page that queries can see was given back"
             for page in page_ids(part.pages[table.num_written // self._page_size :]):
                 assert in_tables[page] == 1, f"page {page} is written by one table and held by another"
@@ -152,13 +160,27 @@ class Groups:
     def _parts(self, table: PageTable) -> Iterable[tuple[Group, GroupPages]]:
         return zip(self._groups, table.parts, strict=True)
 
-    def _longest(self, digests: Run[Digest], num_pages: int, table: PageTable | None = None) -> int:
+    def _longest(self, table: PageTable, digests: Run[Digest], num_pages: int, *, new: bool) -> int:
         """See ``Group.longest``; a beginning must do for all groups."""
-        parts = table.parts if table is not None else (None,) * len(self._groups)
         while True:
             shorter = num_pages
-            for group, part in zip(self._groups, parts, strict=True):
-                shorter = group.longest(digests, shorter, part)
+            for group in self._groups:
+                shorter = group.longest(table, digests, shorter, new=new)
             if shorter == num_pages:
                 return num_pages
             num_pages = shorter
+
+
+def _check_twin(spec: PageGroup, specs: Run[PageGroup]) -> None:
+    """Raise ValueError unless a twin shows a part of what the group does that it is a twin of: what has
+    been given back is then never seen again."""
+    if spec.twin_of is None:
+        return
+    assert spec.window is not None
+    if not 0 <= spec.twin_of < len(specs) or (outer := specs[spec.twin_of]).twin_of is not None:
+        raise ValueError(f"twin_of must be the index of a group that is no twin, got {spec.twin_of}")
+    if outer.window is not None and (spec.window > outer.window or spec.keep != outer.keep):
+        raise ValueError(
+            f"a twin of a group of window {outer.window}, keep {outer.keep} must have at most that window "
+            f"and the same keep, got window {spec.window}, keep {spec.keep}"
+        )

@@ -28,6 +28,7 @@ class BlockManager:
     max_pinned     pages of each pool that ``Pins`` may hold; sequences are not let in on them
     max_chunk      positions of one sequence that are written at a time, at most: how far beyond
                    its window a group needs pages
+    quantize_after  of tables that are opened without a number of their own
     clock          seconds, for saying when a page was evicted
 
     misses         says why a page was not found
@@ -45,6 +46,7 @@ class BlockManager:
         policy: str = DEFAULT_POLICY,
         max_pinned: int = 0,
         max_chunk: int = 512,
+        quantize_after: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if page_size < 1:
@@ -62,6 +64,7 @@ class BlockManager:
         self.max_pinned = max_pinned
         self.policy = policy
         self.prefix_cache = prefix_cache
+        self.quantize_after = quantize_after
         self._groups = Groups(specs, page_size, max_chunk=max_chunk, policy=policy, clock=clock)
         self._pool = self._groups[0].pool
         self._hasher = hasher
@@ -76,8 +79,12 @@ class BlockManager:
     @property
     def capacity(self) -> int:
         """Positions that one sequence can have, whatever is pinned."""
+        return self.capacity_with(self.quantize_after)
+
+    def capacity_with(self, quantize_after: int) -> int:
+        """The same for sequences that are quantized after so many tokens."""
         max_chunk, max_pinned = self._groups.max_chunk, self.max_pinned
-        return min(group.capacity(max_chunk, max_pinned) for group in self._groups)
+        return min(group.capacity(max_chunk, max_pinned, quantize_after) for group in self._groups)
 
     @property
     def max_chunk(self) -> int:
@@ -130,6 +137,7 @@ class BlockManager:
         salt: bytes = b"",
         digests: list[Digest] | None = None,
         find: bool = True,
+        quantize_after: int | None = None,
     ) -> PageTable:
         """A table with the longest cached prefix of ``tokens``, short of the last token.
 
@@ -142,8 +150,11 @@ class BlockManager:
         digests   what an earlier table of the same tokens and salt knew (its ``digests``):
                   they are not computed again; the new table takes the list over
         find      False: start empty; what is written will be found by others as ever
+        quantize_after   the table's own (None: the manager's). It changes what queries read, and so
+                  what they compute: tables of another number need another salt
         """
-        table = self._groups.new_table(salt)
+        after = self.quantize_after if quantize_after is None else quantize_after
+        table = self._groups.new_table(salt, after)
         if digests is not None:
             table.digests = digests
         if self.prefix_cache:
@@ -236,6 +247,7 @@ class BlockManager:
             parts,
             digests=table.digests[:num_full],
             num_written=table.num_written,
+            quantize_after=table.quantize_after,
         )
         self._tables.add(forked)
         return Fork(forked, tuple(copies))

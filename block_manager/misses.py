@@ -95,7 +95,7 @@ class Misses:
     """
 
     def __init__(
-        self, page_size: int, capacity: int, *, evicted: Callable[[Run[Digest], int], float | None]
+        self, page_size: int, capacity: int, *, evicted: Callable[[PageTable, int], float | None]
     ) -> None:
         self._page_size = page_size
         self._first_pages = FirstPages(capacity)
@@ -111,7 +111,7 @@ class Misses:
         num_tokens, page = len(tokens), table.num_written // self._page_size
         if page == max(num_tokens - 1, 0) // self._page_size:
             return Miss(page, self._tail_reason(num_tokens - page * self._page_size))
-        evicted_at = self._evicted(table.digests, page + 1)
+        evicted_at = self._evicted(table, page + 1)
         if evicted_at is not None:
             return Miss(page, "evicted", evicted_at)
         if self.in_other_format(table.digests[page]):

@@ -17,11 +17,16 @@ class PageGroup:
     num_pages   size of the pool
     window      queries at position p see positions > p - window (None: all up to p)
     keep        the first ``keep`` positions stay visible whatever the window
+    twin_of     index of another group of the same layers, which stores the same rows in fewer bits: this
+                one has them in 16 bits, as far as queries read them so. They read whole pages: from the
+                page of position p - window + 1 on, and before a table's ``quantize_after`` whatever
+                the other group's window shows
     """
 
     num_pages: int
     window: int | None = None
     keep: int = 0
+    twin_of: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that describe no layer."""
@@ -31,6 +36,8 @@ class PageGroup:
             raise ValueError(f"window must be at least 1, got {self.window}; None sees everything")
         if self.keep < 0 or (self.keep and self.window is None):
             raise ValueError(f"keep must be at least 0 and needs a window, got {self.keep}")
+        if self.twin_of is not None and self.window is None:
+            raise ValueError("a twin needs a window: without one, nothing is read in fewer bits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class PageTable:
     digests       of the leading full pages of the tokens, as far as they are known: always of
                   the published ones, and after ``open`` of those it looked up
     num_written   positions whose K/V is in memory
+    quantize_after   queries before this position read 16-bit pages alone, where there are twins
     capacity      positions that the reserved pages of every group have room for
     promised      positions that ``reserve`` was asked to have room for in time
     """
@@ -81,6 +89,7 @@ class PageTable:
     parts: tuple[GroupPages, ...] = field(default_factory=lambda: (GroupPages(),))
     digests: list[Digest] = field(default_factory=list)
     num_written: int = 0
+    quantize_after: int = 0
     capacity: int = field(init=False, default=0)
     promised: int = field(init=False, default=0)
 

@@ -59,6 +59,7 @@ def build_batch(step: Step, page_size: int) -> Batch:
     sequence_of_row = np.repeat(np.arange(len(work), dtype=np.int32), counts)
     positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
     pages, offsets = np.divmod(positions, np.int32(page_size))
+    quantize_after = _quantize_after(work)
 
     def in_group(group: int, others: tuple[AttentionMetadata, ...] = ()) -> AttentionMetadata:
         page_table = _page_tables(work, -(-int(stops.max()) // page_size), page_size, group)
@@ -71,6 +72,7 @@ def build_batch(step: Step, page_size: int) -> Batch:
             kv_len=stops,
             page_table=page_table,
             page_size=page_size,
+            quantize_after=quantize_after,
             others=others,
         )
 
@@ -85,6 +87,11 @@ def build_batch(step: Step, page_size: int) -> Batch:
 def _num_groups(work: tuple[Work, ...]) -> int:
     table = work[0].sequence.table
     return len(table.parts) if table is not None else 1
+
+
+def _quantize_after(work: tuple[Work, ...]) -> Ints | None:
+    numbers = [item.sequence.table.quantize_after if item.sequence.table is not None else 0 for item in work]
+    return np.array(numbers, np.int32) if any(numbers) else None
 
 
 def _page_tables(work: tuple[Work, ...], width: int, page_size: int, group: int) -> Ints:

@@ -10,13 +10,15 @@ from octavo.block_manager import PageGroup
 from octavo.block_manager.group import pages_touched
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.memory import DEFAULT_KV_MEMORY, DEFAULT_SEQUENCE_TOKENS, format_size, page_bytes
-from octavo.kernels.groups import LayerGroup, group_layers
+from octavo.kernels.groups import LayerGroup, group_layers, twin_groups
 from octavo.kernels.interface import LayerSpec
+from octavo.kernels.mixed import Residency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Groups of layers, bytes of a page in each, and how many pages are of use to a group.
+    """Groups of layers and their 16-bit twins, if there are any, bytes of a page in each (the twins' last),
+    and how many pages are of use to a group.
 
     A group without a window can use any number. One with a window needs, for each running sequence,
     what its window can touch and the page being written, and once the pages of a step's tokens;
@@ -24,17 +26,23 @@ class Sizing:
     """
 
     groups: tuple[LayerGroup, ...]
+    twins: tuple[LayerGroup, ...]
     group_bytes: tuple[int, ...]
     most_useful: tuple[int, ...]
     page_size: int
 
+    @property
+    def all_groups(self) -> tuple[LayerGroup, ...]:
+        """The groups, then their twins."""
+        return self.groups + self.twins
+
     def pages(self, num_pages: int) -> tuple[int, ...]:
-        """Of each group, for ``num_pages`` of those that grow with a sequence's length."""
+        """Of each of them, for ``num_pages`` of those that grow with a sequence's length."""
         return tuple(min(num_pages, most) for most in self.most_useful)
 
     def pages_per_sequence(self, index: int, num_tokens: int) -> int:
         """Of one group, for a sequence of so many positions that is being decoded."""
-        group, pages = self.groups[index], -(-num_tokens // self.page_size)
+        group, pages = self.all_groups[index], -(-num_tokens // self.page_size)
         if group.window is None:
             return pages
         return min(pages, -(-group.keep // self.page_size) + pages_touched(group.window, self.page_size))
@@ -53,8 +61,13 @@ class Sizing:
 
     def page_groups(self, num_pages: int) -> tuple[PageGroup, ...]:
         return tuple(
-            PageGroup(num_pages=pages, window=group.window, keep=group.keep)
-            for group, pages in zip(self.groups, self.pages(num_pages), strict=True)
+            PageGroup(
+                num_pages=pages,
+                window=group.window,
+                keep=group.keep,
+                twin_of=index - len(self.groups) if index >= len(self.groups) else None,
+            )
+            for index, (group, pages) in enumerate(zip(self.all_groups, self.pages(num_pages), strict=True))
         )
 
 
@@ -68,27 +81,38 @@ def sizing(
     max_running: int,
     max_step_tokens: int,
     max_pinned: int = 0,
+    residency: Residency | None = None,
+    num_twins: int | None = None,
 ) -> Sizing:
-    """InvalidConfig if a format cannot hold a layer's rows."""
+    """InvalidConfig if a format cannot hold a layer's rows. ``num_twins``: 16-bit pages of each group
+    (None: as many as are of use)."""
     groups = group_layers(layers, max_model_len)
+    twins = () if residency is None else twin_groups(groups, residency, page_size)
     bounded = groups[0].window is None  # else windows are all there is, and get all there is
+    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(twins)  # as large as fp16
+    most_useful = [
+        _most_useful(group, page_size, max_running, max_step_tokens) + max_pinned
+        if bounded and group.window is not None
+        else sys.maxsize
+        for group in groups
+    ]
+    for twin, outer in zip(twins, groups, strict=False):
+        assert residency is not None
+        most = _useful_twins(twin, outer, residency, page_size, max_running, max_step_tokens)
+        most_useful.append(num_twins or most + max_pinned)
     return Sizing(
         groups=groups,
+        twins=twins,
         group_bytes=tuple(
             page_bytes(
                 [layers[index] for index in group.members],
                 page_size=page_size,
-                k_format=k_format,
-                v_format=v_format,
+                k_format=k_name,
+                v_format=v_name,
             )
-            for group in groups
+            for group, (k_name, v_name) in zip(groups + twins, formats, strict=True)
         ),
-        most_useful=tuple(
-            _most_useful(group, page_size, max_running, max_step_tokens) + max_pinned
-            if bounded and group.window is not None
-            else sys.maxsize
-            for group in groups
-        ),
+        most_useful=tuple(most_useful),
         page_size=page_size,
     )
 
@@ -99,6 +123,24 @@ def _most_useful(group: LayerGroup, page_size: int, max_running: int, max_step_t
     per_sequence = kept + pages_touched(group.window, page_size) + 1
     one_alone = kept + pages_touched(group.window - 1 + max_step_tokens, page_size)
     return 2 * max_running * per_sequence + one_alone
+
+
+def _useful_twins(
+    twin: LayerGroup,
+    outer: LayerGroup,
+    residency: Residency,
+    page_size: int,
+    max_running: int,
+    max_step_tokens: int,
+) -> int:
+    """For each running sequence what it reads in 16 bits and a page to go on to, once the pages of a step's
+    tokens, and as many kept pages again for prefixes that nobody holds."""
+    assert twin.window is not None
+    seen = max(twin.window, min(residency.quantize_after, outer.window or residency.quantize_after))
+    kept, touched = -(-twin.keep // page_size), pages_touched(seen, page_size)
+    cached = kept + (touched if seen > 1 else 0)
+    step = pages_touched(seen - 1 + max_step_tokens, page_size)
+    return max_running * (kept + touched + 1 + cached) + kept + step
 
 
 def num_pages_for(

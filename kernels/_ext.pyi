@@ -167,3 +167,23 @@ def attend(
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
 ) -> mx.array: ...
+def attend_mixed(
+    layout: PageLayout,
+    pool: mx.array,
+    twins: PageLayout,
+    twin_pool: mx.array,
+    queries: mx.array,
+    page_table: mx.array,
+    twin_table: mx.array,
+    q_start: mx.array,
+    kv_len: mx.array,
+    quantize_after: mx.array,
+    scale: float,
+    window: int,
+    keep: int,
+    twin_window: int,
+    twin_keep: int,
+    softcap: float,
+    sinks: mx.array | None,
+    alibi_slopes: mx.array | None,
+) -> mx.array: ...

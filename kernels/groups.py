@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.mixed import MixedPool, Residency
 
 if TYPE_CHECKING:  # the control plane groups layers without importing MLX
     import mlx.core as mx
@@ -45,22 +46,54 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[Layer
     )
 
 
+def twin_groups(groups: Sequence[LayerGroup], residency: Residency, page_size: int) -> tuple[LayerGroup, ...]:
+    """The same layers, with the window and the kept positions that are read in 16 bits. Layers with a
+    window of their own keep what they keep."""
+    window = residency.window(page_size)
+    return tuple(
+        replace(group, window=window, keep=residency.keep_pages * page_size)
+        if group.window is None
+        else replace(group, window=min(window, group.window))
+        for group in groups
+    )
+
+
 def create_pools(
-    backend: AttentionBackend, spec: PoolSpec, groups: Sequence[LayerGroup], num_pages: Sequence[int]
+    backend: AttentionBackend,
+    spec: PoolSpec,
+    groups: Sequence[LayerGroup],
+    num_pages: Sequence[int],
+    *,
+    twins: Sequence[LayerGroup] = (),
+    twin_format: str = "bf16",
 ) -> KVPool:
-    """A pool for all layers of ``spec``, with so many pages for each group."""
-    pools = [
-        backend.create_pool(
-            replace(spec, layers=tuple(spec.layers[index] for index in group.members), num_pages=pages)
-        )
-        for group, pages in zip(groups, num_pages, strict=True)
+    """A pool for all layers of ``spec``, with so many pages for each group and then for each of its
+    twins, if they are given."""
+    specs = [
+        replace(spec, layers=tuple(spec.layers[index] for index in group.members), num_pages=pages)
+        for group, pages in zip(groups, num_pages, strict=False)
     ]
+    if twins:
+        sixteen = [
+            _twin_spec(some, twin, pages, twin_format)
+            for some, twin, pages in zip(specs, twins, num_pages[len(groups) :], strict=True)
+        ]
+        pools = [backend.create_mixed_pool(*both) for both in zip(specs, sixteen, strict=True)]
+    else:
+        pools = [backend.create_pool(some) for some in specs]
     return pools[0] if len(pools) == 1 else GroupedPool(pools, [group.members for group in groups])
 
 
+def _twin_spec(spec: PoolSpec, twin: LayerGroup, num_pages: int, name: str) -> PoolSpec:
+    layers = tuple(replace(layer, window=twin.window, keep=twin.keep) for layer in spec.layers)
+    return replace(spec, layers=layers, num_pages=num_pages, k_format=name, v_format=name)
+
+
 def page_pools(pool: KVPool) -> tuple[KVPool, ...]:
-    """The pool of each group: what page ids of that group mean."""
-    return pool.pools if isinstance(pool, GroupedPool) else (pool,)
+    """The pool of each group, then of each group's twins: what page ids of that group mean."""
+    pools = pool.pools if isinstance(pool, GroupedPool) else (pool,)
+    mixed = [some for some in pools if isinstance(some, MixedPool)]
+    return (*(some.quantized for some in mixed), *(some.twins for some in mixed)) if mixed else pools
 
 
 class GroupedPool:
@@ -85,8 +118,10 @@ class GroupedPool:
         return sum(pool.nbytes for pool in self.pools)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        for pool, part in zip(self.pools, metadata.groups, strict=True):
-            pool.begin_step(part)
+        count, parts = len(self.pools), metadata.groups
+        twins = parts[count:] or [None] * count
+        for pool, part, twin in zip(self.pools, parts, twins, strict=False):
+            pool.begin_step(part if twin is None else replace(part, others=(twin,)))
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         pool, index = self._places[layer]

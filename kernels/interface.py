@@ -147,6 +147,10 @@ class AttentionBackend(Protocol):
         """Allocate a pool; ValueError names what the backend cannot hold."""
         ...
 
+    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
+        """Allocate a pool and the 16-bit twins of some of its pages (mixed.py); ValueError likewise."""
+        ...
+
 
 def refuse_bias(backend: str, **given: object) -> None:
     """ValueError if one of these arguments of ``KVPool.attend`` is not None: the backend has no kernel

@@ -26,6 +26,8 @@ class AttentionMetadata:
                          the last row of b sits at position ``kv_len[b] - 1``
     page_table  [B, P]   pages of sequence b; entries past its last page are 0, never read
     page_size            positions per page
+    quantize_after  [B]  queries of sequence b before this position read 16-bit pages alone, where a pool
+                         has both (mixed.py); None: 0
     others               the same rows in the pages of the other groups of layers, in their order;
                          only the first group's metadata has them
     """
@@ -36,6 +38,7 @@ class AttentionMetadata:
     kv_len: Ints
     page_table: Ints
     page_size: int
+    quantize_after: Ints | None = None
     others: tuple[AttentionMetadata, ...] = ()
 
     @property
@@ -67,6 +70,11 @@ class AttentionMetadata:
         ):
             if array.dtype != np.int32 or array.shape != shape:
                 raise ValueError(f"{name} must be int32 {shape}, got {array.dtype} {array.shape}")
+        if (after := self.quantize_after) is not None and (after.dtype, after.shape) != (
+            np.int32,
+            (sequences,),
+        ):
+            raise ValueError(f"quantize_after must be int32 ({sequences},), got {after.dtype} {after.shape}")
         if not tokens:
             raise ValueError("a step must have at least one token; do not launch an empty one")
         for name, array, limit in (

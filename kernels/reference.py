@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 from octavo.kernels.reference_attention import Bias, Group, attend_group, group_sequences
@@ -92,15 +92,7 @@ class ReferencePool:
         mask: mx.array | None = None,
     ) -> mx.array:
         spec = self._spec.layers[layer]
-        tokens, num_heads = self._step.num_tokens, queries.shape[1]
-        if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
-            raise ValueError(
-                f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
-                f"got {queries.shape}"
-            )
-        bias = Bias.check(
-            alibi_slopes, mask, num_heads=num_heads, shape=(tokens, int(self._step.kv_len.max()))
-        )
+        bias = self.check_queries(layer, queries, alibi_slopes, mask)
         wide = queries.astype(mx.float32) * scale
         if self._codecs[0].format.rotates(spec.head_dim):
             wide = hadamard(wide)
@@ -122,16 +114,42 @@ class ReferencePool:
             out = hadamard(out)
         return out.astype(queries.dtype)
 
+    def check_queries(
+        self, layer: int, queries: mx.array, alibi_slopes: mx.array | None, mask: mx.array | None
+    ) -> Bias:
+        """ValueError unless they fit the layer and the step."""
+        heads, dim = self._spec.layers[layer].num_kv_heads, self._spec.layers[layer].head_dim
+        tokens, num_heads = self._step.num_tokens, queries.shape[1]
+        if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
+            raise ValueError(f"queries must be ({tokens}, a multiple of {heads}, {dim}), got {queries.shape}")
+        shape = (tokens, int(self._step.kv_len.max()))
+        return Bias.check(alibi_slopes, mask, num_heads=num_heads, shape=shape)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The sequences of the step, by their number of rows."""
+        return self._groups
+
+    @property
+    def restore_order(self) -> mx.array:
+        """Puts the rows of all groups, one after the other, back in the step's order."""
+        return self._restore_order
+
+    def rows(self, layer: int, part: int, tables: mx.array) -> mx.array:
+        """K (part 0) or V of tables [B, P] as float32 [B, Hkv, P * page_size, dim], rotated back."""
+        spec = self._spec.layers[layer]
+        rows = self._read(layer, part, tables)
+        rotated = self._codecs[part].format.rotates((spec.head_dim, spec.value_dim)[part])
+        return hadamard(rows) if rotated else rows
+
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """As ``KVPool.gather``, in the dtypes of the keys and values last written."""
-        metadata, spec = self._step, self._spec.layers[layer]
+        metadata = self._step
         tables, lengths = mx.array(metadata.page_table), mx.array(metadata.kv_len)
         longest = int(metadata.kv_len.max())
         dense = []
-        for part, dim in enumerate((spec.head_dim, spec.value_dim)):
-            rows = self._read(layer, part, tables)[:, :, :longest]
-            if self._codecs[part].format.rotates(dim):
-                rows = hadamard(rows)
+        for part in (0, 1):
+            rows = self.rows(layer, part, tables)[:, :, :longest]
             live = mx.arange(longest) < lengths[:, None]
             dense.append(mx.where(live[:, None, :, None], rows, 0.0).astype(self._dtypes[layer][part]))
         return dense[0], dense[1]
@@ -247,3 +265,8 @@ class ReferenceBackend:
 
     def create_pool(self, spec: PoolSpec) -> ReferencePool:
         return ReferencePool(spec)
+
+    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
+        from octavo.kernels.reference_mixed import ReferenceMixedPool
+
+        return ReferenceMixedPool(ReferencePool(spec), ReferencePool(twins))

@@ -135,7 +135,7 @@ def attend_group(
     if softcap is not None:
         logits = softcap * mx.tanh(logits / softcap)
     logits = bias.hide(bias.add_slopes(logits, group), group, spec)
-    weights = _softmax(logits, None if sinks is None else sinks.reshape(1, kv_heads, shared, 1, 1))
+    weights = softmax(logits, None if sinks is None else sinks.reshape(1, kv_heads, shared, 1, 1))
     out = weights.reshape(sequences, kv_heads, shared * n, length) @ values
     out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
     return out.reshape(sequences * n, num_heads, -1)
@@ -150,7 +150,7 @@ def _visible(group: Group, spec: LayerSpec, length: int) -> mx.array:
     return visible
 
 
-def _softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
+def softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
     """Softmax over the last axis; a sink is one more logit in the denominator. A row of nothing but
     -inf has weights 0."""
     top = mx.maximum(logits.max(axis=-1, keepdims=True), LOWEST)

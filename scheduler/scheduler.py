@@ -59,11 +59,14 @@ class Scheduler:
         """SequenceTooLong if a sequence or one of its siblings could never fit, even alone."""
         for member in (sequence, *sequence.siblings):
             need = member.num_prompt + member.max_tokens
-            if need > self.blocks.capacity:
+            after = member.quantize_after
+            capacity = self.blocks.capacity if after is None else self.blocks.capacity_with(after)
+            if need > capacity:
+                dense = f" with its first {after} in 16 bits" if after else ""
                 raise SequenceTooLong(
-                    f"{member.sequence_id} needs {need} tokens of KV ({member.num_prompt} of prompt, up to "
-                    f"{member.max_tokens} generated), the pool holds {self.blocks.capacity}; "
-                    "shorten the prompt, lower max_tokens or give the pool more memory"
+                    f"{member.sequence_id} needs {need} tokens of KV{dense} ({member.num_prompt} of prompt, "
+                    f"up to {member.max_tokens} generated), the pool holds {capacity}; shorten the prompt, "
+                    f"lower max_tokens{' or quantize_after' if after else ''} or give the pool more memory"
                 )
 
     def abort(self, sequence: Sequence) -> None:
@@ -165,7 +168,13 @@ class Scheduler:
             if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
                 break  # looking again would cost time and find no room
             find = not sequence.recompute
-            table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests, find=find)
+            table = blocks.open(
+                sequence.tokens,
+                salt=sequence.salt,
+                digests=sequence.digests,
+                find=find,
+                quantize_after=sequence.quantize_after,
+            )
             if find and _next_digest(table) in filling:
                 blocks.close(table)
                 break  # from the next step on it finds what this one computes

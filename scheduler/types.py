@@ -28,6 +28,8 @@ class Sequence:
                  first sample they are forked from it and get a token each
     num_cached   prompt tokens found in the prefix cache at first admission (a sibling's: those
                  of the one it waited for); None before
+    quantize_after  see BlockManager.open (None: the block manager's); sequences of another number have
+                 another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
     digests      of the leading full pages, as far as known: they outlive preemption
     """
@@ -39,6 +41,7 @@ class Sequence:
     priority: int = 0
     siblings: list[Sequence] = field(default_factory=list)
     recompute: bool = False
+    quantize_after: int | None = None
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)

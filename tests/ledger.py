@@ -88,7 +88,7 @@ class Ledger:
         first_query = num_tokens if first_query is None else first_query
         for group, spec in enumerate(self.groups):
             for position in range(num_tokens):
-                if not visible(spec, first_query, position):
+                if not visible(self.groups, spec, table, first_query, position):
                     continue
                 entry = self._slots.get((group, table.slot(position, group)), "empty")
                 expected = (salt, tuple(tokens[: position + 1]))
@@ -136,6 +136,18 @@ class Ledger:
         return holders
 
 
-def visible(group: PageGroup, query: int, position: int) -> bool:
-    """Whether queries at ``query`` or later can see a position, as the layers define it."""
-    return group.window is None or position > query - group.window or position < group.keep
+def visible(
+    groups: tuple[PageGroup, ...], group: PageGroup, table: PageTable, query: int, position: int
+) -> bool:
+    """Whether queries at ``query`` or later can see a position, as the layers define it; in a twin,
+    whether they read it in 16 bits."""
+    if group.twin_of is None:
+        return group.window is None or position > query - group.window or position < group.keep
+    outer = groups[group.twin_of]
+    if not visible(groups, outer, table, query, position):
+        return False
+    if query < table.quantize_after or position < group.keep:
+        return True
+    assert group.window is not None
+    first = max(query - group.window + 1, 0)
+    return position >= first - first % table.page_size

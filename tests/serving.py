@@ -26,7 +26,11 @@ class Served:
     def __post_init__(self) -> None:
         load = self.workload
         self.blocks = BlockManager(
-            load.groups, load.page_size, prefix_cache=load.prefix_cache, max_chunk=load.max_step_tokens
+            load.groups,
+            load.page_size,
+            prefix_cache=load.prefix_cache,
+            max_chunk=load.max_step_tokens,
+            quantize_after=load.quantize_after,
         )
         self.scheduler = Scheduler(self.blocks, Limits(load.max_step_tokens, load.max_running))
         self.ledger = Ledger(load.page_size, load.groups)
@@ -73,7 +77,13 @@ class Served:
         for request in self.workload.requests[first : first + self.workload.arrivals_per_step]:
             number = len(self.sequences)
             samples = [
-                Sequence(f"{number}.{sample}", list(request.prompt), max_tokens, request.salt)
+                Sequence(
+                    f"{number}.{sample}",
+                    list(request.prompt),
+                    max_tokens,
+                    request.salt,
+                    quantize_after=request.quantize_after,
+                )
                 for sample, max_tokens in enumerate(request.max_tokens)
             ]
             samples[0].siblings = samples[1:]

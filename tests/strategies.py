@@ -19,6 +19,11 @@ class Request:
     salt: bytes = b""
     name: str = ""
 
+    @property
+    def quantize_after(self) -> int | None:
+        """What differs in it differs in its salt."""
+        return QUANTIZE_AFTER if self.salt else None
+
 
 @dataclass(frozen=True)
 class Event:
@@ -47,8 +52,11 @@ class Workload:
     requests: tuple[Request, ...]
     events: tuple[Event, ...] = ()
     prefix_cache: bool = True
+    quantize_after: int = 0
 
 
+QUANTIZE_AFTER = 7  # of requests with a salt
+MOST_QUANTIZE_AFTER = 11
 EVENTS = ("abort", "abort_in_flight", "fail", "rollback")
 
 # Two token ids and prompts that often share a beginning: collisions are what we are after.
@@ -84,7 +92,21 @@ def page_groups(
             most = min(need, -(-keep // page_size) + pages_touched(window - 1 + max_chunk, page_size))
         num_pages = most + draw(st.integers(0, spare))
         groups.append(PageGroup(num_pages=num_pages, window=window, keep=keep))
+    if draw(st.booleans()):
+        groups += [
+            draw(twins(index, group, need, page_size, max_chunk)) for index, group in enumerate(groups)
+        ]
     return tuple(groups)
+
+
+@st.composite
+def twins(draw: st.DrawFn, index: int, of: PageGroup, need: int, page_size: int, max_chunk: int) -> PageGroup:
+    """16-bit pages of a group, with hardly more room than one sequence alone needs."""
+    window = min(draw(st.sampled_from([1, 1, 1, 2, page_size + 1])), of.window or need * page_size)
+    keep = draw(st.sampled_from([0, 1, 5])) if of.window is None else of.keep
+    seen = max(window, min(MOST_QUANTIZE_AFTER, of.window or MOST_QUANTIZE_AFTER))
+    most = min(need, -(-keep // page_size) + pages_touched(seen - 1 + max_chunk, page_size))
+    return PageGroup(num_pages=most + draw(st.integers(0, 2)), window=window, keep=keep, twin_of=index)
 
 
 @st.composite
@@ -105,4 +127,5 @@ def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
         requests=tuple(wanted),
         events=tuple(happening),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
+        quantize_after=draw(st.sampled_from([0, 0, 4, MOST_QUANTIZE_AFTER])),
     )

@@ -19,6 +19,7 @@ from octavo.kernels.formats import FORMAT_NAMES
 DEFAULTS = EngineConfig()
 _SETTINGS = (
     "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
+    "keep_fp16_pages", "recent_fp16_pages", "quantize_after", "num_fp16_pages",
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "stream_interval", "max_step_tokens", "prefix_cache",
     "cache_policy", "max_pinned_pages", "cache_dir", "cache_dir_bytes", "save_dir",
@@ -37,6 +38,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--exact", action="store_const", const=True, help="refuse paths that change the arithmetic")
     add("--no-fuse", dest="fuse", action="store_const", const=False, help="run the model's layers unfused")
     add_format_arguments(group)
+    add_residency_arguments(group)
+    add("--num-fp16-pages", type=int, metavar="N", help="16-bit pages of each kind of layer (all of use)")
     add("--page-size", type=int, metavar="N", help=f"positions per page ({DEFAULTS.page_size})")
     pool = group.add_mutually_exclusive_group()
     pool.add_argument(
@@ -69,6 +72,18 @@ def add_format_arguments(group: argparse._ActionsContainer) -> None:
     add("--kv-format", choices=FORMAT_NAMES, help=f"format of the KV pages ({DEFAULTS.kv_format})")
     add("--k-format", choices=FORMAT_NAMES, help="format of K alone (that of --kv-format)")
     add("--v-format", choices=FORMAT_NAMES, help="format of V alone (that of --kv-format)")
+
+
+def add_residency_arguments(group: argparse._ActionsContainer) -> None:
+    """What is read in 16 bits beside quantized pages; all default to None."""
+    add = group.add_argument
+    add("--keep-fp16-pages", type=int, metavar="N",
+        help=f"read the first pages of a sequence in 16 bits ({DEFAULTS.keep_fp16_pages})")  # fmt: skip
+    add("--recent-fp16-pages", type=int, metavar="N",
+        help="and the last ones; 1: the page being written (none; 1 beside one of the others)")  # fmt: skip
+    add("--quantize-after", type=int, metavar="TOKENS",
+        help="read sequences up to this long in 16 bits alone; requests may have their own number "
+        f"({DEFAULTS.quantize_after})")  # fmt: skip
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,8 +139,13 @@ def set_up_logging(args: argparse.Namespace) -> None:
 
 
 def _windows(info: ModelInfo) -> str:
-    """Pages of layers that have pools of their own, because they see a window only."""
-    return "".join(f"{group.num_pages} for windows of {group.window}, " for group in info.groups[1:])
+    """Pages of layers that have pools of their own, because they see a window only, and 16-bit pages."""
+    return "".join(
+        f"{group.num_pages} for windows of {group.window}, "
+        if group.twin_of is None
+        else f"{group.num_pages} of 16 bits, "
+        for group in info.groups[1:]
+    )
 
 
 def print_json(value: Mapping[str, Any]) -> None:

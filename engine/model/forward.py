@@ -145,5 +145,6 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
         kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
         page_table=metadata.page_table[begin:end],
         page_size=metadata.page_size,
+        quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],
         others=tuple(slice_rows(other, first, stop) for other in metadata.others),
     )

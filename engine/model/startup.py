@@ -41,7 +41,12 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    pool = _create_pool(config, choice, layout.layers, size, num_pages)
+    if config.residency is not None and result.tier != "paged":
+        raise InvalidConfig(
+            f"{loaded.architecture} runs in the {result.tier} tier, which has no 16-bit pages beside "
+            "quantized ones; leave keep_fp16_pages, recent_fp16_pages and quantize_after out"
+        )
+    pool = _create_pool(config, choice, layout, size, num_pages)
     model = PagedModel(
         loaded.model,
         layout,
@@ -92,6 +97,8 @@ def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: 
         max_running=config.max_running,
         max_step_tokens=config.max_step_tokens,
         max_pinned=config.max_pinned_pages,
+        residency=config.residency,
+        num_twins=config.num_fp16_pages,
     )
 
 
@@ -114,17 +121,24 @@ def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int) -> int:
 
 
 def _create_pool(
-    config: EngineConfig, choice: Choice, layers: tuple[LayerSpec, ...], size: Sizing, num_pages: int
+    config: EngineConfig, choice: Choice, layout: CacheLayout, size: Sizing, num_pages: int
 ) -> KVPool:
     spec = PoolSpec(
-        layers=layers,
+        layers=layout.layers,
         num_pages=num_pages,
         page_size=config.page_size,
         k_format=config.page_formats.k,
         v_format=config.page_formats.v,
     )
     try:
-        pool = create_pools(choice.backend, spec, size.groups, size.pages(num_pages))
+        pool = create_pools(
+            choice.backend,
+            spec,
+            size.groups,
+            size.pages(num_pages),
+            twins=size.twins,
+            twin_format="fp16" if layout.dtype == mx.float16 else "bf16",
+        )
     except ValueError as error:
         raise InvalidConfig(f"{choice.backend.name} backend: {error}") from error
     predicted = size.bytes_for(num_pages)

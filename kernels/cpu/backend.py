@@ -14,13 +14,13 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels import _ext
-from octavo.kernels.interface import LayerSpec, PoolSpec, refuse_bias
+from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec, refuse_bias
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class CpuStep:
     """The step's metadata as MLX arrays, uploaded once for all layers."""
 
     num_tokens: int
@@ -29,6 +29,7 @@ class _Step:
     q_start: mx.array
     kv_len: mx.array
     page_table: mx.array
+    quantize_after: mx.array
 
 
 class CpuPool:
@@ -39,7 +40,7 @@ class CpuPool:
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # the pages of each layer
         self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # of the dtype of the rows last written
-        self._step: _Step | None = None
+        self._step: CpuStep | None = None
         self._flags: mx.array | None = None
 
     @property
@@ -54,18 +55,19 @@ class CpuPool:
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
         metadata.check(self._spec.num_pages)
-        self._step = _Step(
+        self._step = CpuStep(
             num_tokens=metadata.num_tokens,
             longest=int(metadata.kv_len.max()) if metadata.num_sequences else 0,
             slots=mx.array(metadata.slots),
             q_start=mx.array(metadata.q_start),
             kv_len=mx.array(metadata.kv_len),
             page_table=mx.array(_widened(metadata.page_table)),
+            quantize_after=mx.array(_or_zeros(metadata.quantize_after, metadata.num_sequences)),
         )
         self._flags = None
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        step, flags = self._begun, self._no_flags() if self._flags is None else self._flags
+        step, flags = self.step, self._no_flags() if self._flags is None else self._flags
         self._layers[layer], self._flags = _ext.write_pages(
             self._layouts[layer],
             self._layers[layer],
@@ -89,7 +91,7 @@ class CpuPool:
         mask: mx.array | None = None,
     ) -> mx.array:
         refuse_bias("cpu", mask=mask)
-        step, spec = self._begun, self._spec.layers[layer]
+        step, spec = self.step, self._spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
         return _ext.attend(
@@ -109,7 +111,7 @@ class CpuPool:
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """As ``KVPool.gather``, in the dtype of the keys last written."""
-        step = self._begun
+        step = self.step
         keys, values = _ext.gather_pages(
             self._layouts[layer],
             self._layers[layer],
@@ -125,13 +127,21 @@ class CpuPool:
 
     def step_inputs(self) -> list[mx.array]:
         """Everything that the graph of a step reads, so that it can be replayed with other steps."""
-        step = self._begun
+        step = self.step
         flags = self._no_flags() if self._flags is None else self._flags
-        return [step.slots, step.q_start, step.kv_len, step.page_table, flags, *self._layers]
+        indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.quantize_after]
+        return [*indices, flags, *self._layers]
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        slots, q_start, kv_len, page_table, self._flags, *self._layers = arrays
-        self._step = replace(self._begun, slots=slots, q_start=q_start, kv_len=kv_len, page_table=page_table)
+        slots, q_start, kv_len, page_table, quantize_after, self._flags, *self._layers = arrays
+        self._step = replace(
+            self.step,
+            slots=slots,
+            q_start=q_start,
+            kv_len=kv_len,
+            page_table=page_table,
+            quantize_after=quantize_after,
+        )
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
         *self._layers, self._flags = arrays
@@ -140,7 +150,7 @@ class CpuPool:
         _ext.set_tracing(on)
 
     def _no_flags(self) -> mx.array:
-        return mx.array(np.zeros(self._begun.num_tokens, np.int32))
+        return mx.array(np.zeros(self.step.num_tokens, np.int32))
 
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
@@ -170,8 +180,13 @@ class CpuPool:
             stored = np.asarray(layer)  # the pool's own memory: nothing is being computed on it now
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
+    def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:
+        """Of one layer, as the kernels take them."""
+        return self._layouts[layer], self._layers[layer]
+
     @property
-    def _begun(self) -> _Step:
+    def step(self) -> CpuStep:
+        """The one that has begun."""
         if self._step is None:
             raise ValueError("no step has begun; call begin_step first")
         return self._step
@@ -184,6 +199,10 @@ def _widened(page_table: Ints) -> Ints:
     wide = np.zeros((num_rows, 1 << max(2, (width - 1).bit_length())), np.int32)
     wide[:, :width] = page_table
     return wide
+
+
+def _or_zeros(numbers: Ints | None, count: int) -> Ints:
+    return np.zeros(count, np.int32) if numbers is None else numbers
 
 
 def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:
@@ -211,3 +230,8 @@ class CpuBackend:
 
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec)
+
+    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
+        from octavo.kernels.cpu.mixed import CpuMixedPool
+
+        return CpuMixedPool(CpuPool(spec), CpuPool(twins))

@@ -32,6 +32,8 @@ float* partial_buffer(int64_t size) {
   return buffer.data();
 }
 
+}  // namespace
+
 void run_attention(const AttendArgs& args) {
   const AttendKernel kernel = attention_kernels().attend_kernel(args);
   const AttendPlan plan = plan_attention(args, kernel.width);
@@ -39,6 +41,8 @@ void run_attention(const AttendArgs& args) {
   parallel_for(int(plan.items.size()), [&](int item) { kernel.attend(args, plan.items[item], partials); });
   parallel_for(int(plan.merges.size()), [&](int item) { kernel.merge(args, plan.merges[item], partials); });
 }
+
+namespace {
 
 struct AttendOptions {
   float scale, softcap;
@@ -99,16 +103,8 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
           [] { return "window, keep and softcap must not be negative"; });
   const mx::Stream stream = cpu_stream();
   std::vector<mx::array> inputs = {pool, queries, page_table, q_start, kv_len};
-  const auto add_per_head = [&](const char* name, const std::optional<mx::array>& values) {
-    if (!values) return;
-    require(values->shape() == mx::Shape{queries.shape(1)}, [&] {
-      return std::string(name) + " must be (" + std::to_string(queries.shape(1)) +
-             ",), one per query head, got " + shape_text(values->shape());
-    });
-    inputs.push_back(mx::contiguous(mx::astype(*values, mx::float32, stream), false, stream));
-  };
-  add_per_head("sinks", sinks);
-  add_per_head("alibi_slopes", slopes);
+  add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
+  add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   const AttendOptions options{scale, softcap, window, keep, sinks.has_value(), slopes.has_value()};
   return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, options), std::move(inputs));

@@ -64,6 +64,15 @@ struct GatherArgs {
   void *keys, *values;  // [num_sequences, num_heads, length, dim]
 };
 
+// Which positions a call reads, where rows lie in two pools: quantized in one, 16-bit twins in the other.
+// A query at p reads as twins the whole pages from that of position p - window + 1 on (of the first
+// position, if p < quantize_after) and the `keep` first positions, and the others as quantized rows.
+struct Residency {
+  enum Part { all, quantized, twins } part;
+  int window, keep;
+  const int32_t* quantize_after;  // [num_sequences]
+};
+
 struct AttendArgs {
   PageLayout layout;
   const uint8_t* pool;
@@ -78,6 +87,8 @@ struct AttendArgs {
   int num_sequences, num_query_heads;
   float scale, softcap;  // softcap 0: none
   int window, keep;      // window 0: none
+  Residency residency;   // all: one pool
+  float* logsums;        // [num_tokens, num_query_heads] or null: log2 of each row's sum of weights; then out is float
 };
 
 // Tokens are attended to in tiles of this many positions, aligned to it.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "attention.h"
@@ -37,13 +38,14 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
       for (int i = 0; i < width; i += kLanes)
         store(total + i, load(total + i) + load(accumulator + p * stride + i) * weight);
     }
-    const float factor = 1.0f / sum;
+    const float factor = sum == 0 ? 0.0f : 1.0f / sum;  // a row that sees nothing of this pool
     for (int i = 0; i < width; i += kLanes) store(total + i, load(total + i) * factor);
     to_natural(total, row);
     if (format.rotated) hadamard(row, format.dim);
-    const int64_t token = item.first_token + r / group;
-    store_floats(args.out, args.queries.type, size_t((token * args.num_query_heads + head) * format.dim),
-                 format.dim, row);
+    const int64_t at = int64_t(item.first_token + r / group) * args.num_query_heads + head;
+    const Float type = args.logsums != nullptr ? Float::f32 : args.queries.type;
+    store_floats(args.out, type, size_t(at * format.dim), format.dim, row);
+    if (args.logsums != nullptr) args.logsums[at] = sum == 0 ? kLowest : top + std::log2(sum);
   }
 }
 

@@ -127,7 +127,7 @@ class TileWalk {
     for (Tile::Block& block : next_) block = {nullptr, 0};
     if (!more) return;
     start_ = tiles_.start(index_);
-    bits_ = tile_bits(tiles_, start_);
+    bits_ = tile_bits(tiles_.visible, start_);
     if (!work_.small_pages) locate(args_, item_, start_, bits_, next_);
   }
 
@@ -144,7 +144,7 @@ class TileWalk {
 RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int position, int row) {
   const int group = group_size(args), at = position + row / group;
   const float slope = args.slopes != nullptr ? args.slopes[item.kv_head * group + row % group] : 0.0f;
-  return {row_bits(args, start, at), float(at - start), slope};
+  return {row_bits(args, item.sequence, start, at), float(at - start), slope};
 }
 
 void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
@@ -159,7 +159,7 @@ void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& 
   keys.load_queries(args, item, work.queries);
 
   const int position = row_position(args, item.sequence, item.first_token);
-  const TileList tiles(args, position, position + item.num_tokens - 1);
+  const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
   TileWalk walk(args, item, tiles, work);
   Tile tile{};
   for (int start; walk.advance(tile, start);) {

@@ -121,6 +121,16 @@ void require_rows(const char* name, const mx::array& rows, int num_heads, int di
           [&] { return std::string(name) + " must be float32, float16 or bfloat16"; });
 }
 
+void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
+                  int num_query_heads, mx::Stream stream) {
+  if (!values) return;
+  require(values->shape() == mx::Shape{num_query_heads}, [&] {
+    return std::string(name) + " must be (" + std::to_string(num_query_heads) +
+           ",), one per query head, got " + shape_text(values->shape());
+  });
+  inputs.push_back(mx::contiguous(mx::astype(*values, mx::float32, stream), false, stream));
+}
+
 RowsView view_rows(const mx::array& rows) {
   const Float type = rows.dtype() == mx::float32   ? Float::f32
                        : rows.dtype() == mx::float16 ? Float::f16

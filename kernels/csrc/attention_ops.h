@@ -1,8 +1,10 @@
 // What the MLX primitives of attention and of the pages share: checks, strided views, the layout object.
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "attention.h"
 #include "mlx/mlx.h"
@@ -34,8 +36,15 @@ void require_ints(const char* name, const mx::array& array, const mx::Shape& sha
 // Throws unless `rows` are floats [any, num_heads, dim], or, if `multiple`, [any, k * num_heads, dim].
 void require_rows(const char* name, const mx::array& rows, int num_heads, int dim, bool multiple = false);
 
+// Adds optional per-head numbers to a call's inputs, as floats.
+void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
+                  int num_query_heads, mx::Stream stream);
+
 // To be called when the array has its data: views of any strides.
 RowsView view_rows(const mx::array& rows);
 const int32_t* view_ints(const mx::array& array);
+
+// Carry out one call on the thread pool, from the thread that evaluates (attention.cpp).
+void run_attention(const AttendArgs& args);
 
 }  // namespace octavo

@@ -25,13 +25,13 @@ AttendPlan plan_attention(const AttendArgs& args, int width) {
     for (int first = args.q_start[sequence]; first < args.q_start[sequence + 1]; first += block) {
       const int num_tokens = std::min(block, args.q_start[sequence + 1] - first);
       const int position = row_position(args, sequence, first);
-      const int count = TileList(args, position, position + num_tokens - 1).count;
+      const int count = TileList(args, sequence, position, position + num_tokens - 1).count;
       const bool split = count > kTilesPerSplit && num_tokens * group <= kRowsWorthSplitting;
-      const int step = split ? kTilesPerSplit : count;
+      const int step = split ? kTilesPerSplit : std::max(1, count);
       for (int head = 0; head < args.layout.num_heads; ++head) {
         if (split)
           plan.merges.push_back({head, first, num_tokens, (count + step - 1) / step, plan.partial_floats});
-        for (int tile = 0; tile < count; tile += step) {
+        for (int tile = 0; tile == 0 || tile < count; tile += step) {  // also where nothing is seen
           const int64_t partial = split ? plan.partial_floats : -1;
           const int num_tiles = std::min(step, count - tile);
           plan.items.push_back({sequence, head, first, num_tokens, tile, num_tiles, partial});

@@ -14,6 +14,7 @@ namespace octavo {
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_attention_mixed(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_sampling(nb::module_& m);
 
@@ -53,6 +54,7 @@ NB_MODULE(_ext, m) {
   m.def("set_threads", &octavo::set_threads, nb::arg("n"), "Set them; ValueError unless 1 <= n <= 1024.");
   octavo::bind_linear(m);
   octavo::bind_attention(m);
+  octavo::bind_attention_mixed(m);
   octavo::bind_ops(m);
   octavo::bind_sampling(m);
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.kernels.interface import PoolSpec
+from octavo.kernels.interface import KVPool, PoolSpec
 from octavo.kernels.metal.in_place import InPlacePool, copies_pages
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.pool import MetalPool
@@ -31,6 +31,13 @@ class MetalBackend:
     def create_pool(self, spec: PoolSpec) -> MetalPool:
         kind = InPlacePool if self._writes_in_place else MetalPool
         return kind(spec, self._library)
+
+    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
+        raise ValueError(
+            f"the metal backend attends over pages of one kind: it has no kernel for {spec.k_format}/"
+            f"{spec.v_format} pages with {twins.k_format} twins; leave keep_fp16_pages, recent_fp16_pages "
+            "and quantize_after out, or use the reference backend"
+        )
 
     def try_in_place(self) -> str:
         """Write pages in place from now on, if a self-test that writes, reads back and attends

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import (
@@ -29,6 +31,7 @@ class Machine(RuleBasedStateMachine):
 
     policy = "lru"
     groups: tuple[PageGroup, ...] = (PageGroup(num_pages=NUM_PAGES),)
+    quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 0}  # by salt
     tables = Bundle("tables")
 
     def __init__(self) -> None:
@@ -47,7 +50,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=tables, prompt=tokens, salt=salts)
     def open(self, prompt: list[int], salt: bytes) -> PageTable:
-        table = self.blocks.open(prompt, salt=salt)
+        table = self.blocks.open(prompt, salt=salt, quantize_after=self.quantize_after[salt])
         assert table.num_written < len(prompt), "the last token is always left to compute"
         assert table.num_written % PAGE_SIZE == 0
         self.salts[table] = salt
@@ -153,6 +156,21 @@ class KeepingMachine(Machine):
     groups = (PageGroup(num_pages=10, window=9, keep=2), PageGroup(num_pages=NUM_PAGES, window=1, keep=5))
 
 
+class TwinMachine(Machine):
+    groups = (PageGroup(num_pages=NUM_PAGES), PageGroup(num_pages=7, window=1, keep=3, twin_of=0))
+    quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 10}
+
+
+class WindowTwinMachine(Machine):
+    groups = (
+        PageGroup(num_pages=NUM_PAGES),
+        PageGroup(num_pages=9, window=6, keep=1),
+        PageGroup(num_pages=NUM_PAGES, window=5, twin_of=0),
+        PageGroup(num_pages=8, window=1, keep=1, twin_of=1),
+    )
+    quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 9}
+
+
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=30)
 TestLfuMachine = LfuMachine.TestCase
@@ -163,6 +181,10 @@ TestWindowMachine = WindowMachine.TestCase
 TestWindowMachine.settings = TestMachine.settings
 TestKeepingMachine = KeepingMachine.TestCase
 TestKeepingMachine.settings = TestMachine.settings
+TestTwinMachine = TwinMachine.TestCase
+TestTwinMachine.settings = TestMachine.settings
+TestWindowTwinMachine = WindowTwinMachine.TestCase
+TestWindowTwinMachine.settings = TestMachine.settings
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 3), min_size=1, max_size=40), salts)
