@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 from octavo.engine.constraints.compiler import ConstraintCompiler
@@ -17,6 +17,7 @@ from octavo.engine.request import Request
 from octavo.engine.tokenizer import Message, Tokenizer
 
 MAX_PRIORITY = 1000
+QUANTIZE_AFTER_SALT = b"\xff"  # no UTF-8, so no salt that a client can name
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """Text (encoded as the model expects a document), token ids as they are, or chat messages."""
@@ -25,8 +26,11 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 class Admission:
     """Turns what callers send into requests that can be served, or says why not."""
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, *, capacity: int) -> None:
-        """``capacity``: positions that the page pool has for one sequence."""
+    def __init__(
+        self, info: ModelInfo, tokenizer: Tokenizer, *, capacity: Callable[[int | None], int]
+    ) -> None:
+        """``capacity``: positions that the page pool has for one sequence that is quantized after so many
+        tokens (None: the engine's number)."""
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
@@ -71,15 +75,17 @@ class Admission:
         self.check_ids("prompt", prompt_ids)
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
+        after = self._quantize_after(params)
         return Request(
             f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
             prompt_ids,
             params,
-            max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens),
+            max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens, after),
             tokenizer=self._tokenizer,
             vocab_size=self._info.vocab_size,
             arrived_at=time.monotonic(),
-            salt=salt,
+            salt=salt if after is None else salt + QUANTIZE_AFTER_SALT + str(after).encode(),
+            quantize_after=after,
             priority=priority,
             constraint=constraint,
         )
@@ -92,15 +98,27 @@ class Admission:
                 f"{name} has token id {wrong}, but this model's ids lie in [0, {self._info.vocab_size})"
             )
 
-    def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
+    def _quantize_after(self, params: SamplingParams) -> int | None:
+        """The request's own number; None where it is the engine's."""
+        after, default = params.quantize_after, self._info.quantize_after
+        if after and all(group.twin_of is None for group in self._info.groups):
+            raise InvalidRequest(
+                f"quantize_after is {after}, but this engine has no 16-bit pages beside quantized ones (its "
+                f"pages are {self._info.kv_format}); leave it out, or start the engine with "
+                "--recent-fp16-pages 1"
+            )
+        return None if after == default else after
+
+    def _max_tokens(self, num_prompt: int, asked: int | None, quantize_after: int | None) -> int:
         """Tokens that may be generated after the prompt, at least one."""
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        room = self._capacity
+        room = self._capacity(quantize_after)
+        dense = f" with quantize_after {quantize_after}" if quantize_after else ""
         least = asked or 1
         for limit, what, remedy in (
             (self._info.max_model_len, "model's length is", ""),
-            (room, "page pool holds", ", or start the engine with a larger pool"),
+            (room, f"page pool{dense} holds", ", or start the engine with a larger pool"),
         ):
             if num_prompt + least > limit:
                 raise RequestTooLong(

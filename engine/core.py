@@ -70,6 +70,10 @@ class EngineCore:
         """Positions that one sequence can have room for, whatever is pinned."""
         return self._blocks.capacity
 
+    def capacity_with(self, quantize_after: int | None) -> int:
+        """The same for a sequence that is quantized after so many tokens (None: the engine's number)."""
+        return self.capacity if quantize_after is None else self._blocks.capacity_with(quantize_after)
+
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do something."""

@@ -25,7 +25,9 @@ class ModelInfo:
     kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
     weights        "bf16", "int4", ...: what the linear layers compute with
     num_pages      of the pool that every sequence needs for its whole length; where layers have
-                   windows, ``groups`` says what each kind of layer has (empty: one kind)
+                   windows, ``groups`` says what each kind of layer has (empty: one kind), and then
+                   its 16-bit twins, if there are any
+    quantize_after  of requests that say nothing of it
     """
 
     name: str
@@ -44,3 +46,4 @@ class ModelInfo:
     num_pages: int
     memory: MemoryBudget
     groups: tuple[PageGroup, ...] = ()
+    quantize_after: int = 0

@@ -58,7 +58,7 @@ class LLM:
         core = self._events.wait_ready()
         self.info: ModelInfo = core.info
         self.tokenizer: Tokenizer = core.tokenizer
-        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity)
+        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
 
     def generate(
         self,

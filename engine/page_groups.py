@@ -26,7 +26,7 @@ class Sizing:
     """
 
     groups: tuple[LayerGroup, ...]
-    twins: tuple[LayerGroup, ...]
+    twins: tuple[LayerGroup, ...] = ()
     group_bytes: tuple[int, ...]
     most_useful: tuple[int, ...]
     page_size: int

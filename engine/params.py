@@ -39,6 +39,9 @@ class SamplingParams:
     logprobs             None: none; k: the chosen token's and the k likeliest tokens'
     prompt_logprobs      the same for each token of the prompt but the first, by the model alone; such a
                          prompt is computed whole, whatever of it the prefix cache has
+    quantize_after       tokens up to which a sequence is read in 16 bits alone, where the engine has 16-bit
+                         pages beside quantized ones (None: the engine's number). Requests share cached
+                         pages with those of the same number only
     structured           what the output must look like (None: anything). It wins over min_tokens and
                          ignore_eos: an output that is complete ends
     """
@@ -60,6 +63,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    quantize_after: int | None = None
     structured: Structured | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +91,8 @@ class SamplingParams:
             _within(f"logit_bias of token {token}", bias, -100, 100)
         if self.seed is not None:
             _within("seed", self.seed, 0, 2**64 - 1)
+        if self.quantize_after is not None:
+            _within("quantize_after", self.quantize_after, 0, 2**31 - 1)
         _within("n", self.n, 1, MAX_SAMPLES)
         self._check_stop()
         for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):

@@ -38,6 +38,7 @@ class Request:
         vocab_size: int,
         arrived_at: float,
         salt: bytes = b"",
+        quantize_after: int | None = None,
         priority: int = 0,
         constraint: Constraint | None = None,
     ) -> None:
@@ -61,6 +62,7 @@ class Request:
                     list(prompt_ids),
                     max_tokens,
                     salt=salt,
+                    quantize_after=quantize_after,
                     priority=priority,
                     recompute=params.prompt_logprobs is not None,
                 ),

@@ -284,7 +284,7 @@ class AsyncEngine:
 
     def _on_ready(self, core: EngineCore) -> None:
         self._core = core
-        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity)
+        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
         assert self._started is not None
         if not self._started.done():
             self._started.set_result(None)

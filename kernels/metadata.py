@@ -70,10 +70,8 @@ class AttentionMetadata:
         ):
             if array.dtype != np.int32 or array.shape != shape:
                 raise ValueError(f"{name} must be int32 {shape}, got {array.dtype} {array.shape}")
-        if (after := self.quantize_after) is not None and (after.dtype, after.shape) != (
-            np.int32,
-            (sequences,),
-        ):
+        after = self.quantize_after
+        if after is not None and (after.dtype != np.int32 or after.shape != (sequences,)):
             raise ValueError(f"quantize_after must be int32 ({sequences},), got {after.dtype} {after.shape}")
         if not tokens:
             raise ValueError("a step must have at least one token; do not launch an empty one")

@@ -50,17 +50,18 @@ class ReferenceMixedPool(MixedPool[ReferencePool]):
         outs = []
         for group, twins in zip(self.quantized.groups, self.twins.groups, strict=True):
             tables = (group.tables, twins.tables)
-            both = [
+            keys, values = (
                 [pool.rows(layer, part, table) for pool, table in zip(self._pools, tables, strict=True)]
                 for part in (0, 1)
-            ]
-            seen = mx.arange(both[0][0].shape[2])
+            )
+            seen = mx.arange(keys[0].shape[2])
             reads_twin = (seen >= self._starts[group.rows, layer][..., None]) | (seen < keep)
             outs.append(
                 _attend_group(
                     group,
                     wide[group.rows],
-                    *both,
+                    keys,
+                    values,
                     reads_twin,
                     spec=self.quantized.spec.layers[layer],
                     sinks=sinks,

@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     prompt, params = prompt_of(args), params_of(args)
-    if args.connect is not None and (settings := given_settings(args)):
+    settings = {name: value for name, value in given_settings(args).items() if name != "quantize_after"}
+    if args.connect is not None and settings:
         option = engine_flags(settings)[0]
         raise InvalidConfig(
             f"{option} is the server's to choose; give it to `octavo serve`, or drop --connect"
@@ -116,6 +117,7 @@ def params_of(args: argparse.Namespace) -> SamplingParams:
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
         prompt_logprobs=args.prompt_logprobs,
+        quantize_after=args.quantize_after if args.connect is not None else None,
         structured=structured_of(args),
     )
 

@@ -179,6 +179,7 @@ def _info(
         num_pages=groups[0].num_pages,
         memory=budget,
         groups=groups,
+        quantize_after=config.quantize_after,
     )
 
 

@@ -19,6 +19,7 @@ from octavo.proto import generation_pb2 as pb
 _SCALARS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "seed", "n", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs",
+    "quantize_after",
 )  # fmt: skip
 _FINISH: Mapping[FinishReason, pb.FinishReason] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,

@@ -26,7 +26,7 @@ class Harness:
         self.observer = Recording()
         self.fake = FakeCore(**options)  # type: ignore[arg-type]
         self.core: EngineCore = self.fake(config or small_config(), self.observer)
-        self.admission = Admission(self.core.info, self.core.tokenizer, capacity=self.core.capacity)
+        self.admission = Admission(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
         self.deltas: dict[Request, list[Delta]] = {}
 
     def add(self, prompt: bytes | list[int], params: SamplingParams, **options: object) -> Request:

@@ -1,0 +1,218 @@
+"""16-bit twins of quantized pages, by hand: which are held, given back, found and paid for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledger import Ledger, next_token
+from octavo.block_manager import BlockManager, PageGroup, PageTable
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfig
+from octavo.engine.page_groups import sizing
+from octavo.kernels.groups import LayerGroup, twin_groups
+from octavo.kernels.interface import LayerSpec
+from octavo.kernels.mixed import Residency
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong
+
+PAGES = PageGroup(num_pages=16)
+PROMPT = list(range(1, 22))  # five full pages of four and a token
+
+
+def manager(twins: int, *, window: int = 1, keep: int = 0, quantize_after: int = 0) -> BlockManager:
+    groups = (PAGES, PageGroup(num_pages=twins, window=window, keep=keep, twin_of=0))
+    return BlockManager(groups, 4, max_chunk=8, quantize_after=quantize_after)
+
+
+def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
+    """As a scheduler would: piece by piece."""
+    while table.num_written < len(tokens):
+        stop = min(table.num_written + chunk, len(tokens))
+        assert blocks.reserve(table, stop)
+        blocks.commit(table, tokens, stop)
+        blocks.check()
+
+
+def num_twins(blocks: BlockManager) -> int:
+    """That are held."""
+    return blocks.groups[1].num_pages - blocks.idle_pages()[1]
+
+
+def test_only_the_page_being_written_has_a_twin() -> None:
+    blocks = manager(4)
+    table = blocks.open(PROMPT)
+    for length in range(1, 22):
+        write(blocks, table, PROMPT[:length])
+        assert num_twins(blocks) == (1 if length % 4 else 0), "a full page has none"
+    assert blocks.num_held == 6
+
+
+def test_kept_and_recent_pages_have_twins() -> None:
+    blocks = manager(6, window=5, keep=3)
+    write(blocks, table := blocks.open(PROMPT), PROMPT)
+    held = {page for group, page in blocks.held_by(table) if group == 1}
+    assert held == {table.parts[1].pages[index] for index in (0, 4, 5)}
+
+
+def test_a_sequence_gives_its_twins_back_once_it_is_longer_than_asked() -> None:
+    blocks = manager(8)
+    table = blocks.open(PROMPT, quantize_after=14)
+    write(blocks, table, PROMPT[:13], chunk=1)
+    assert num_twins(blocks) == 4
+    write(blocks, table, PROMPT[:16], chunk=1)
+    assert num_twins(blocks) == 0
+
+
+def test_a_hit_needs_the_kept_twins_and_no_others() -> None:
+    blocks = manager(4, keep=4)
+    write(blocks, first := blocks.open(PROMPT), PROMPT)
+    blocks.close(first)
+    again = blocks.open(PROMPT)
+    assert again.num_written == 20
+    assert num_twins(blocks) == 1
+    blocks.close(again)
+    write(blocks, other := blocks.open([9] * 16), [9] * 16)  # takes all twins, one after the other
+    write(blocks, another := blocks.open([8] * 5), [8] * 5)
+    assert blocks.find(first.digests[0] if first.digests else again.digests[0]) is not None
+    assert blocks.open(PROMPT).num_written in (0, 20)
+    blocks.close(other)
+    blocks.close(another)
+    blocks.check()
+
+
+def test_before_quantize_after_a_hit_needs_every_twin() -> None:
+    blocks = manager(8)
+    write(blocks, first := blocks.open(PROMPT, salt=b"long", quantize_after=100), PROMPT)
+    blocks.close(first)
+    again = blocks.open(PROMPT, salt=b"long", quantize_after=100)
+    assert (again.num_written, num_twins(blocks)) == (20, 5)
+    blocks.close(again)
+    blocks.flush()
+    assert blocks.open(PROMPT, salt=b"long", quantize_after=100).num_written == 0
+
+
+def test_a_fork_copies_the_twin_of_the_partial_page_too() -> None:
+    blocks = manager(4)
+    write(blocks, table := blocks.open(PROMPT), PROMPT)
+    fork = blocks.fork(table)
+    assert fork is not None
+    assert [copy.group for copy in fork.copies] == [0, 1]
+    assert num_twins(blocks) == 2
+    blocks.copied(fork.copies)
+    blocks.check()
+
+
+def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
+    """Its twin is gone, and what is quantized is not what it was."""
+    blocks = manager(4)
+    write(blocks, table := blocks.open(PROMPT), PROMPT)
+    assert blocks.rollback(table, 18) == ()
+    assert table.num_written == 16
+    blocks.check()
+    blocks.close(table)
+    blocks = manager(4)
+    write(blocks, table := blocks.open(PROMPT), PROMPT[:19])
+    assert blocks.rollback(table, 17) == ()
+    assert table.num_written == 17, "a page that is still being written has one"
+
+
+@pytest.mark.parametrize("num_twins", [3, 4, 5])
+def test_with_hardly_any_twins_every_request_ends(num_twins: int) -> None:
+    """One sequence needs three: what eight tokens at a time can touch."""
+    groups = (PageGroup(num_pages=40), PageGroup(num_pages=num_twins, window=1, twin_of=0))
+    blocks, ledger = BlockManager(groups, 4, max_chunk=8), Ledger(4, groups)
+    scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=6))
+    sequences = [Sequence(str(i), [i + 1] * (3 * i + 1), max_tokens=20) for i in range(6)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    most = 0
+    while (step := scheduler.plan()) is not None:
+        most = max(most, scheduler.num_running)
+        ledger.run(step, sequences)
+        scheduler.commit(step, [Result(1 + next_token(s.tokens, "")) for s in step.sampled()])
+        blocks.check()
+    assert all(len(s.tokens) == s.num_prompt + 20 for s in sequences)
+    assert 1 < most <= num_twins, "each of them writes a page"
+    assert blocks.idle_pages() == (40, num_twins)
+
+
+def test_what_can_never_fit_in_16_bits_is_refused() -> None:
+    blocks = manager(5)
+    scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=2))
+    scheduler.check_fits(Sequence("quantized", PROMPT, max_tokens=20))
+    with pytest.raises(SequenceTooLong, match=r"41 tokens of KV with its first 60 in 16 bits .* holds 20;"):
+        scheduler.check_fits(Sequence("not", PROMPT, max_tokens=20, quantize_after=60))
+
+
+def test_twins_of_groups() -> None:
+    groups = (
+        LayerGroup(window=None, keep=0, members=(0, 2)),
+        LayerGroup(window=40, keep=4, members=(1,)),
+    )
+    assert twin_groups(groups, Residency(keep_pages=2, recent_pages=3), 16) == (
+        LayerGroup(window=33, keep=32, members=(0, 2)),
+        LayerGroup(window=33, keep=4, members=(1,)),
+    )
+    assert twin_groups(groups, Residency(recent_pages=4), 16)[1].window == 40
+
+
+def test_the_budget_pays_for_both_kinds_of_pages() -> None:
+    layers = (LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),) * 3
+
+    def plan(residency: Residency | None, num_twins: int | None = None) -> tuple[int, tuple[int, ...]]:
+        size = sizing(
+            layers,
+            k_format="fp4",
+            v_format="fp4",
+            page_size=32,
+            max_model_len=4096,
+            max_running=4,
+            max_step_tokens=64,
+            residency=residency,
+            num_twins=num_twins,
+        )
+        pages = size.pages_within(10_000_000)
+        assert size.bytes_for(pages) <= 10_000_000 < size.bytes_for(pages + 1)
+        assert [group.twin_of for group in size.page_groups(pages)] == [
+            None,
+            *([0] * (residency is not None)),
+        ]
+        return size.group_bytes[0], size.pages(pages)
+
+    page_bytes, (plain,) = plan(None)
+    _, (num_pages, num_twins) = plan(Residency())
+    assert num_twins == 4 * 2 + 3, "two for each sequence, and a step's"
+    twin_bytes = 3 * 2 * 2 * 32 * 128
+    assert num_pages == (10_000_000 - num_twins * twin_bytes) // page_bytes < plain
+    assert plan(Residency(), num_twins=7)[1][1] == 7
+    assert plan(Residency(quantize_after=10**6))[1] == (
+        num_all := 10_000_000 // (page_bytes + twin_bytes),
+        num_all,
+    )
+
+
+def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
+    assert EngineConfig(kv_format="fp4").residency is None
+    assert EngineConfig(kv_format="fp4", keep_fp16_pages=2).residency == Residency(keep_pages=2)
+    assert EngineConfig(v_format="fp4", recent_fp16_pages=3).residency == Residency(recent_pages=3)
+    for settings, message in (
+        ({"keep_fp16_pages": -1}, "keep_fp16_pages must be at least 0, got -1"),
+        ({"recent_fp16_pages": 1}, "all pages of bf16 are 16-bit pages"),
+        ({"quantize_after": 9, "kv_format": "fp16"}, "all pages of fp16 are 16-bit pages"),
+        ({"num_fp16_pages": 9, "kv_format": "fp4"}, "nothing asks for 16-bit pages"),
+        ({"num_fp16_pages": 0, "kv_format": "fp4"}, "num_fp16_pages must be at least 1"),
+    ):
+        with pytest.raises(InvalidConfig, match=message):
+            EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_twin_shows_a_part_of_what_its_group_does() -> None:
+    window = PageGroup(num_pages=9, window=6, keep=2)
+    for twin in (
+        PageGroup(num_pages=9, window=7, keep=2, twin_of=0),
+        PageGroup(num_pages=9, window=1, twin_of=0),
+        PageGroup(num_pages=9, window=1, keep=2, twin_of=1),
+    ):
+        with pytest.raises(ValueError, match="twin"):
+            BlockManager((window, twin), 4)
+    with pytest.raises(ValueError, match="a twin needs a window"):
+        PageGroup(num_pages=9, twin_of=0)
