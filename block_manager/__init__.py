@@ -5,7 +5,7 @@ from octavo.block_manager.events import EventLog, EventsLost, PageContents, Page
 from octavo.block_manager.manager import BlockManager
 from octavo.block_manager.misses import Miss
 from octavo.block_manager.pins import Pins
-from octavo.block_manager.types import Digest, Fork, PageCopy, PageGroup, PageId, PageTable
+from octavo.block_manager.types import Digest, Fork, PageCopy, PageCounts, PageGroup, PageId, PageTable
 
 __all__ = [
     "BlockManager",
@@ -17,6 +17,7 @@ __all__ = [
     "Miss",
     "PageContents",
     "PageCopy",
+    "PageCounts",
     "PageEvent",
     "PageGroup",
     "PageId",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Run
 
 from octavo.block_manager.group import Group, page_ids
-from octavo.block_manager.types import Digest, GroupPages, PageCopy, PageGroup, PageId, PageTable
+from octavo.block_manager.types import Digest, GroupPages, PageCopy, PageCounts, PageGroup, PageId, PageTable
 
 
 class Groups:
@@ -39,6 +39,17 @@ class Groups:
 
     def idle_pages(self) -> tuple[int, ...]:
         return tuple([group.pool.num_idle for group in self._groups])
+
+    def twin_counts(self) -> PageCounts | None:
+        """Of all twins together; None if there are none."""
+        pools = [group.pool for group in self._groups if group.spec.twin_of is not None]
+        if not pools:
+            return None
+        return PageCounts(
+            held=sum([pool.num_pages - pool.num_idle for pool in pools]),
+            idle_cached=sum([pool.num_idle_cached for pool in pools]),
+            idle_empty=sum([pool.num_idle_empty for pool in pools]),
+        )
 
     def new_table(self, salt: bytes, quantize_after: int) -> PageTable:
         parts = tuple([GroupPages() for _ in self._groups])

@@ -12,7 +12,7 @@ from octavo.block_manager.group import Group
 from octavo.block_manager.groups import Groups
 from octavo.block_manager.misses import Miss, Misses
 from octavo.block_manager.policies import DEFAULT_POLICY
-from octavo.block_manager.types import Digest, Fork, PageCopy, PageGroup, PageId, PageTable
+from octavo.block_manager.types import Digest, Fork, PageCopy, PageCounts, PageGroup, PageId, PageTable
 
 
 class BlockManager:
@@ -119,6 +119,11 @@ class BlockManager:
     @property
     def num_idle_empty(self) -> int:
         return self._pool.num_idle_empty
+
+    @property
+    def twin_counts(self) -> PageCounts | None:
+        """Of 16-bit twins, in all groups that are some; None without any."""
+        return self._groups.twin_counts()
 
     @property
     def num_evicted(self) -> int:

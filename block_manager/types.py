@@ -40,6 +40,15 @@ class PageGroup:
             raise ValueError("a twin needs a window: without one, nothing is read in fewer bits")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageCounts:
+    """How the pages of some pools stand: held by somebody; not, and cached or empty."""
+
+    held: int = 0
+    idle_cached: int = 0
+    idle_empty: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class PageCopy:
     """Copy K and V of ``source`` to ``target`` in every layer of a group before anything else is

@@ -66,6 +66,11 @@ class Metrics:
         self._pages = gauge(
             "kv_pages", "Pages of the KV pool by state; the states add up to the pool.", "state"
         )
+        self._twins = gauge(
+            "kv_fp16_pages",
+            "16-bit pages beside quantized ones by state, if there are any.",
+            "state",
+        )
         self._usage = gauge("kv_usage_ratio", "Share of the KV pool's pages held by sequences.")
         self._queried = counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.")
         self._hits = counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
@@ -166,6 +171,8 @@ class Metrics:
         }
         for state, count in pages.items():
             self._pages.labels(state).set(count)
+            if gauges.twins is not None:
+                self._twins.labels(state).set(getattr(gauges.twins, state))
         self._store.counts = gauges.store
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 

@@ -24,6 +24,7 @@ from octavo.engine.model.locate import model_length, read_config, resolve_model
 from octavo.engine.page_groups import Sizing, sizing
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
 from octavo.kernels.interface import LayerSpec
+from octavo.kernels.mixed import SIXTEEN_BITS, Residency
 
 # Where mlx-lm fills in what a config.json may leave out.
 _DEFAULTS: dict[str, dict[str, int]] = {
@@ -54,10 +55,11 @@ def plan(
     context: int | None = None,
     page_size: int = 32,
     formats: Sequence[FormatPair] = tuple(map(format_pair, FORMAT_NAMES)),
+    residency: Residency | None = None,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
-    cannot hold this model's rows.
+    cannot hold this model's rows. ``residency``: what is read in 16 bits beside quantized pages.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
     """
@@ -86,6 +88,7 @@ def plan(
                 max_model_len=positions,
                 max_running=settings.max_running,
                 max_step_tokens=settings.max_step_tokens,
+                residency=None if {pair.k, pair.v} <= set(SIXTEEN_BITS) else residency,
             )
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
@@ -166,19 +169,20 @@ def _check_weights(path: Path, name: str, width: int) -> None:
 
 def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
     """Pages are those of the first group. "per page" and "per token" are bytes of all groups, before a
-    sequence has outgrown any window."""
+    sequence has outgrown any window; 16-bit twins, which are groups of their own, are not in them."""
     pages = max(size.pages_within(budget), 0)
-    bytes_per_page = sum(size.group_bytes)
+    bytes_per_page = sum(size.group_bytes[: len(size.groups)])
     groups: list[dict[str, Any]] = [
         {
             "window": group.window,
+            "fp16_twins": index >= len(size.groups),
             "layers": len(group.members),
             "bytes_per_page": group_bytes,
             "pages": group_pages,
             "pages_per_sequence": size.pages_per_sequence(index, positions),
         }
         for index, (group, group_bytes, group_pages) in enumerate(
-            zip(size.groups, size.group_bytes, size.pages(pages), strict=True)
+            zip(size.all_groups, size.group_bytes, size.pages(pages), strict=True)
         )
     ]
     return {
@@ -210,10 +214,17 @@ def render(result: Mapping[str, Any]) -> str:
         )
     groups: list[dict[str, Any]] = next(iter(result["formats"].values()), {"groups": []})["groups"]
     lines += [
+        f"{name}: and {group['pages']} pages of 16 bits, {format_size(group['bytes_per_page'])} each, "
+        f"{group['pages_per_sequence']} per sequence"
+        for name, row in result["formats"].items()
+        for group in row["groups"]
+        if group["fp16_twins"]
+    ]
+    lines += [
         f"{group['layers']} layers see {group['window']} positions: {group['pages_per_sequence']} pages of "
         "their own per sequence, however long"
         for group in groups
-        if group["window"] is not None
+        if group["window"] is not None and not group["fp16_twins"]
     ]
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     if not result["fits"]:

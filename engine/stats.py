@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo.block_manager import PageCounts
 from octavo.engine.outputs import FinishReason
 from octavo.engine.store.counts import StoreCounts
 
@@ -26,13 +27,15 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """How the engine stands now. ``store``: of the pages on disk, if there are any."""
+    """How the engine stands now. ``twins``: 16-bit pages beside quantized ones, and ``store``:
+    of the pages on disk, if there are any."""
 
     num_running: int = 0
     num_waiting: int = 0
     pages_held: int = 0
     pages_idle_cached: int = 0
     pages_idle_empty: int = 0
+    twins: PageCounts | None = None
     store: StoreCounts | None = None
 
 

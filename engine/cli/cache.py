@@ -84,6 +84,13 @@ async def _stats(client: Client, args: argparse.Namespace) -> Result:
     return _as_json(stats)
 
 
+def _twin_lines(stats: GetStatsResponse) -> list[str]:
+    twins = stats.fp16_pages
+    if not stats.HasField("fp16_pages"):
+        return []
+    return [f"16-bit pages: {twins.held} held, {twins.idle_cached} cached, {twins.idle_empty} empty"]
+
+
 def _stats_lines(stats: GetStatsResponse) -> list[str]:
     pages, queried = stats.pages, max(stats.query_tokens, 1)
     state = "" if stats.enabled else " (off: nothing is looked up)"
@@ -91,6 +98,7 @@ def _stats_lines(stats: GetStatsResponse) -> list[str]:
         f"pages of {stats.page_size}: {pages.held} held, {pages.idle_cached} cached, "
         f"{pages.idle_empty} empty; "
         f"{stats.evicted_pages} evicted so far, by {stats.policy}{state}",
+        *_twin_lines(stats),
         f"prompt tokens: {stats.query_tokens} looked up, {stats.hit_tokens} found "
         f"({stats.hit_tokens / queried:.1%})",
     ]

@@ -8,11 +8,14 @@ from octavo.engine.cli.options import (
     DEFAULTS,
     add_format_arguments,
     add_json_argument,
+    add_residency_arguments,
     memory_size,
     print_json,
 )
 from octavo.engine.cli.usage import checked, positive
+from octavo.engine.config import EngineConfig
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
+from octavo.kernels.mixed import Residency
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
     add_format_arguments(parser)
+    add_residency_arguments(parser)
     add_json_argument(parser)
 
 
@@ -41,11 +45,18 @@ def run(args: argparse.Namespace) -> int:
         context=args.context,
         page_size=args.page_size,
         formats=_formats(args),
+        residency=_residency(args),
     )
     print(render(result))
     if args.json:
         print_json(result)
     return 0 if result["fits"] else 1
+
+
+def _residency(args: argparse.Namespace) -> Residency | None:
+    names = ("keep_fp16_pages", "recent_fp16_pages", "quantize_after")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return EngineConfig(kv_format="fp4", **given).residency  # of whichever format is quantized
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo.block_manager import PageEvent
+from octavo.block_manager import PageCounts, PageEvent
 from octavo.engine.cache import CacheTotals
 from octavo.engine.errors import InvalidRequest
 from octavo.engine.lookups import Remembered
@@ -73,6 +73,7 @@ def stats_message(
         pages=generation_pb2.PageCounts(
             held=gauges.pages_held, idle_cached=gauges.pages_idle_cached, idle_empty=gauges.pages_idle_empty
         ),
+        fp16_pages=None if gauges.twins is None else _counts_message(gauges.twins),
         page_size=totals.page_size,
         policy=totals.policy,
         enabled=totals.enabled,
@@ -83,6 +84,12 @@ def stats_message(
         pinned_pages=totals.pinned_pages,
         max_pinned_pages=totals.max_pinned_pages,
         pins=[pb.PinStats(name=name, num_tokens=kept) for name, kept in sorted(pins.items())],
+    )
+
+
+def _counts_message(counts: PageCounts) -> generation_pb2.PageCounts:
+    return generation_pb2.PageCounts(
+        held=counts.held, idle_cached=counts.idle_cached, idle_empty=counts.idle_empty
     )
 
 

@@ -46,6 +46,7 @@ def test_every_number_of_the_contract_is_kept() -> None:
         "presence_penalty": 7, "frequency_penalty": 8, "logit_bias": 9, "seed": 10, "n": 11, "stop": 12,
         "stop_ids": 13, "ignore_eos": 14, "logprobs": 15, "min_tokens": 16, "prompt_logprobs": 17,
         "structured": 18,
+        "quantize_after": 19,
     }  # fmt: skip
     numbers = {field.name: field.number for field in pb.GenerateRequest.DESCRIPTOR.fields}
     assert numbers == {
