@@ -33,12 +33,14 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.llm import LLM
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, page_format
+from octavo.kernels.mixed import SIXTEEN_BITS
 
 BASELINE = format_pair("bf16")
 DEFAULT_FORMATS = (*FORMAT_NAMES, "int8/fp4", "nvfp4/fp4")
 SEQUENCES = 8  # computed at once
 SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
 ROW_DIM = 128
+RESIDENCY = ("keep_fp16_pages", "recent_fp16_pages", "quantize_after", "num_fp16_pages")  # of quantized pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ def _asks(args: argparse.Namespace) -> bool:
 def _measure(args: argparse.Namespace, pair: FormatPair, documents: list[Document]) -> Measured:
     """One engine with such pages, over all documents; the first engine makes them."""
     settings = {"max_running": SEQUENCES, **given_settings(args)}
+    if {pair.k, pair.v} <= set(SIXTEEN_BITS):
+        settings = {name: value for name, value in settings.items() if name not in RESIDENCY}
     if settings.keys().isdisjoint({"num_pages", "kv_memory"}):
         page_size = settings.get("page_size", EngineConfig().page_size)
         settings["num_pages"] = -(-SEQUENCES * (max(args.lengths) + SPARE_TOKENS) // page_size)

@@ -158,8 +158,34 @@ MUTANTS = (
     Mutant(
         "a window needs all pages before it",
         GROUP,
-        "first = self.first_visible(num_pages * self._page_size)\n        yield",
+        "first = self.first_visible(num_pages * self._page_size, quantize_after)\n        yield",
         "first = 0\n        yield",
+    ),
+    Mutant("twins stay for good", GROUP, "window = self._outer if", "window = self._outer if True or"),
+    Mutant(
+        "twins are given back before their time",
+        GROUP,
+        "window = self._outer if num_written < quantize_after else",
+        "window = self._outer if False else",
+    ),
+    Mutant("no twin is found again", GROUP, "(quantize_after - 1) // self._page_size)", "0)"),
+    Mutant(
+        "kept twins are not published",
+        GROUP,
+        "return max(self.num_kept, (quantize",
+        "return max(0, (quantize",
+    ),
+    Mutant(
+        "a fork forgets when it is quantized",
+        MANAGER,
+        "            quantize_after=table.quantize_after,\n",
+        "",
+    ),
+    Mutant(
+        "twins of short sequences are not counted",
+        GROUP,
+        "max(window, min(quantize_after,",
+        "max(window, min(0,",
     ),
     Mutant(
         "a fork holds what a window gave back",
@@ -179,7 +205,12 @@ MUTANTS = (
         "promised = -(-table.promised // self._page_size)",
         "promised = 0",
     ),
-    Mutant("a window is promised no chunk", GROUP, "self.spec.window - 1 + max_chunk,", "self.spec.window,"),
+    Mutant(
+        "a window is promised no chunk",
+        GROUP,
+        "pages_touched(window - 1 + max_chunk,",
+        "pages_touched(window,",
+    ),
     Mutant("rollback reads what a window gave back", GROUPS, "return any(", "return False and any("),
     Mutant("rollback ends where one group can go on", GROUPS, "if shorter == num_pages:", "if True:"),
     Mutant("rollback leaves holes in a window", GROUP, "if first < part.released:", "if False:"),
@@ -197,7 +228,7 @@ MUTANTS = (
     Mutant(
         "a lost window page is news",
         GROUPS,
-        "missing = group.missing(digests, num_pages)",
-        "missing = self._groups[0].missing(digests, num_pages)",
+        "missing = group.missing(table, num_pages)",
+        "missing = self._groups[0].missing(table, num_pages)",
     ),
 )

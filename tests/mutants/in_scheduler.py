@@ -59,7 +59,7 @@ MUTANTS = (
         "                blocks.close(table)\n                break  # from",
         "                break  # from",
     ),
-    Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt, ", ""),
+    Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt,\n", "\n"),
     Mutant(
         "max_tokens is not enforced", SCHEDULER, "return result.finished or", "return result.finished and"
     ),

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/unit/test_block_manager.py",
     "tests/unit/test_window_groups.py",
+    "tests/unit/test_mixed_pages.py",
     "tests/unit/test_events.py",
     "tests/unit/test_scheduler.py",
     "tests/unit/test_prefix_in_flight.py",

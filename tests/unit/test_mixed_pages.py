@@ -1,4 +1,4 @@
-"""16-bit twins of quantized pages, by hand: which are held, given back, found and paid for."""
+"""16-bit twins of quantized pages, by hand: which are held, given back and found."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import pytest
 
 from ledger import Ledger, next_token
 from octavo.block_manager import BlockManager, PageGroup, PageTable
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.page_groups import sizing
-from octavo.kernels.groups import LayerGroup, twin_groups
-from octavo.kernels.interface import LayerSpec
-from octavo.kernels.mixed import Residency
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong
 
 PAGES = PageGroup(num_pages=16)
@@ -141,68 +135,6 @@ def test_what_can_never_fit_in_16_bits_is_refused() -> None:
     scheduler.check_fits(Sequence("quantized", PROMPT, max_tokens=20))
     with pytest.raises(SequenceTooLong, match=r"41 tokens of KV with its first 60 in 16 bits .* holds 20;"):
         scheduler.check_fits(Sequence("not", PROMPT, max_tokens=20, quantize_after=60))
-
-
-def test_twins_of_groups() -> None:
-    groups = (
-        LayerGroup(window=None, keep=0, members=(0, 2)),
-        LayerGroup(window=40, keep=4, members=(1,)),
-    )
-    assert twin_groups(groups, Residency(keep_pages=2, recent_pages=3), 16) == (
-        LayerGroup(window=33, keep=32, members=(0, 2)),
-        LayerGroup(window=33, keep=4, members=(1,)),
-    )
-    assert twin_groups(groups, Residency(recent_pages=4), 16)[1].window == 40
-
-
-def test_the_budget_pays_for_both_kinds_of_pages() -> None:
-    layers = (LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),) * 3
-
-    def plan(residency: Residency | None, num_twins: int | None = None) -> tuple[int, tuple[int, ...]]:
-        size = sizing(
-            layers,
-            k_format="fp4",
-            v_format="fp4",
-            page_size=32,
-            max_model_len=4096,
-            max_running=4,
-            max_step_tokens=64,
-            residency=residency,
-            num_twins=num_twins,
-        )
-        pages = size.pages_within(10_000_000)
-        assert size.bytes_for(pages) <= 10_000_000 < size.bytes_for(pages + 1)
-        assert [group.twin_of for group in size.page_groups(pages)] == [
-            None,
-            *([0] * (residency is not None)),
-        ]
-        return size.group_bytes[0], size.pages(pages)
-
-    page_bytes, (plain,) = plan(None)
-    _, (num_pages, num_twins) = plan(Residency())
-    assert num_twins == 4 * 2 + 3, "two for each sequence, and a step's"
-    twin_bytes = 3 * 2 * 2 * 32 * 128
-    assert num_pages == (10_000_000 - num_twins * twin_bytes) // page_bytes < plain
-    assert plan(Residency(), num_twins=7)[1][1] == 7
-    assert plan(Residency(quantize_after=10**6))[1] == (
-        num_all := 10_000_000 // (page_bytes + twin_bytes),
-        num_all,
-    )
-
-
-def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
-    assert EngineConfig(kv_format="fp4").residency is None
-    assert EngineConfig(kv_format="fp4", keep_fp16_pages=2).residency == Residency(keep_pages=2)
-    assert EngineConfig(v_format="fp4", recent_fp16_pages=3).residency == Residency(recent_pages=3)
-    for settings, message in (
-        ({"keep_fp16_pages": -1}, "keep_fp16_pages must be at least 0, got -1"),
-        ({"recent_fp16_pages": 1}, "all pages of bf16 are 16-bit pages"),
-        ({"quantize_after": 9, "kv_format": "fp16"}, "all pages of fp16 are 16-bit pages"),
-        ({"num_fp16_pages": 9, "kv_format": "fp4"}, "nothing asks for 16-bit pages"),
-        ({"num_fp16_pages": 0, "kv_format": "fp4"}, "num_fp16_pages must be at least 1"),
-    ):
-        with pytest.raises(InvalidConfig, match=message):
-            EngineConfig(**settings)  # type: ignore[arg-type]
 
 
 def test_a_twin_shows_a_part_of_what_its_group_does() -> None:
