@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
 
 from octavo.engine.model.head import RowSelection
 from octavo.engine.model.hook import HookError, LayerShim, StepContext
@@ -123,12 +121,6 @@ class PagedModel:
         """What the model returns for rows that are sequences of one token each: [rows, 1, V]."""
         logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
         return logits
-
-
-def plain_logits(model: Module, token_ids: list[int], caches: list[Any] | None = None) -> mx.array:
-    """Logits [L, V] of one sequence by mlx-lm's own caches and attention."""
-    logits: mx.array = model(mx.array([token_ids]), cache=caches or make_prompt_cache(model))
-    return logits[0]
 
 
 def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:

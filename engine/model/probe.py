@@ -2,39 +2,30 @@
 
 A ragged mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond the
 window where that is short) runs through a small pool of 16-bit pages and is compared, row by
-row, with plain mlx-lm forwards of the same loaded weights. What the model cannot do is then
+row, with a plain mlx-lm forward of the same loaded weights. What the model cannot do is then
 known before the first request, and not found in its answers.
-
-How far apart rounding alone may drive two right answers is measured, not guessed: the plain
-forwards run once more with every K and V perturbed by about one rounding error.
-A wrong position, page, head or window moves the logits many times farther.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
-from numpy.typing import NDArray
 
 from octavo.engine.errors import ModelLoadError
-from octavo.engine.model.forward import PagedModel, plain_logits
+from octavo.engine.model.forward import PagedModel
 from octavo.engine.model.head import RowSelection
 from octavo.engine.model.layers import CacheLayout
+from octavo.engine.model.probe_reference import Errors, Reference, evaluated, make_reference, row_errors
 from octavo.kernels.interface import AttentionBackend, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 
 PAGE_SIZE = 8
 LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
-MAX_COLUMNS = 8192  # logits of a row that are compared
 STEPS = ((5, 3, 0), (1, 1, 4), (6, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
-
-Errors = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +45,6 @@ class ProbeResult:
     limit: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """Plain logits of each sequence and how much rounding moves a row: median and worst."""
-
-    sequences: list[list[int]]
-    logits: list[NDArray[np.float32]]
-    median_limit: float
-    worst_limit: float
-
-
 def probe(
     model: Module,
     layout: CacheLayout,
@@ -75,7 +56,7 @@ def probe(
     """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
     steps = _steps(layout)
     try:
-        reference = _reference(model, layout, steps)
+        reference = make_reference(model, layout, steps)
     except Exception as error:  # model code of any architecture
         raise ModelLoadError(
             f"model type {architecture!r} fails in mlx-lm itself on this device: {_first_line(error)}; "
@@ -108,31 +89,11 @@ def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
     return [(first[0] + max(reachable, default=0), *first[1:]), *rest]
 
 
-def _reference(model: Module, layout: CacheLayout, steps: list[tuple[int, int, int]]) -> _Reference:
-    rng = np.random.default_rng(0)
-    lengths = [sum(counts) for counts in zip(*steps, strict=True)]
-    sequences = [rng.integers(0, layout.vocab_size, length).tolist() for length in lengths]
-    logits = [_evaluated(plain_logits(model, tokens)) for tokens in sequences]
-    precision = 2.0**-8 if layout.dtype == mx.bfloat16 else 2.0**-10
-    noisy = [
-        _evaluated(plain_logits(model, tokens, _perturbed_caches(model, precision))) for tokens in sequences
-    ]
-    noise = np.concatenate([_row_errors(a, b) for a, b in zip(noisy, logits, strict=True)])
-    worst = float(noise.max())
-    return _Reference(
-        sequences,
-        logits,
-        median_limit=3 * float(np.median(noise)) + precision,
-        # One row may be far off by rounding where experts are chosen; 0.4 is what errors look like.
-        worst_limit=min(6 * worst, max(0.4, 2 * worst)) + precision,
-    )
-
-
 def _paged_model(
     model: Module,
     layout: CacheLayout,
     backend: AttentionBackend,
-    reference: _Reference,
+    reference: Reference,
     mask_dims: int | None,
 ) -> PagedModel:
     longest = max(len(tokens) for tokens in reference.sequences)
@@ -151,7 +112,7 @@ def _num_pages(length: int) -> int:
     return -(-length // PAGE_SIZE)
 
 
-def _compare(paged: PagedModel, reference: _Reference, steps: list[tuple[int, int, int]]) -> list[Errors]:
+def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int, int]]) -> list[Errors]:
     """Errors of the decode rows and of the chunk rows, over all steps."""
     written = [0] * len(reference.sequences)
     decodes: list[Errors] = []
@@ -161,16 +122,16 @@ def _compare(paged: PagedModel, reference: _Reference, steps: list[tuple[int, in
         tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
         logits = paged.forward(tokens.astype(np.int32), _metadata(reference, work))
         mx.eval(logits, *paged.pool.pending())
-        got, first = _evaluated(logits), 0
+        got, first = evaluated(logits), 0
         for i, start, stop in work:
             rows = got[first : first + stop - start]
-            errors = _row_errors(rows, reference.logits[i][start:stop])
+            errors = row_errors(rows, reference.logits[i][start:stop])
             (decodes if stop - start == 1 else chunks).append(errors)
             first, written[i] = first + stop - start, stop
     return [np.concatenate(decodes), np.concatenate(chunks)]
 
 
-def _metadata(reference: _Reference, work: list[tuple[int, int, int]]) -> AttentionMetadata:
+def _metadata(reference: Reference, work: list[tuple[int, int, int]]) -> AttentionMetadata:
     """Pages of the three sequences are interleaved, last page first, and page 0 is left out."""
     width = max(_num_pages(len(tokens)) for tokens in reference.sequences)
     count = len(reference.sequences)
@@ -191,7 +152,7 @@ def _metadata(reference: _Reference, work: list[tuple[int, int, int]]) -> Attent
     )
 
 
-def _judge(groups: list[Errors], reference: _Reference) -> str | None:
+def _judge(groups: list[Errors], reference: Reference) -> str | None:
     """Why the errors are too large for rounding, or None."""
     for name, errors in zip(("decode", "prompt"), groups, strict=True):
         median, worst = float(np.median(errors)), float(errors.max())
@@ -203,7 +164,7 @@ def _judge(groups: list[Errors], reference: _Reference) -> str | None:
     return None
 
 
-def _selects_rows(paged: PagedModel, selection: RowSelection, reference: _Reference) -> bool:
+def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Reference) -> bool:
     """Whether asking the head for two rows gives the logits of these two rows."""
     tokens = reference.sequences[0][:4]
     metadata = _metadata(reference, [(0, 0, len(tokens))])
@@ -218,44 +179,9 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: _Refere
         return False
     finally:
         paged.selection = None
-    wanted = _evaluated(every)[rows]
-    got = _evaluated(chosen)
-    return got.shape == wanted.shape and bool(_row_errors(got, wanted).max() < reference.median_limit)
-
-
-def _row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
-    """Per row [.., V]: RMS of the difference over RMS of the wanted logits, both centred, since
-    a constant added to all logits of a row changes nothing."""
-    finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
-    if not np.array_equal(finite, np.isfinite(got)):
-        return np.full(len(got), np.nan)
-    wanted, got = np.where(finite, wanted, 0).astype(np.float64), np.where(finite, got, 0).astype(np.float64)
-    wanted, got = (rows - rows.mean(-1, keepdims=True) for rows in (wanted, got))
-    scale = np.sqrt(np.mean(wanted**2, axis=-1)) + 1e-12
-    errors: Errors = np.sqrt(np.mean((got - wanted) ** 2, axis=-1)) / scale
-    return errors
-
-
-def _perturbed_caches(model: Module, precision: float) -> list[Any]:
-    """Fresh caches of the model that store K and V times 1 +- precision at random, the same in
-    every run."""
-    keys = (mx.random.key(i) for i in itertools.count())
-
-    def nudged(x: mx.array) -> mx.array:
-        sign = mx.random.bernoulli(0.5, x.shape, key=next(keys))
-        return x * mx.where(sign, 1 + precision, 1 - precision).astype(x.dtype)
-
-    caches = make_prompt_cache(model)
-    for cache in caches:
-        store = cache.update_and_fetch
-        cache.update_and_fetch = lambda k, v, store=store: store(nudged(k), nudged(v))
-    return caches
-
-
-def _evaluated(logits: mx.array) -> NDArray[np.float32]:
-    """Logits [.., V] as float32; of a large vocabulary every n-th column, which says as much."""
-    stride = -(-logits.shape[-1] // MAX_COLUMNS)
-    return np.array(logits[..., ::stride].astype(mx.float32))
+    wanted = evaluated(every)[rows]
+    got = evaluated(chosen)
+    return got.shape == wanted.shape and bool(row_errors(got, wanted).max() < reference.median_limit)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,16 +1,13 @@
 #include "pages.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
+#include "pool_memory.h"
 #include "threads.h"
 
 namespace octavo {
@@ -125,20 +122,14 @@ mx::array create_pool(const PageLayout& layout) {
   // the scattered reads of attention most of their address translations. MLX keeps a size in front of
   // the data of its buffers; raw_ptr() says how far.
   const size_t bytes = size_t(layout.num_pages) * layout.num_heads * layout.head_bytes;
-  constexpr size_t kHugePage = size_t(1) << 21, kFront = 64;
-  const size_t alignment = bytes >= kHugePage ? kHugePage : 4096;
-  const size_t total = (kFront + bytes + alignment - 1) / alignment * alignment;
-  char* const block = static_cast<char*>(std::aligned_alloc(alignment, total));
-  if (block == nullptr) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-  if (alignment == kHugePage) madvise(block, total, MADV_HUGEPAGE);
-#endif
-  std::memset(block, 0, total);  // also takes the memory now, so that a pool that does not fit fails here
+  constexpr size_t kFront = 64;
+  const std::shared_ptr<Buffer> memory = pool_memory(kFront + bytes);
+  char* const block = reinterpret_cast<char*>(memory->data());
   mx::allocator::Buffer probe(block);
   const ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - block;
   mx::allocator::Buffer buffer(block + kFront - front);
   std::memcpy(buffer.ptr(), &bytes, std::min<size_t>(size_t(front), sizeof bytes));
-  mx::allocator::Data data(buffer, [block](mx::allocator::Buffer) { std::free(block); });
+  mx::allocator::Data data(buffer, [memory](mx::allocator::Buffer) {});
   return mx::array(std::move(data), pool_shape(layout), mx::uint8);
 }
 

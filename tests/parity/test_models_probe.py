@@ -12,12 +12,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
 from octavo.engine.errors import ModelLoadError
 from octavo.engine.model import hook, probe
-from octavo.engine.model.forward import plain_logits
 from octavo.engine.model.head import select_rows
 from octavo.engine.model.layers import CacheLayout, discover_layout
 from octavo.engine.model.loader import load_model, materialize
@@ -38,6 +38,12 @@ def load(folder: Path, name: str, **config: Any) -> tuple[Module, CacheLayout]:
     dtype = config.pop("dtype", mx.bfloat16)
     loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype, **config), weights="keep")
     return loaded.model, discover_layout(loaded.model, name)
+
+
+def plain_logits(model: Module, token_ids: list[int]) -> mx.array:
+    """Logits [L, V] of one sequence by mlx-lm's own caches and attention."""
+    logits: mx.array = model(mx.array([token_ids]), cache=make_prompt_cache(model))
+    return logits[0]
 
 
 def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any) -> probe.ProbeResult:

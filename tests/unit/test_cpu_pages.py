@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import time
+from pathlib import Path
+
 from native import at_every_level, require_extension, run_at_level
 
 require_extension()
@@ -136,3 +140,20 @@ def test_wrong_rows_are_refused_by_name_and_shape() -> None:
         pool.copy_pages([(0, 9)])
     pool.write(0, good_keys, good_values)  # nothing above has harmed the pool
     mx.eval(pool.attend(0, mx.zeros((3, 2, 64)), scale=1.0), *pool.pending())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident size from /proc")
+def test_a_large_pool_is_zeros_and_gets_its_memory_though_nobody_writes_it() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident_bytes()
+    pool = _ext.create_pool(_ext.page_layout(256, 8, 32, "bf16", 128, "bf16", 128))
+    assert pool.nbytes == 2 * 256 * 8 * 32 * 256
+    for _ in range(600):
+        if resident_bytes() - before > 0.9 * pool.nbytes:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the memory of the pool was not taken")
+    assert not np.asarray(pool).any()
