@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import secrets
 import time
@@ -18,6 +19,7 @@ from octavo.engine.tokenizer import Message, Tokenizer
 
 MAX_PRIORITY = 1000
 QUANTIZE_AFTER_SALT = b"\xff"  # no UTF-8, so no salt that a client can name
+LONG_PROMPT = 20_000  # characters or ids
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """Text (encoded as the model expects a document), token ids as they are, or chat messages."""
@@ -49,6 +51,13 @@ class Admission:
             raise InvalidRequest(
                 f"a prompt is text, token ids or chat messages, got a list with {error}"
             ) from error
+
+    async def encode_beside(self, prompt: Prompt) -> list[int]:
+        """``encode``, on another thread where it would hold up the event loop for milliseconds."""
+        is_chat = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping)
+        if len(prompt) <= LONG_PROMPT and not is_chat:
+            return self.encode(prompt)
+        return await asyncio.to_thread(self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> Constraint | None:
         """What ``params.structured`` asks for, ready to be followed; may take a while, and may be

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias, TypeVar
 
 from octavo.engine.admission import Admission, Prompt
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
-from octavo.engine.gate import Gate, refusal_label
+from octavo.engine.gate import refusal_label
 from octavo.engine.handover import Handover
 from octavo.engine.info import ModelInfo
+from octavo.engine.open_streams import OpenStreams
 from octavo.engine.outputs import Delta
 from octavo.engine.params import SamplingParams
-from octavo.engine.request import Request, Update
+from octavo.engine.request import Request
 from octavo.engine.stats import Gauges, Observer
 from octavo.engine.stream import Stream
 from octavo.engine.thread import EngineThread
@@ -27,7 +28,6 @@ from octavo.engine.wakeup import Wakeup
 Answer = TypeVar("Answer")
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
-LONG_PROMPT = 20_000  # characters or ids; more would hold up the event loop for milliseconds
 ABORT_TIMEOUT_S = 10.0
 
 
@@ -54,14 +54,11 @@ class AsyncEngine:
         self._observer = observer
         self._core: EngineCore | None = None
         self._admission: Admission | None = None
-        self._streams: dict[str, Stream] = {}  # by request id, until its last delta has come
-        self._by_request: dict[Request, Stream] = {}
-        self._gate = Gate(config)
+        self._open = OpenStreams(config)
         self._stopping = False
         self._thread: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: asyncio.Future[None] | None = None
-        self._idle = asyncio.Event()
         self.cache_changes = Wakeup()  # sent when there are page events
 
     @property
@@ -96,7 +93,7 @@ class AsyncEngine:
             Handover(
                 self._loop,
                 ready=self._on_ready,
-                updates=self._on_updates,
+                updates=self._open.push,
                 cache_changed=self.cache_changes.send,
                 ended=self._on_ended,
             ),
@@ -115,14 +112,14 @@ class AsyncEngine:
         self._stopping = True
         if self._thread is None:
             return
-        if self._streams and drain_timeout > 0:
+        if drain_timeout > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wait_idle(), drain_timeout)
-        for stream in tuple(self._streams.values()):
+                await asyncio.wait_for(self._open.all_ended(), drain_timeout)
+        for stream in self._open.streams():
             self._thread.abort(stream.request)
         with contextlib.suppress(TimeoutError):  # one step is enough, unless it hangs
-            await asyncio.wait_for(self._wait_idle(), ABORT_TIMEOUT_S)
-        for stream in tuple(self._streams.values()):
+            await asyncio.wait_for(self._open.all_ended(), ABORT_TIMEOUT_S)
+        for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
@@ -157,12 +154,12 @@ class AsyncEngine:
         finally:
             if not stream.ended:
                 self._thread.abort(stream.request)
-                self._forget(stream)
+                self._open.forget(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
         requests are ended already."""
-        stream = self._streams.get(request_id)
+        stream = self._open.find(request_id)
         if stream is not None and self._thread is not None:
             self._thread.abort(stream.request)
 
@@ -183,29 +180,18 @@ class AsyncEngine:
             if self._observer is not None:
                 self._observer.rejected(refusal_label(error))
             raise
-        stream = Stream(request, self._forget, interval=self.config.stream_interval)
-        self._streams[request.request_id] = stream
-        self._by_request[request] = stream
-        self._gate.watch(stream, self._give_up)
-        self._idle.clear()
+        stream = self._open.add(request, self._give_up)
         assert self._thread is not None
         self._thread.add(request)
         return stream
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt, checked as those of a request are."""
-        prompt_ids = await self._encode(prompt)
-        assert self._admission is not None
-        self._admission.check_ids("prompt", prompt_ids)
-        return prompt_ids
-
-    async def _encode(self, prompt: Prompt) -> list[int]:
         self._running_core()
         assert self._admission is not None
-        is_chat = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping)
-        if len(prompt) <= LONG_PROMPT and not is_chat:
-            return self._admission.encode(prompt)
-        return await asyncio.to_thread(self._admission.encode, prompt)
+        prompt_ids = await self._admission.encode_beside(prompt)
+        self._admission.check_ids("prompt", prompt_ids)
+        return prompt_ids
 
     async def _admit(
         self,
@@ -216,8 +202,8 @@ class AsyncEngine:
         salt: bytes,
         priority: int,
     ) -> Request:
-        prompt_ids = await self._encode(prompt)
         assert self._admission is not None
+        prompt_ids = await self._admission.encode_beside(prompt)
         constraint = None
         if params.structured is not None:
             constraint = await asyncio.to_thread(self._admission.compile, params)
@@ -241,10 +227,10 @@ class AsyncEngine:
         self._running_core()
         if self._stopping:
             raise EngineStopping("the engine is shutting down; send the request to another one")
-        self._gate.check(self._by_request.keys(), num_prompt)
+        self._open.check_room(num_prompt)
         if request_id == "":
             raise InvalidRequest("request_id must not be empty; leave it out to get one")
-        if request_id in self._streams:
+        if request_id is not None and self._open.find(request_id) is not None:
             raise InvalidRequest(
                 f"request id {request_id!r} is in use by an unfinished request; use another one"
             )
@@ -259,11 +245,6 @@ class AsyncEngine:
     def _dead(self) -> EngineDead:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
 
-    async def _wait_idle(self) -> None:
-        while self._streams:
-            self._idle.clear()
-            await self._idle.wait()
-
     async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
         """What a function says that is called on the engine's thread between two steps, and must be
         quick. Raises what it raises; EngineDead when there is no engine to ask."""
@@ -275,24 +256,12 @@ class AsyncEngine:
             self._running_core()  # if it died, that is the news
             raise
 
-    def _forget(self, stream: Stream) -> None:
-        self._gate.forget(stream.request)
-        del self._by_request[stream.request]
-        del self._streams[stream.request.request_id]
-        if not self._streams:
-            self._idle.set()
-
     def _on_ready(self, core: EngineCore) -> None:
         self._core = core
         self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
         assert self._started is not None
         if not self._started.done():
             self._started.set_result(None)
-
-    def _on_updates(self, updates: list[Update]) -> None:
-        for update in updates:
-            if (stream := self._by_request.get(update.request)) is not None:  # else nobody listens now
-                stream.push(update.delta)
 
     def _on_ended(self, error: BaseException | None) -> None:
         assert self._started is not None
@@ -303,7 +272,7 @@ class AsyncEngine:
         if not self._started.done():
             self._started.set_exception(error)
         self.death = error
-        for stream in tuple(self._streams.values()):
+        for stream in self._open.streams():
             dead = self._dead()
             dead.__cause__ = error
             stream.fail(dead)

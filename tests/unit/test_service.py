@@ -16,7 +16,7 @@ from octavo.engine import (
     FinishReason,
     SamplingParams,
 )
-from octavo.engine.service import LONG_PROMPT
+from octavo.engine.admission import LONG_PROMPT
 from oracle import alone
 
 
@@ -72,7 +72,7 @@ async def test_whoever_gives_up_gets_no_more_than_one_step(state: str, how: str)
                 deltas.append(delta)
 
         task = asyncio.create_task(read())
-        await until(lambda: "r" in engine._streams)
+        await until(lambda: engine._open.find("r") is not None)
         gate.allow(STATES[state])
         assert fake.runner is not None
         await until(lambda: fake.runner.num_steps == STATES[state])  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ async def test_a_request_that_waits_can_be_given_up_too() -> None:
     async with running(small_config(max_running=1), gate) as (engine, _, observer):
         first = asyncio.create_task(collect(engine.generate([1] * 8, SamplingParams(max_tokens=9))))
         second = asyncio.create_task(collect(engine.generate([2] * 8, SamplingParams(max_tokens=9))))
-        await until(lambda: len(engine._streams) == 2)
+        await until(lambda: len(engine._open.streams()) == 2)
         gate.allow(2)
         await until(lambda: engine.gauges().num_waiting == 1)
         second.cancel()
@@ -149,7 +149,7 @@ async def test_a_slow_reader_gets_fewer_and_larger_deltas() -> None:
         first = [await anext(stream)]
         other = await collect(engine.generate([3], SamplingParams(max_tokens=100)))
         assert other == {0: alone([3], SamplingParams(max_tokens=100))}  # nobody waits for the slow one
-        await until(lambda: not engine._streams)  # all of it has arrived, unread
+        await until(lambda: not engine._open.streams())  # all of it has arrived, unread
         rest = [delta async for delta in stream]
         assert len(rest) <= 3  # one per sample, and what may have come with the first
         for index in range(2):

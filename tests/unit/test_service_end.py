@@ -186,7 +186,7 @@ async def test_an_id_is_free_as_soon_as_its_reader_gave_up() -> None:
             await first
         params = SamplingParams(max_tokens=9, temperature=1, seed=3)
         second = asyncio.create_task(collect(engine.generate([2], params, request_id="r")))
-        await until(lambda: "r" in engine._streams)
+        await until(lambda: engine._open.find("r") is not None)
         gate.open()
         assert await second == {0: alone([2], params)}
 
