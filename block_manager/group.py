@@ -64,6 +64,8 @@ class Group:
         """How many of a sequence's first pages a hit of some length needs of this group."""
         if self.spec.twin_of is None or self.spec.window != 1:
             return sys.maxsize  # those in front of its end are needed, wherever it ends
+        if self._outer == 1:  # what the other group shows is the page being written
+            return self.num_kept
         return max(self.num_kept, (quantize_after - 1) // self._page_size)
 
     def live(self, part: GroupPages) -> Run[PageId]:

@@ -88,7 +88,14 @@ class Ledger:
         first_query = num_tokens if first_query is None else first_query
         for group, spec in enumerate(self.groups):
             for position in range(num_tokens):
-                if not visible(self.groups, spec, table, first_query, position):
+                if not visible(
+                    self.groups,
+                    spec,
+                    first_query,
+                    position,
+                    page_size=self.page_size,
+                    quantize_after=table.quantize_after,
+                ):
                     continue
                 entry = self._slots.get((group, table.slot(position, group)), "empty")
                 expected = (salt, tuple(tokens[: position + 1]))
@@ -137,17 +144,24 @@ class Ledger:
 
 
 def visible(
-    groups: tuple[PageGroup, ...], group: PageGroup, table: PageTable, query: int, position: int
+    groups: tuple[PageGroup, ...],
+    group: PageGroup,
+    query: int,
+    position: int,
+    *,
+    page_size: int,
+    quantize_after: int,
 ) -> bool:
     """Whether queries at ``query`` or later can see a position, as the layers define it; in a twin,
     whether they read it in 16 bits."""
-    if group.twin_of is None:
-        return group.window is None or position > query - group.window or position < group.keep
-    outer = groups[group.twin_of]
-    if not visible(groups, outer, table, query, position):
-        return False
-    if query < table.quantize_after or position < group.keep:
-        return True
-    assert group.window is not None
-    first = max(query - group.window + 1, 0)
-    return position >= first - first % table.page_size
+    if group.twin_of is not None:
+        if not _in_window(groups[group.twin_of], query, position):
+            return False
+        if query < quantize_after or position < group.keep:
+            return True
+        position += page_size - 1 - position % page_size  # whole pages are read
+    return _in_window(group, query, position)
+
+
+def _in_window(group: PageGroup, query: int, position: int) -> bool:
+    return group.window is None or position > query - group.window or position < group.keep

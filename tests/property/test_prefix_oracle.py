@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from ledger import visible
-from octavo.block_manager import BlockManager, Digest
+from octavo.block_manager import BlockManager, Digest, PageGroup
 from octavo.block_manager.policies import POLICIES
-from strategies import page_groups
+from strategies import MOST_QUANTIZE_AFTER, page_groups
 
 Prefix = tuple[bytes, tuple[int, ...]]
 
@@ -52,8 +52,9 @@ class Oracle:
             digest = digests[index]
             prefix = (salt, tuple(tokens[: (index + 1) * size]))
             assert self.prefix_of.setdefault(digest, prefix) == prefix, "two prefixes of one name"
-            for findable in self.findable:
-                findable.add(prefix)
+            for spec, findable in zip(self.blocks.groups, self.findable, strict=True):
+                if spec.twin_of is None or self._sees(spec, (index + 1) * size, index * size):
+                    findable.add(prefix)
         self.follow()
 
     def follow(self) -> None:
@@ -76,7 +77,22 @@ class Oracle:
             (salt, tokens[: start + size]) in findable
             for spec, findable in zip(self.blocks.groups, self.findable, strict=True)
             for start in range(0, length, size)
-            if any(visible(spec, length, position) for position in range(start, start + size))
+            if self._sees(spec, length, start)
+        )
+
+    def _sees(self, spec: PageGroup, length: int, start: int) -> bool:
+        """Whether a query at ``length`` sees some of the page at ``start``."""
+        blocks, size = self.blocks, self.blocks.page_size
+        return any(
+            visible(
+                blocks.groups,
+                spec,
+                length,
+                position,
+                page_size=size,
+                quantize_after=blocks.quantize_after,
+            )
+            for position in range(start, start + size)
         )
 
 
@@ -91,7 +107,8 @@ def test_what_is_found_is_what_was_published_and_not_evicted(
 ) -> None:
     need = max(-(-(len(item.prompt) + len(item.more) + 1) // page_size) for item in served)
     groups = data.draw(page_groups(2 * need, page_size, 2 * need * page_size, spare=6))
-    blocks = BlockManager(groups, page_size, policy=policy)
+    after = data.draw(st.sampled_from([0, 0, 5, MOST_QUANTIZE_AFTER]))
+    blocks = BlockManager(groups, page_size, policy=policy, quantize_after=after)
     oracle = Oracle(blocks)
     for item in served:
         prompt = list(item.prompt)
