@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "attention.h"
+#include "attention_math.h"
 #include "numeric.h"
 
 namespace octavo {
@@ -23,27 +24,35 @@ inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim,
     load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
 }
 
+// The pairs (i, i + h) of one vector, h < kLanes. A vector no wider than the level's registers: compilers
+// take the shuffles of wider ones apart into single elements.
+inline Vec hadamard_lanes(Vec x) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+#pragma GCC unroll 4
+  for (int h = 1; h < kLanes; h *= 2) {
+    const IntVec negative = (lane & h) != 0 ? IntVec{} + INT32_MIN : IntVec{};
+    x = __builtin_shuffle(x, lane ^ h) + (Vec)((IntVec)x ^ negative);
+  }
+  return x;
+}
+
 // In place, in blocks of the largest power of two b that divides dim: each pair (i, i + h) with
 // i & h == 0 becomes its sum and difference for h = 1, 2, 4, ..., b / 2, then one multiplication by
 // float(1 / sqrt(b)); rounded after every operation (octavo.kernels.formats.rotation). The rotation is
 // its own inverse.
 inline void hadamard(float* row, int dim) {
-  typedef float Vector __attribute__((vector_size(64), aligned(4)));
-  typedef int32_t Lanes __attribute__((vector_size(64)));
   const int size = dim & -dim;
   int h = 1;
-  if (size >= 16) {
-    constexpr Lanes lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int i = 0; i < dim; i += 16) {
-      Vector x = *reinterpret_cast<Vector*>(row + i);
-#pragma GCC unroll 4
-      for (int step = 1; step < 16; step *= 2) {
-        const Vector other = __builtin_shuffle(x, lane ^ step);
-        x = (lane & step) != 0 ? other - x : other + x;
-      }
-      *reinterpret_cast<Vector*>(row + i) = x;
-    }
-    h = 16;
+  if (size >= kLanes) {
+    for (int i = 0; i < dim; i += kLanes) store(row + i, hadamard_lanes(load(row + i)));
+    for (h = kLanes; h < size; h *= 2)
+      for (int block = 0; block < dim; block += 2 * h)
+        for (int i = block; i < block + h; i += kLanes) {
+          const Vec low = load(row + i), high = load(row + i + h);
+          store(row + i, low + high);
+          store(row + i + h, low - high);
+        }
   }
   for (; h < size; h *= 2)
     for (int block = 0; block < dim; block += 2 * h)

@@ -64,20 +64,44 @@ struct Parameters {
   alignas(32) float bias[kPanel];
 };
 
+// Eight affine scales or biases.
+inline __m256 load_eight(const uint8_t* from, Float type, int at) {
+  if (type == Float::f32) return _mm256_loadu_ps(reinterpret_cast<const float*>(from) + at);
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * at));
+  if (type == Float::f16) return _mm256_cvtph_ps(halves);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+// Eight scales of E2M1 groups: fp4_scale.
+inline __m256 load_eight_fp4(const uint8_t* from, bool e8m0, int at) {
+  const __m256i bits = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + at)));
+  if (e8m0) {
+    const __m256i zero = _mm256_cmpeq_epi32(bits, _mm256_setzero_si256());
+    const __m256i least = _mm256_and_si256(zero, _mm256_set1_epi32(0x00400000));
+    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(bits, 23), least));
+  }
+  const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(127)), 20);
+  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(bits, 7), 31);
+  const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p120f));
+  return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
+}
+
 template <class F>
 inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
+  const __m256 middle = _mm256_set1_ps(static_cast<float>(F::kMiddle)), half = _mm256_set1_ps(0.5f);
   if (shape.affine()) {
-    load_floats(from, shape.scale_type, 0, kPanel, out.scale);
-    load_floats(from, shape.scale_type, kPanel, kPanel, out.bias);
-    const __m256 middle = _mm256_set1_ps(static_cast<float>(F::kMiddle));
-    for (int n = 0; n < kPanel; n += 8)
-      _mm256_store_ps(out.bias + n,
-                      _mm256_fmadd_ps(middle, _mm256_load_ps(out.scale + n), _mm256_load_ps(out.bias + n)));
+    for (int n = 0; n < kPanel; n += 8) {
+      const __m256 scale = load_eight(from, shape.scale_type, n);
+      const __m256 bias = load_eight(from, shape.scale_type, kPanel + n);
+      _mm256_store_ps(out.scale + n, scale);
+      _mm256_store_ps(out.bias + n, _mm256_fmadd_ps(middle, scale, bias));
+    }
     return;
   }
-  for (int n = 0; n < kPanel; ++n) {  // codes are twice the values
-    out.scale[n] = 0.5f * fp4_scale(shape.kind == WeightKind::mxfp4, from[n]);
-    out.bias[n] = 0;
+  for (int n = 0; n < kPanel; n += 8) {  // codes are twice the values
+    const __m256 scale = load_eight_fp4(from, shape.kind == WeightKind::mxfp4, n);
+    _mm256_store_ps(out.scale + n, _mm256_mul_ps(half, scale));
+    _mm256_store_ps(out.bias + n, _mm256_setzero_ps());
   }
 }
 
@@ -174,7 +198,7 @@ struct BlockView {
 template <class F, int R>
 __attribute__((noinline)) void multiply_block(const BlockView& block, const int32_t* x, const float* scales,
                                               const float* x_sums, const int32_t* starts, float* sums) {
-  constexpr int C = R <= 2 ? 4 : 2;
+  constexpr int C = R == 1 ? 8 : R == 2 ? 4 : 2;  // one row reads its panel in order
   for (int column = 0; column < kPanel; column += 8 * C) {
     const Sums<R, C> dots =
         dot_block<F, R, C>(x, starts, block.low + 4 * column, block.high + 4 * column, block.quads);
