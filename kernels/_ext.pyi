@@ -166,6 +166,7 @@ def attend(
     softcap: float,
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
+    mask: mx.array | None,
 ) -> mx.array: ...
 def attend_mixed(
     layout: PageLayout,
@@ -186,4 +187,5 @@ def attend_mixed(
     softcap: float,
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
+    mask: mx.array | None,
 ) -> mx.array: ...

@@ -99,7 +99,7 @@ class KVPool(Protocol):
         ``alibi_slopes`` [Hq] m adds ``m * (j - p)`` to the logit of position j for a query at p.
 
         ``mask`` [T, L] or [T, Hq, L], L = max kv_len, takes the place of causality and window: bool,
-        which positions a row sees; float, what is added to its logits, -inf where it sees nothing.
+        which positions a row sees; float, what is added to its logits, -1e30 and below where it sees nothing.
         Nothing past a sequence's end is seen, and a row that sees nothing gets zeros.
 
         Returns [T, Hq, Dv] in the dtype of ``queries``. ValueError for shapes that do not fit, and

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
+from octavo.kernels.masks import check_mask, check_slopes
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 from octavo.kernels.reference_attention import Bias, Group, attend_group, group_sequences
@@ -122,8 +123,9 @@ class ReferencePool:
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
             raise ValueError(f"queries must be ({tokens}, a multiple of {heads}, {dim}), got {queries.shape}")
-        shape = (tokens, int(self._step.kv_len.max()))
-        return Bias.check(alibi_slopes, mask, num_heads=num_heads, shape=shape)
+        check_slopes(alibi_slopes, num_heads)
+        length = int(self._step.kv_len.max())
+        return Bias(alibi_slopes, check_mask(mask, tokens=tokens, num_heads=num_heads, length=length))
 
     @property
     def groups(self) -> list[Group]:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels.interface import LayerSpec
+from octavo.kernels.masks import HIDDEN
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
 LOWEST = -3e38  # a finite stand-in for the maximum of a row that sees nothing
@@ -37,30 +38,6 @@ class Bias:
     slopes: mx.array | None = None
     mask: mx.array | None = None
 
-    @classmethod
-    def check(
-        cls,
-        slopes: mx.array | None,
-        mask: mx.array | None,
-        *,
-        num_heads: int,
-        shape: tuple[int, int],
-    ) -> Bias:
-        """ValueError unless they fit ``num_heads`` query heads and a step of ``shape`` (T, L)."""
-        if slopes is not None and slopes.shape != (num_heads,):
-            raise ValueError(f"alibi_slopes must be ({num_heads},), one per query head, got {slopes.shape}")
-        if mask is None:
-            return cls(slopes)
-        tokens, length = shape
-        if mask.shape not in ((tokens, length), (tokens, num_heads, length)):
-            raise ValueError(
-                f"mask must be {(tokens, length)} or {(tokens, num_heads, length)}, rows of the step by "
-                f"positions of its longest sequence, got {mask.shape}"
-            )
-        if mask.dtype != mx.bool_ and not mx.issubdtype(mask.dtype, mx.floating):
-            raise ValueError(f"mask must be bool or of a float type, got {mask.dtype}")
-        return cls(slopes, mask if mask.ndim == 3 else mask[:, None])
-
     def add_slopes(self, logits: mx.array, group: Group) -> mx.array:
         """To logits [B, Hkv, G, n, L]."""
         if self.slopes is None:
@@ -82,7 +59,9 @@ class Bias:
         seen = mx.arange(length) < group.lengths[:, None, None, None, None]
         if rows.dtype == mx.bool_:
             return mx.where(mx.logical_and(rows, seen), logits, -mx.inf)
-        return mx.where(seen, logits + rows.astype(mx.float32), -mx.inf)
+        rows = rows.astype(mx.float32)
+        seen = mx.logical_and(seen, mx.logical_not(rows <= HIDDEN))  # a NaN is seen: it is not to be lost
+        return mx.where(seen, logits + rows, -mx.inf)
 
 
 def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:

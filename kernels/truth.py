@@ -30,11 +30,14 @@ def dense_attention(
     keep: int = 0,
     sinks: NDArray[Any] | None = None,
     softcap: float | None = None,
+    slopes: NDArray[Any] | None = None,
+    mask: NDArray[Any] | None = None,
 ) -> Float64s:
     """Attention of one sequence: queries [T, Hq, D] at ``positions`` [T] over keys [L, Hkv, D]
     and values [L, Hkv, Dv] of positions 0..L-1. Returns [T, Hq, Dv].
 
-    Position j is visible from p if j <= p and (no window, or j > p - window, or j < keep).
+    Position j is visible from p if j <= p and (no window, or j > p - window, or j < keep); or as a
+    ``mask`` [T, 1 or Hq, L] says (``KVPool.attend``). A row that sees nothing gets zeros.
     """
     group = queries.shape[1] // keys.shape[1]
     k = np.repeat(keys.astype(np.float64), group, axis=1)
@@ -46,13 +49,19 @@ def dense_attention(
     visible = seen <= at
     if window is not None:
         visible &= (seen > at - window) | (seen < keep)
+    if slopes is not None:
+        logits += slopes.astype(np.float64)[:, None, None] * (seen - at)
+    if mask is not None:
+        rows = mask.swapaxes(0, 1)  # [1 or Hq, T, L]
+        visible = rows if rows.dtype == bool else ~(rows <= -1e30)
+        logits += 0.0 if rows.dtype == bool else np.where(visible, rows, 0.0)
     logits = np.where(visible, logits, -np.inf)
-    top = logits.max(-1, keepdims=True)
+    top = np.maximum(logits.max(-1, keepdims=True), -1e300)
     sink = np.full(queries.shape[1], -np.inf) if sinks is None else sinks.astype(np.float64)
     top = np.maximum(top, sink[:, None, None])
     weights = np.exp(logits - top)
     total = weights.sum(-1, keepdims=True) + np.exp(sink[:, None, None] - top)
-    out: Float64s = np.einsum("htl,lhd->thd", weights / total, v)
+    out: Float64s = np.einsum("htl,lhd->thd", weights / np.where(total == 0, 1, total), v)
     return out
 
 
@@ -122,6 +131,8 @@ class TruthLayer:
         scale: float,
         sinks: NDArray[Any] | None = None,
         softcap: float | None = None,
+        slopes: NDArray[Any] | None = None,
+        mask: NDArray[Any] | None = None,
     ) -> Float64s:
         """As ``KVPool.attend``, in float64."""
         out = np.empty((*queries.shape[:2], self.spec.value_dim))
@@ -138,6 +149,8 @@ class TruthLayer:
                 keep=self.spec.keep,
                 sinks=sinks,
                 softcap=softcap,
+                slopes=slopes,
+                mask=None if mask is None else mask[rows, :, :length],
             )
         return out
 

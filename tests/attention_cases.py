@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -37,6 +38,8 @@ class Case:
     keep: int = 0
     sinks: bool = False
     softcap: float | None = None
+    slopes: bool = False
+    mask: str = ""  # "seen" or "added", and "per head" if heads have masks of their own
 
     @property
     def layer(self) -> LayerSpec:
@@ -107,6 +110,23 @@ def _grid() -> Iterator[Case]:
         sequences=((90, 1), (0, 33), (25, 17), (0, 1)),
     )
 
+    ragged = ((90, 1), (0, 33), (25, 17), (0, 1), (70, 2))
+    for mask in ("seen", "seen per head", "added", "added per head"):
+        yield Case(name=f"mask-{mask}", mask=mask, page_size=8, group=3, sequences=ragged)
+        yield Case(
+            name=f"mask-{mask}-everything",
+            mask=mask,
+            slopes=True,
+            softcap=8.0,
+            sinks=True,
+            window=20,
+            keep=3,
+            sequences=ragged,
+        )
+    yield Case(name="slopes", slopes=True, sequences=ragged)
+    yield Case(name="slopes-window", slopes=True, window=19, keep=2, sequences=ragged)
+    yield Case(name="mask-long", mask="seen", page_size=32, sequences=((1300, 1), (200, 90)))
+
 
 CASES = tuple(_grid())
 
@@ -157,6 +177,57 @@ def shuffled_tables(case: Case, rng: np.random.Generator, num_pages: int) -> lis
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What a case's attention is given besides; the mask is [T, 1 or Hq, L]."""
+
+    softcap: float | None
+    sinks: Floats | None
+    slopes: Floats | None
+    mask: NDArray[np.bool_] | Floats | None
+
+    @classmethod
+    def of(cls, case: Case, rng: np.random.Generator, metadata: AttentionMetadata) -> Extras:
+        heads = case.kv_heads * case.group
+        return cls(
+            softcap=case.softcap,
+            sinks=rng.standard_normal(heads).astype(np.float32) if case.sinks else None,
+            slopes=(0.5 ** np.arange(1, heads + 1)).astype(np.float32) if case.slopes else None,
+            mask=_mask(case, rng, metadata),
+        )
+
+    def truth(self) -> dict[str, Any]:
+        return {"softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes, "mask": self.mask}
+
+    def arrays(self) -> dict[str, Any]:
+        """As ``KVPool.attend`` takes them."""
+        mask = None if self.mask is None else mx.array(self.mask)
+        return {
+            "softcap": self.softcap,
+            "sinks": None if self.sinks is None else mx.array(self.sinks),
+            "alibi_slopes": None if self.slopes is None else mx.array(self.slopes),
+            "mask": mask[:, 0] if mask is not None and mask.shape[1] == 1 else mask,
+        }
+
+
+def _mask(
+    case: Case, rng: np.random.Generator, metadata: AttentionMetadata
+) -> NDArray[np.bool_] | Floats | None:
+    """Rows that see anything, later positions too; among them one that sees nothing, one that sees all,
+    and whole tiles that no row sees."""
+    if not case.mask:
+        return None
+    heads = case.kv_heads * case.group if case.mask.endswith("per head") else 1
+    shape = (metadata.num_tokens, heads, int(metadata.kv_len.max()))
+    seen = rng.random(shape) < 0.4
+    seen[:, :, 100:300] = False
+    seen[-1], seen[0] = False, True
+    if case.mask.startswith("seen"):
+        return seen
+    hidden = rng.choice([-np.inf, -1e30], shape)
+    return np.where(seen, rng.standard_normal(shape), hidden).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What the backend and the truth made of the case's last step, [T, Hq, Dv]."""
 
@@ -178,7 +249,6 @@ def run_case(case: Case, pool: KVPool, *, dtype: mx.Dtype = mx.float32, seed: in
     spec, rng = pool.spec, np.random.default_rng(seed)
     truth = TruthPool(spec).layers[0]
     tables = shuffled_tables(case, rng, spec.num_pages)
-    sinks = rng.standard_normal(case.kv_heads * case.group).astype(np.float32) if case.sinks else None
     scale = case.head_dim**-0.5
     outcome: Outcome | None = None
     for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
@@ -191,14 +261,13 @@ def run_case(case: Case, pool: KVPool, *, dtype: mx.Dtype = mx.float32, seed: in
         values = _random(rng, (tokens, case.kv_heads, case.layer.value_dim), dtype)
         pool.begin_step(metadata)
         pool.write(0, keys, values)
-        out = pool.attend(
-            0, queries, scale=scale, sinks=None if sinks is None else mx.array(sinks), softcap=case.softcap
-        )
+        extras = Extras.of(case, rng, metadata)
+        out = pool.attend(0, queries, scale=scale, **extras.arrays())
         mx.eval(out, *pool.pending())
         assert pool.nonfinite_tokens() == []
         assert out.dtype == dtype
         truth.write(metadata, as_numpy(keys), as_numpy(values))
-        want = truth.attend(metadata, as_numpy(queries), scale=scale, sinks=sinks, softcap=case.softcap)
+        want = truth.attend(metadata, as_numpy(queries), scale=scale, **extras.truth())
         outcome = Outcome(as_numpy(out).astype(np.float64), want)
     assert outcome is not None
     return outcome

@@ -14,7 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels import _ext
-from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec, refuse_bias
+from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
+from octavo.kernels.masks import check_mask
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
 
@@ -90,10 +91,10 @@ class CpuPool:
         alibi_slopes: mx.array | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        refuse_bias("cpu", mask=mask)
         step, spec = self.step, self._spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
+        mask = check_mask(mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest)
         return _ext.attend(
             self._layouts[layer],
             self._layers[layer],
@@ -107,6 +108,7 @@ class CpuPool:
             softcap or 0.0,
             sinks,
             alibi_slopes,
+            mask,
         )
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:

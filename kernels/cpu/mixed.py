@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from octavo.kernels import _ext
 from octavo.kernels.cpu.backend import CpuPool
-from octavo.kernels.interface import refuse_bias
+from octavo.kernels.masks import check_mask
 from octavo.kernels.mixed import MixedPool
 
 
@@ -24,11 +24,11 @@ class CpuMixedPool(MixedPool[CpuPool]):
         alibi_slopes: mx.array | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        refuse_bias("cpu", mask=mask)
         quantized, twins = self.quantized, self.twins
         step, spec, twin = quantized.step, quantized.spec.layers[layer], twins.spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
+        mask = check_mask(mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest)
         return _ext.attend_mixed(
             *quantized.pages(layer),
             *twins.pages(layer),
@@ -46,4 +46,5 @@ class CpuMixedPool(MixedPool[CpuPool]):
             softcap or 0.0,
             sinks,
             alibi_slopes,
+            mask,
         )

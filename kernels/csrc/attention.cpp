@@ -47,7 +47,7 @@ namespace {
 struct AttendOptions {
   float scale, softcap;
   int window, keep;
-  bool sinks, slopes;  // which of the optional inputs there are
+  bool sinks, slopes, mask;  // which of the optional inputs there are
 };
 
 class Attend : public mx::Primitive {
@@ -55,7 +55,7 @@ class Attend : public mx::Primitive {
   Attend(mx::Stream stream, const PageLayout& layout, const AttendOptions& options)
       : Primitive(stream), layout_(layout), options_(options) {}
 
-  // pool, queries, page_table, q_start, kv_len, maybe sinks, maybe slopes -> out
+  // pool, queries, page_table, q_start, kv_len, maybe sinks, maybe slopes, maybe a mask -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
@@ -67,8 +67,10 @@ class Attend : public mx::Primitive {
     args.page_table = view_ints(inputs[2]);
     args.q_start = view_ints(inputs[3]);
     args.kv_len = view_ints(inputs[4]);
-    if (options_.sinks) args.sinks = inputs[5].data<float>();
-    if (options_.slopes) args.slopes = inputs.back().data<float>();
+    size_t next = 5;
+    if (options_.sinks) args.sinks = inputs[next++].data<float>();
+    if (options_.slopes) args.slopes = inputs[next++].data<float>();
+    if (options_.mask) args.mask = view_mask(inputs[next]);
     args.table_width = inputs[2].shape(1);
     args.num_sequences = inputs[4].shape(0);
     args.num_query_heads = inputs[1].shape(1);
@@ -91,7 +93,7 @@ class Attend : public mx::Primitive {
 mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
                  const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
                  int window, int keep, float softcap, const std::optional<mx::array>& sinks,
-                 const std::optional<mx::array>& slopes) {
+                 const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask) {
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -105,7 +107,10 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   std::vector<mx::array> inputs = {pool, queries, page_table, q_start, kv_len};
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
-  const AttendOptions options{scale, softcap, window, keep, sinks.has_value(), slopes.has_value()};
+  add_mask(inputs, mask, queries, stream);
+  const AttendOptions options{scale,  softcap,           window,
+                              keep,   sinks.has_value(), slopes.has_value(),
+                              mask.has_value()};
   return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, options), std::move(inputs));
 }
@@ -134,8 +139,9 @@ void bind_attention(nb::module_& m) {
         "Dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, zeros past kv_len.");
   m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
-        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
-        "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. The caller checks the indices.");
+        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
+        "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
+        "float, takes the place of causality and window. The caller checks the indices and L = max kv_len.");
 }
 
 }  // namespace octavo

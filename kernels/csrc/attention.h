@@ -73,6 +73,19 @@ struct Residency {
   const int32_t* quantize_after;  // [num_sequences]
 };
 
+// A mask [num_tokens, 1 or num_query_heads, length] in place of causality and window, contiguous along
+// positions: `seen`, 0 where a row does not see a position; or `added` to its logits, kHidden and below
+// where it sees nothing; neither: no mask. Strides are counted in elements, 0 where heads share a row.
+struct MaskView {
+  const uint8_t* seen;
+  const float* added;
+  int64_t row_stride, head_stride;
+
+  explicit operator bool() const { return seen != nullptr || added != nullptr; }
+};
+
+inline constexpr float kHidden = -1e30f;
+
 struct AttendArgs {
   PageLayout layout;
   const uint8_t* pool;
@@ -87,6 +100,7 @@ struct AttendArgs {
   int num_sequences, num_query_heads;
   float scale, softcap;  // softcap 0: none
   int window, keep;      // window 0: none
+  MaskView mask;
   Residency residency;   // all: one pool
   float* logsums;        // [num_tokens, num_query_heads] or null: log2 of each row's sum of weights; then out is float
 };

@@ -122,12 +122,15 @@ class TileWalk {
   }
 
  private:
+  // To the next tile of which some row sees anything.
   void look_ahead() {
-    const bool more = index_ < item_.first_tile + item_.num_tiles;
     for (Tile::Block& block : next_) block = {nullptr, 0};
-    if (!more) return;
-    start_ = tiles_.start(index_);
-    bits_ = tile_bits(tiles_.visible, start_);
+    for (bits_ = 0; index_ < item_.first_tile + item_.num_tiles; ++index_) {
+      start_ = tiles_.start(index_);
+      bits_ = item_bits(args_, item_, tiles_.visible, start_);
+      if (bits_ != 0) break;
+    }
+    if (bits_ == 0) return;
     if (!work_.small_pages) locate(args_, item_, start_, bits_, next_);
   }
 
@@ -140,11 +143,17 @@ class TileWalk {
   Tile::Block next_[kBlocks];
 };
 
-// Row `row` of the item, whose first one is at `position`, in the tile at `start`.
-RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int position, int row) {
+// Row `row` of the item, whose first one is at `position`, in the tile at `start`; `copy` as in mask_added.
+RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int position, int row,
+                      float (&copy)[kTileTokens]) {
   const int group = group_size(args), at = position + row / group;
-  const float slope = args.slopes != nullptr ? args.slopes[item.kv_head * group + row % group] : 0.0f;
-  return {row_bits(args, item.sequence, start, at), float(at - start), slope};
+  const int head = item.kv_head * group + row % group;
+  const float distance = float(at - start), slope = args.slopes != nullptr ? args.slopes[head] : 0.0f;
+  const uint64_t bits = row_bits(args, item.sequence, start, at);
+  if (!args.mask) return {bits, distance, slope, nullptr};
+  const int token = item.first_token + row / group, end = args.kv_len[item.sequence];
+  return {bits & mask_bits(args.mask, token, head, start, end), distance, slope,
+          mask_added(args.mask, token, head, start, end, copy)};
 }
 
 void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
@@ -162,10 +171,11 @@ void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& 
   const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
   TileWalk walk(args, item, tiles, work);
   Tile tile{};
+  float added[kTileTokens];
   for (int start; walk.advance(tile, start);) {
     keys.score(work.layout, tile, work.queries, num_rows, work.key_panel, work.scores);
     for (int row = 0; row < num_rows; ++row)
-      soften_row(args, row_in_tile(args, item, start, position, row), work.scores + row * kTileTokens,
+      soften_row(args, row_in_tile(args, item, start, position, row, added), work.scores + row * kTileTokens,
                  result + int64_t(row) * width, width, maxima[row], sums[row]);
     values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, result);
   }

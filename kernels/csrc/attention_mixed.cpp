@@ -59,7 +59,7 @@ struct MixedOptions {
   float scale, softcap;
   int window, keep;            // of the layer
   int twin_window, twin_keep;  // see Residency
-  bool sinks, slopes;
+  bool sinks, slopes, mask;
 };
 
 class AttendMixed : public mx::Primitive {
@@ -67,7 +67,7 @@ class AttendMixed : public mx::Primitive {
   AttendMixed(mx::Stream stream, const PageLayout& layout, const PageLayout& twins, const MixedOptions& options)
       : Primitive(stream), layout_(layout), twins_(twins), options_(options) {}
 
-  // pool, twins, queries, page_table, twin_table, q_start, kv_len, quantize_after, maybe sinks, maybe slopes -> out
+  // pool, twins, queries, page_table, twin_table, q_start, kv_len, quantize_after, maybe sinks, slopes, mask -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
@@ -85,8 +85,10 @@ class AttendMixed : public mx::Primitive {
     args.window = options_.window;
     args.keep = options_.keep;
     args.residency = {Residency::all, options_.twin_window, options_.twin_keep, view_ints(inputs[7])};
-    if (options_.sinks) args.sinks = inputs[8].data<float>();
-    if (options_.slopes) args.slopes = inputs.back().data<float>();
+    size_t next = 8;
+    if (options_.sinks) args.sinks = inputs[next++].data<float>();
+    if (options_.slopes) args.slopes = inputs[next++].data<float>();
+    if (options_.mask) args.mask = view_mask(inputs[next]);
     const uint8_t *pool = inputs[0].data<uint8_t>(), *twin_pool = inputs[1].data<uint8_t>();
     const int32_t *table = view_ints(inputs[3]), *twin_table = view_ints(inputs[4]);
     const int num_tokens = inputs[2].shape(0);
@@ -122,7 +124,7 @@ mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const Pa
                        const mx::array& twin_table, const mx::array& q_start, const mx::array& kv_len,
                        const mx::array& quantize_after, float scale, int window, int keep, int twin_window,
                        int twin_keep, float softcap, const std::optional<mx::array>& sinks,
-                       const std::optional<mx::array>& slopes) {
+                       const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask) {
   require_twins(layout, twins);
   require_pool(layout, pool);
   require_pool(twins, twin_pool);
@@ -143,8 +145,9 @@ mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const Pa
                                    q_start, kv_len,    quantize_after};
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
+  add_mask(inputs, mask, queries, stream);
   const MixedOptions options{scale,     softcap, window, keep, twin_window, twin_keep, sinks.has_value(),
-                             slopes.has_value()};
+                             slopes.has_value(), mask.has_value()};
   return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
                    std::make_shared<AttendMixed>(stream, layout, twins, options), std::move(inputs));
 }
@@ -156,7 +159,7 @@ void bind_attention_mixed(nb::module_& m) {
         nb::arg("twin_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("twin_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("quantize_after"), nb::arg("scale"), nb::arg("window"),
         nb::arg("keep"), nb::arg("twin_window"), nb::arg("twin_keep"), nb::arg("softcap"),
-        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
+        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
         "As attend, over quantized pages and 16-bit twins: a query at p reads as twins its last "
         "twin_window positions, from their page's start (all, if p < quantize_after), and the first twin_keep.");
 }

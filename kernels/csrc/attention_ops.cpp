@@ -131,6 +131,25 @@ void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::o
   inputs.push_back(mx::contiguous(mx::astype(*values, mx::float32, stream), false, stream));
 }
 
+void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& mask, const mx::array& queries,
+              mx::Stream stream) {
+  if (!mask) return;
+  const bool fits = mask->ndim() == 3 && mask->shape(0) == queries.shape(0) &&
+                    (mask->shape(1) == 1 || mask->shape(1) == queries.shape(1));
+  require(fits, [&] { return "mask must be [T, 1 or Hq, L], got " + shape_text(mask->shape()); });
+  const mx::Dtype dtype = mask->dtype() == mx::bool_ ? mx::bool_ : mx::float32;
+  inputs.push_back(mx::contiguous(mx::astype(*mask, dtype, stream), false, stream));
+}
+
+MaskView view_mask(const mx::array& mask) {
+  MaskView view{};
+  if (mask.dtype() == mx::bool_) view.seen = reinterpret_cast<const uint8_t*>(mask.data<bool>());
+  else view.added = mask.data<float>();
+  view.row_stride = int64_t(mask.shape(1)) * mask.shape(2);
+  view.head_stride = mask.shape(1) > 1 ? mask.shape(2) : 0;
+  return view;
+}
+
 RowsView view_rows(const mx::array& rows) {
   const Float type = rows.dtype() == mx::float32   ? Float::f32
                        : rows.dtype() == mx::float16 ? Float::f16

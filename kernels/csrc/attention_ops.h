@@ -40,6 +40,11 @@ void require_rows(const char* name, const mx::array& rows, int num_heads, int di
 void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
                   int num_query_heads, mx::Stream stream);
 
+// Adds an optional mask [T, 1 or Hq, any], bool or float, to a call's inputs; and what it looks like there.
+void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& mask, const mx::array& queries,
+              mx::Stream stream);
+MaskView view_mask(const mx::array& mask);
+
 // To be called when the array has its data: views of any strides.
 RowsView view_rows(const mx::array& rows);
 const int32_t* view_ints(const mx::array& array);

@@ -15,6 +15,7 @@ struct RowInTile {
   uint64_t bits;
   float distance;  // of the row's position from the tile's first, negative if it lies before it
   float slope;     // 0: no ALiBi
+  const float* added;  // [64] to the logits of the positions; null: nothing
 };
 
 // Raw scores of one row and tile become weights 2^(logit - maximum), 0 where the row sees nothing; its
@@ -33,6 +34,7 @@ inline void soften_row(const AttendArgs& args, const RowInTile& row, float* scor
     logits[i] = args.softcap > 0 ? soft_cap(raw * args.scale, args.softcap) : raw * (args.scale * kLog2E);
     if (row.slope != 0)
       logits[i] += (lane_number + (float(i * kLanes) - row.distance)) * (row.slope * kLog2E);
+    if (row.added != nullptr) logits[i] += load(row.added + i * kLanes) * kLog2E;
     logits[i] = seen[i] ? logits[i] : Vec{} + kLowest;
     highest = logits[i] > highest ? logits[i] : highest;
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "attention_masks.h"
 
 namespace octavo {
 namespace {
@@ -20,14 +21,17 @@ inline int twin_start(const AttendArgs& args, int sequence, int position) {
   return std::max(0, position - args.residency.window + 1) & ~(args.layout.page_size - 1);
 }
 
+inline bool has_window(const AttendArgs& args) { return args.window > 0 && !args.mask; }
+
 // What the rows at positions first..last see, all together: positions t < keep or t >= from, and t < end.
+// Under a mask, what they may see.
 struct Visible {
   int from, keep, end;
 
   Visible(const AttendArgs& args, int sequence, int first, int last)
-      : from(args.window > 0 ? std::max(0, first - args.window + 1) : 0),
-        keep(args.window > 0 ? args.keep : 0),
-        end(last + 1) {
+      : from(has_window(args) ? std::max(0, first - args.window + 1) : 0),
+        keep(has_window(args) ? args.keep : 0),
+        end(args.mask ? args.kv_len[sequence] : last + 1) {
     if (args.residency.part == Residency::twins) {
       from = std::max(from, twin_start(args, sequence, first));
       keep = args.residency.keep;
@@ -74,9 +78,23 @@ inline uint64_t tile_bits(const Visible& visible, int start) {
          position_bits(start, 0, std::min(visible.keep, visible.end));
 }
 
-// What the row at `position` sees in the tile.
+// What any row of the item sees in the tile that starts at `start`; `visible` is of all its rows.
+inline uint64_t item_bits(const AttendArgs& args, const AttendItem& item, const Visible& visible, int start) {
+  const uint64_t bits = tile_bits(visible, start);
+  if (!args.mask) return bits;
+  const int group = group_size(args), end = args.kv_len[item.sequence];
+  const int first_head = item.kv_head * group, num_heads = args.mask.head_stride != 0 ? group : 1;
+  uint64_t seen = 0;
+  for (int token = item.first_token; token < item.first_token + item.num_tokens; ++token)
+    for (int head = first_head; head < first_head + num_heads; ++head)
+      seen |= mask_bits(args.mask, token, head, start, end);
+  return bits & seen;
+}
+
+// What the row at `position` sees in the tile; under a mask, what it may see.
 inline uint64_t row_bits(const AttendArgs& args, int sequence, int start, int position) {
-  if (args.window <= 0 && args.residency.part == Residency::all) return position_bits(start, 0, position + 1);
+  const bool causal = args.window <= 0 && !args.mask && args.residency.part == Residency::all;
+  if (causal) return position_bits(start, 0, position + 1);
   return tile_bits(Visible(args, sequence, position, position), start);
 }
 

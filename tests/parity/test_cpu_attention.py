@@ -18,6 +18,7 @@ from attention_cases import (  # noqa: E402
     EVERY_FORMAT_PAIR,
     FORMAT_PAIRS,
     Case,
+    Extras,
     as_numpy,
     build_metadata,
     shuffled_tables,
@@ -46,6 +47,7 @@ LONG = (
         sinks=True,
         softcap=6.0,
     ),
+    Case(name="masked", sequences=((2500, 1), (700, 40)), page_size=32, mask="added", slopes=True),
     Case(name="many", sequences=tuple((17 * i % 90, 1 + i % 3) for i in range(40)), page_size=16),
 )
 
@@ -63,7 +65,6 @@ def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> fl
     pool, truth = CpuBackend().create_pool(spec), TruthPool(spec).layers[0]
     poison(pool)
     tables = shuffled_tables(case, rng, spec.num_pages)
-    sinks = rng.standard_normal(case.kv_heads * case.group).astype(np.float32) if case.sinks else None
     for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
         metadata = build_metadata(sequences, tables, case.page_size)
         tokens = metadata.num_tokens
@@ -74,10 +75,9 @@ def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> fl
         mx.eval(pool.pending())
         truth.write(metadata, as_numpy(keys), as_numpy(values))
     queries = rows_of(rng, (tokens, case.kv_heads * case.group, case.head_dim), dtype)
-    out = pool.attend(
-        0, queries, scale=0.1, sinks=None if sinks is None else mx.array(sinks), softcap=case.softcap
-    )
-    want = truth.attend(metadata, as_numpy(queries), scale=0.1, sinks=sinks, softcap=case.softcap)
+    extras = Extras.of(case, rng, metadata)
+    out = pool.attend(0, queries, scale=0.1, **extras.arrays())
+    want = truth.attend(metadata, as_numpy(queries), scale=0.1, **extras.truth())
     return float(np.abs(as_numpy(out) - want).max() / np.abs(want).max())
 
 

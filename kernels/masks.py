@@ -1,0 +1,29 @@
+"""What callers of ``KVPool.attend`` may add to logits: checked once, for every backend."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+HIDDEN = -1e30
+"""A mask's value at or below which a row does not see a position."""
+
+
+def check_slopes(slopes: mx.array | None, num_heads: int) -> None:
+    """ValueError unless there is one slope for each query head."""
+    if slopes is not None and slopes.shape != (num_heads,):
+        raise ValueError(f"alibi_slopes must be ({num_heads},), one per query head, got {slopes.shape}")
+
+
+def check_mask(mask: mx.array | None, *, tokens: int, num_heads: int, length: int) -> mx.array | None:
+    """The mask as [T, 1 or Hq, L]. ValueError unless it fits a step of ``tokens`` rows whose longest
+    sequence has ``length`` positions."""
+    if mask is None:
+        return None
+    if mask.shape not in ((tokens, length), (tokens, num_heads, length)):
+        raise ValueError(
+            f"mask must be {(tokens, length)} or {(tokens, num_heads, length)}, rows of the step by "
+            f"positions of its longest sequence, got {mask.shape}"
+        )
+    if mask.dtype != mx.bool_ and not mx.issubdtype(mask.dtype, mx.floating):
+        raise ValueError(f"mask must be bool or of a float type, got {mask.dtype}")
+    return mask if mask.ndim == 3 else mask[:, None]
