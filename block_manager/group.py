@@ -12,6 +12,9 @@ from octavo.block_manager.policies import make_policy
 from octavo.block_manager.pool import PagePool
 from octavo.block_manager.types import Digest, GroupPages, PageGroup, PageId, PageTable
 
+Fill = Callable[[list[int], list[PageId]], None]
+"""Puts the contents of pages of a sequence, by their indices in it, into pages of a pool."""
+
 
 class Group:
     """A pool of pages and, for layers with a window, the arithmetic of what falls out of it.
@@ -72,6 +75,11 @@ class Group:
         """The pages that are held, in order."""
         pages, kept = part.pages, self.num_kept
         return page_ids(pages if part.released <= kept else pages[:kept] + pages[part.released :])
+
+    def live_indices(self, part: GroupPages) -> list[int]:
+        """Which of a sequence's pages they are."""
+        count = len(part.pages)
+        return [*range(min(self.num_kept, count)), *range(max(part.released, self.num_kept), count)]
 
     def wanted(self, table: PageTable, num_tokens: int, max_chunk: int) -> int:
         """Pages the part should reach for positions ``[0, num_tokens)`` and, as far as room was
@@ -136,14 +144,15 @@ class Group:
     def _missing(
         self, digests: Run[Digest], num_pages: int, part: GroupPages | None, quantize_after: int
     ) -> int | None:
-        for index in self._needed(num_pages, quantize_after):
+        for index in self.needed(num_pages, quantize_after):
             if part is not None and (index < self.num_kept or index >= part.released):
                 continue
             if index >= len(digests) or not self.pool.can_find(digests[index]):
                 return index
         return None
 
-    def _needed(self, num_pages: int, quantize_after: int) -> Iterable[int]:
+    def needed(self, num_pages: int, quantize_after: int) -> Iterable[int]:
+        """The pages without which a sequence cannot go on after ``num_pages`` full ones, last first."""
         first = self.first_visible(num_pages * self._page_size, quantize_after)
         yield from range(num_pages - 1, first - 1, -1)
         yield from range(min(first, self.num_kept) - 1, -1, -1)
@@ -157,6 +166,28 @@ class Group:
         pages.extend(array("i", bytes(4 * (first - kept))))
         pages.extend(self.pool.hold_prefix(digests[first:num_pages]))
         return GroupPages(pages, first)
+
+    def adopt(
+        self, digests: Run[Digest], first: int, fill: Fill, *, salt: bytes, contents: Run[bytes]
+    ) -> int | None:
+        """See ``BlockManager.adopt``, for the pages from ``first`` on of all ``digests``."""
+        pool = self.pool
+        if self.spec.window is None and pool.num_found(digests[:first]) < first:
+            return None
+        missing = [index for index in range(first, len(digests)) if not pool.can_find(digests[index])]
+        held = pool.hold_prefix([digest for digest in digests if pool.can_find(digest)])
+        new = pool.take(len(missing))
+        try:
+            if new:
+                fill(missing, new)
+                filled = dict(zip(missing, new, strict=True))
+                known = iter(held[len(held) - (len(digests) - first - len(missing)) :])
+                pages = [filled[i] if i in filled else next(known) for i in range(first, len(digests))]
+                parent = digests[first - 1] if first else None
+                pool.publish(pages, digests[first:], parent, salt=salt, contents=contents)
+        finally:
+            pool.drop([*reversed(new or []), *reversed(held)])
+        return None if new is None else len(new)
 
     def recover(self, table: PageTable, num_pages: int) -> None:
         """Shorten a table's part to ``num_pages``, holding again what had been given back of it and is

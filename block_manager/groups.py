@@ -140,6 +140,10 @@ class Groups:
         table.num_written = num_pages * self._page_size
         table.measure()
 
+    def num_findable(self, digests: Run[Digest], quantize_after: int) -> int:
+        """How many pages ``find`` would give a table."""
+        return self._longest(self.new_table(b"", quantize_after), digests, len(digests), new=True)
+
     def flush(self) -> int:
         return sum([group.pool.flush() for group in self._groups])
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Tokens
 
 from octavo.block_manager.digests import TOKEN_BYTES, Hasher, check_strength, pack, root, sha256_chain, split
 from octavo.block_manager.events import EventLog
-from octavo.block_manager.group import Group
+from octavo.block_manager.group import Fill, Group
 from octavo.block_manager.groups import Groups
 from octavo.block_manager.misses import Miss, Misses
 from octavo.block_manager.policies import DEFAULT_POLICY
@@ -170,9 +170,49 @@ class BlockManager:
         self._tables.add(table)
         return table
 
-    def find(self, digest: Digest) -> PageId | None:
-        """The page with these contents, if ``open`` would find it now. Nothing is held."""
-        return self._pool.find(digest)
+    def find(self, digest: Digest, group: int = 0) -> PageId | None:
+        """A group's page with these contents, if it can be found now. Nothing is held."""
+        return self._groups[group].pool.find(digest)
+
+    def num_findable(self, digests: Tokens[Digest], *, quantize_after: int | None = None) -> int:
+        """After how many of these pages ``open`` would let a sequence go on."""
+        after = self.quantize_after if quantize_after is None else quantize_after
+        return self._groups.num_findable(digests, after)
+
+    def needed_pages(self, num_pages: int, *, group: int, quantize_after: int | None = None) -> Iterable[int]:
+        """The pages of a group without which a sequence cannot go on after ``num_pages`` full ones, last
+        first. Arithmetic alone: any thread may ask."""
+        after = self.quantize_after if quantize_after is None else quantize_after
+        return self._groups[group].needed(num_pages, after)
+
+    def held_indices(self, table: PageTable, group: int) -> list[int]:
+        """Which of a sequence's pages its table holds in a group, rising."""
+        return self._groups[group].live_indices(table.parts[group])
+
+    def adopt(
+        self,
+        tokens: Tokens[int],
+        digests: Tokens[Digest],
+        first: int,
+        fill: Fill,
+        *,
+        group: int = 0,
+        salt: bytes = b"",
+    ) -> int | None:
+        """Let the pages from ``first`` on of a sequence be found in one group, held by nobody, with contents
+        that came from elsewhere: ``fill(indices, pages)`` puts them there. How many are new; None, and
+        no change, if there is no room beside what can be found of the sequence, or, in a group
+        without a window, if what comes before cannot be.
+
+        tokens, digests   of all pages, the adopted ones last
+        """
+        contents: list[bytes] = []
+        if group == 0 and self.events.tokens_since is not None:
+            contents = split(pack(tokens[first * self.page_size :]), self.page_size)
+        new = self._groups[group].adopt(digests, first, fill, salt=salt, contents=contents)
+        if group == 0 and first == 0 and new:
+            self.misses.first_page(tokens, salt)
+        return new
 
     def name_pages(self, tokens: Tokens[int], digests: list[Digest], *, salt: bytes = b"") -> list[Digest]:
         """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
@@ -226,7 +266,7 @@ class BlockManager:
         """Let pages ``[first, last)``, which have become full, be found."""
         self._extend_digests(table, tokens, last)
         if first == 0:
-            self.misses.first_page(table, tokens)
+            self.misses.first_page(tokens, table.salt)
         contents: list[bytes] = []
         if self.events.tokens_since is not None:
             contents = split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)

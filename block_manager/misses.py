@@ -102,9 +102,9 @@ class Misses:
         self._evicted = evicted
         self.in_other_format: Callable[[Digest], bool] = _nowhere
 
-    def first_page(self, table: PageTable, tokens: Run[int]) -> None:
+    def first_page(self, tokens: Run[int], salt: bytes) -> None:
         """A sequence's first page was written."""
-        self._first_pages.add(pack(tokens[: self._page_size]), table.salt)
+        self._first_pages.add(pack(tokens[: self._page_size]), salt)
 
     def explain(self, table: PageTable, tokens: Run[int]) -> Miss:
         """Why a table that was just opened for these tokens has what it has and no more."""

@@ -14,7 +14,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.info import ModelInfo
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.sampler import Sampled, SampleState
-from octavo.engine.store.page_files import PageKind
+from octavo.engine.store.page_runs import PageKind
 from octavo.kernels.page_bytes import PageBytes
 
 
@@ -50,15 +50,15 @@ class ModelRunner(Protocol):
 
     @property
     def page_kind(self) -> PageKind:
-        """What its pages are: those of an equal kind can be put into its pool."""
+        """What its pages are: those of an equal kind can be put into its pools."""
         ...
 
-    def read_pages(self, pages: Sequence[int]) -> PageBytes:
-        """Bytes of whole pages, a copy; see ``KVPool.read_pages``. Between steps."""
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        """Bytes of whole pages of one group of layers, a copy; see ``KVPool.read_pages``. Between steps."""
         ...
 
-    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
-        """Put bytes as from ``read_pages`` into these pages. Between steps."""
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        """Put bytes as from ``read_pages`` into these pages of a group. Between steps."""
         ...
 
     def close(self) -> None:

@@ -59,16 +59,17 @@ def check_write(spec: PoolSpec, pages: Sequence[int], data: PageBytes) -> None:
         )
 
 
-def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec) -> PageBytes:
+def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: int = 0) -> PageBytes:
     """Consecutive pages of one sequence in another page size or format: [n, source.page_bytes] to
-    [m, target.page_bytes]. Positions at the end that fill no page of the new size are left out.
+    [m, target.page_bytes]. Left out are the first ``skip`` positions, and those at the end that fill
+    no page of the new size.
 
     Rows of an equal format keep their bits; others are dequantized and quantized again. Raises
     ValueError for pools whose layers differ, and for values that the new format cannot store.
     """
     if source.layers != target.layers:
         raise ValueError("pages can be converted between pools of the same layers only")
-    positions = len(data) * source.page_size // target.page_size * target.page_size
+    positions = max(len(data) * source.page_size - skip, 0) // target.page_size * target.page_size
     out = np.empty((positions // target.page_size, target.page_bytes), np.uint8)
     if not positions:
         return out
@@ -76,7 +77,7 @@ def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec) -> PageBy
         heads = new.layer.num_kv_heads
         rows = data[:, old.span].reshape(len(data), heads, old.head_bytes)
         halves = [
-            _to_pages(_convert(part, names), positions, target.page_size)
+            _to_pages(_convert(part, names), skip, positions, target.page_size)
             for part, names in zip(
                 _split(source, old.layer, rows),
                 ((source.k_format, target.k_format), (source.v_format, target.v_format)),
@@ -122,13 +123,14 @@ def _raw(part: NDArray[np.generic]) -> PageBytes:
     return np.ascontiguousarray(part).view(np.uint8).reshape(*part.shape[:-1], width)
 
 
-def _to_pages(rows: tuple[PageBytes, PageBytes], positions: int, page_size: int) -> PageBytes:
-    """Codes and scales [Hkv, >= positions, width] as [pages, Hkv, bytes of K or V of one head]."""
+def _to_pages(rows: tuple[PageBytes, PageBytes], skip: int, positions: int, page_size: int) -> PageBytes:
+    """Codes and scales [Hkv, >= skip + positions, width], from ``skip`` on, as [pages, Hkv, bytes of K or V
+    of one head]."""
     num_heads, num_pages = len(rows[0]), positions // page_size
     sizes = (part.shape[-1] * page_size for part in rows)
     return np.concatenate(
         [
-            part[:, :positions].reshape(num_heads, num_pages, size).swapaxes(0, 1)
+            part[:, skip : skip + positions].reshape(num_heads, num_pages, size).swapaxes(0, 1)
             for part, size in zip(rows, sizes, strict=True)
         ],
         axis=-1,

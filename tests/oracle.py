@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fakes import byte_tokenizer, chain, next_token
+from fakes import byte_tokenizer
+from ledger_runner import chain, next_token
 from octavo.engine.outputs import Completion, FinishReason
 from octavo.engine.params import SamplingParams
 

@@ -13,7 +13,7 @@ import numpy as np
 from octavo.block_manager import Digest
 from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
 from octavo.engine.store.folder import ShardFolder
-from octavo.engine.store.page_files import PageKind, PageRun
+from octavo.engine.store.page_runs import PageKind, PagePart, PageRun
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
@@ -25,7 +25,7 @@ def make_kind(
 ) -> PageKind:
     layers = (LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),) * 2
     spec = PoolSpec(layers=layers, num_pages=1, page_size=page_size, k_format=k_format, v_format=v_format)
-    return PageKind(model, spec)
+    return PageKind(model, (spec,))
 
 
 def chain_of(number: int, length: int) -> tuple[list[int], list[Digest]]:
@@ -36,15 +36,15 @@ def chain_of(number: int, length: int) -> tuple[list[int], list[Digest]]:
 
 def bytes_of(digest: Digest, kind: PageKind) -> PageBytes:
     """What the page with this digest holds."""
-    return np.frombuffer(hashlib.shake_128(digest).digest(kind.spec.page_bytes), np.uint8)
+    return np.frombuffer(hashlib.shake_128(digest).digest(kind.specs[0].page_bytes), np.uint8)
 
 
 def make_run(number: int, index: int, kind: PageKind) -> tuple[Digest, PageRun]:
     """A page of ``chain_of(number, ...)``."""
     tokens, digests = chain_of(number, index + 1)
     parent = digests[index - 1] if index else root(b"")
-    page = bytes_of(digests[index], kind)[None]
-    return digests[index], PageRun(kind, parent, tuple(tokens[index * PAGE_SIZE :]), page)
+    part = PagePart((0,), bytes_of(digests[index], kind)[None])
+    return digests[index], PageRun(kind, parent, tuple(tokens[index * PAGE_SIZE :]), (part,))
 
 
 def read_page(folder: ShardFolder, number: int, index: int) -> PageBytes:

@@ -16,7 +16,7 @@ from octavo.engine.outputs import TokenLogprob
 from octavo.engine.runner import RunOutput
 from octavo.engine.sampler import Sampled, SampleState, chosen, logprob_of
 from octavo.engine.store.fingerprint import model_fingerprint
-from octavo.engine.store.page_files import PageKind
+from octavo.engine.store.page_runs import PageKind
 from octavo.kernels.groups import page_pools
 from octavo.kernels.metadata import Ints
 from octavo.kernels.page_bytes import PageBytes
@@ -117,13 +117,15 @@ class PagedRunner:
     def page_kind(self) -> PageKind:
         """Computed when it is first asked for: it reads a little of every tensor on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        return PageKind(name, self._model.pool.spec)
+        specs = tuple(pool.spec for pool in page_pools(self._model.pool))
+        twins = any(group.twin_of is not None for group in self._info.groups)
+        return PageKind(name, specs, f"quantize_after {self._info.quantize_after}" if twins else "")
 
-    def read_pages(self, pages: Sequence[int]) -> PageBytes:
-        return self._model.pool.read_pages(pages)
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        return page_pools(self._model.pool)[group].read_pages(pages)
 
-    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
-        self._model.pool.write_pages(pages, data)
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        page_pools(self._model.pool)[group].write_pages(pages, data)
 
     def _slices(self, batch: Batch) -> Iterator[tuple[int, int]]:
         total = len(batch.token_ids)

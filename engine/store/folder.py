@@ -2,6 +2,8 @@
 
     FOLDER/<kind of pages>/<first two digits>/<digest>.safetensors
 
+Each group of layers has pages of its own kind.
+
 Nothing is kept in memory about what is there, so several servers can use one folder: a shard is
 written under another name and renamed, it never changes afterwards, and it goes by being removed,
 which whoever is reading it does not notice.
@@ -19,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.block_manager import Digest
-from octavo.engine.store.page_files import SUFFIX, BadPages, PageKind, PageRun, read_run, write_run
+from octavo.engine.store.page_files import SUFFIX, BadPages, read_run, write_run
+from octavo.engine.store.page_runs import PageKind, PageRun
 from octavo.kernels.page_bytes import PageBytes
 
 STALE_S = 600.0  # a file that is being written is not older than this
@@ -45,38 +48,41 @@ class Pruned:
 
 
 class ShardFolder:
-    """Shards of one kind of pages, in a folder whose budget of bytes counts all kinds together."""
+    """Shards of one model's pages, in a folder whose budget of bytes counts all kinds together."""
 
     def __init__(self, root: Path, kind: PageKind, *, max_bytes: int) -> None:
         """Raises OSError if the folder cannot be made."""
         self.kind = kind
         self.max_bytes = max_bytes
         self._root = root
-        self._folder = root / kind.key
+        self._kinds = [kind.group(index) for index in range(len(kind.specs))]
+        self._folders = [root / own.key for own in self._kinds]
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in self._folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
 
-    def path(self, digest: Digest) -> Path:
+    def path(self, digest: Digest, group: int = 0) -> Path:
         name = digest.hex()
-        return self._folder / name[:2] / f"{name}{SUFFIX}"
+        return self._folders[group] / name[:2] / f"{name}{SUFFIX}"
 
-    def has(self, digest: Digest) -> bool:
+    def has(self, digest: Digest, group: int = 0) -> bool:
         name = digest.hex()
-        return os.path.exists(f"{self._folder}/{name[:2]}/{name}{SUFFIX}")
+        return os.path.exists(f"{self._folders[group]}/{name[:2]}/{name}{SUFFIX}")
 
     def has_of_other_kind(self, digest: Digest) -> bool:
         """Whether there is a page of these tokens that another model, or another page format, made."""
         name = digest.hex()
-        kinds = [kind for kind in _folders(self._root) if kind != self._folder]
+        kinds = [kind for kind in _folders(self._root) if kind not in self._folders]
         return any(os.path.exists(f"{kind}/{name[:2]}/{name}{SUFFIX}") for kind in kinds)
 
-    def put(self, digest: Digest, run: PageRun) -> int:
-        """Write the shard of one page; returns its bytes. OSError if it cannot be written.
+    def put(self, digest: Digest, run: PageRun, group: int = 0) -> int:
+        """Write the shard of one page of a group, whose kind the run has; returns its bytes. OSError if it
+        cannot be written.
 
         Not synced: a crash of the machine may lose or tear what was written last, which reading
         finds out. The end of the process, however sudden, loses only what was not written.
         """
-        path = self.path(digest)
+        path = self.path(digest, group)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.parent / f".{digest.hex()}.{secrets.token_hex(8)}.tmp"
         try:
@@ -89,16 +95,16 @@ class ShardFolder:
             raise
         return num_bytes
 
-    def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...]) -> PageBytes:
+    def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
         """The bytes [page_bytes] of the page of these tokens.
 
         Raises FileNotFoundError if there is none, OSError if it cannot be read, and BadPages if it
         is not what it should be: then it is removed.
         """
-        path = self.path(digest)
+        path = self.path(digest, group)
         try:
             run = read_run(path)
-            if not run.kind.matches(self.kind) or len(run.pages) != 1:
+            if not run.kind.matches(self._kinds[group]) or run.parts[0].indices != (0,):
                 raise BadPages("foreign", f"{path} holds other pages than this server's")
             if run.parent != parent or run.token_ids != token_ids:
                 raise BadPages("altered", f"{path} holds the page of other tokens")
@@ -107,13 +113,14 @@ class ShardFolder:
                 path.unlink()
             raise
         self.touch(digest)
-        page: PageBytes = run.pages[0]
+        page: PageBytes = run.parts[0].pages[0]
         return page
 
     def touch(self, digest: Digest) -> None:
-        """It was used just now; nothing happens if it is gone."""
-        with contextlib.suppress(OSError):
-            os.utime(self.path(digest))
+        """It was used just now, in every group; nothing happens where it is gone."""
+        for group in range(len(self._folders)):
+            with contextlib.suppress(OSError):
+                os.utime(self.path(digest, group))
 
     def prune(self) -> Pruned:
         """Count all shards; if they take more than the budget, remove those used longest ago. Files

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from octavo.block_manager import Digest
+from octavo.block_manager import PageGroup
 from octavo.engine.store.counts import Tally
+from octavo.engine.store.fetch import Fetch, FetchedPage
 from octavo.engine.store.folder import ShardFolder
 from octavo.engine.store.page_files import BadPages
 from octavo.kernels.page_bytes import PageBytes
@@ -16,38 +17,24 @@ from octavo.kernels.page_bytes import PageBytes
 logger = logging.getLogger(__name__)
 
 
-class Fetch:
-    """Consecutive pages of one prompt, on their way from disk.
-
-    tokens     of the whole prompt
-    digests    of its pages, as many as could be wanted
-    root       digest that stands before the first page
-    first      index of the first page that is to come
-    """
-
-    def __init__(self, tokens: list[int], digests: list[Digest], *, root: Digest, first: int) -> None:
-        self.tokens = tokens
-        self.digests = digests
-        self.root = root
-        self.first = first
-        self.pages: deque[PageBytes] = deque()  # read and not yet taken
-        self.ended = False  # nothing comes any more
-        self.cancelled = False
-
-    def parent(self, index: int) -> Digest:
-        return self.digests[index - 1] if index else self.root
-
-
 class ShardReader:
     """Reads one prompt after the other, ahead of whoever takes the pages, within a bound of bytes.
 
-    wake   called from the thread when there is something to take
+    groups   what the layers of each group of pages can see
+    wake     called from the thread when there is something to take
     """
 
     def __init__(
-        self, folder: ShardFolder, tally: Tally, *, staged_bytes: int, wake: Callable[[], None]
+        self,
+        folder: ShardFolder,
+        groups: Sequence[PageGroup],
+        tally: Tally,
+        *,
+        staged_bytes: int,
+        wake: Callable[[], None],
     ) -> None:
         self._folder = folder
+        self._groups = groups
         self._tally = tally
         self._staged_bytes = staged_bytes
         self._wake = wake
@@ -59,24 +46,27 @@ class ShardReader:
         self._thread.start()
 
     def start(self, fetch: Fetch) -> None:
-        """Read its pages until one is not there."""
+        """Read its pages, as many as let it go on farther."""
         with self._changed:
             self._fetches.append(fetch)
             self._changed.notify_all()
 
-    def take(self, fetch: Fetch, max_pages: int) -> list[PageBytes]:
-        """The next pages that are there, at most so many."""
-        pages: list[PageBytes] = []
-        while fetch.pages and len(pages) < max_pages:
+    def take(self, fetch: Fetch, num_bytes: int) -> list[FetchedPage]:
+        """The next pages that are there, while they are fewer bytes than this, and then one more."""
+        pages: list[FetchedPage] = []
+        taken = 0
+        while fetch.pages and taken < num_bytes:
             pages.append(fetch.pages.popleft())
-        self._release(sum(page.nbytes for page in pages))
+            taken += pages[-1].data.nbytes
+        self._release(taken)
         return pages
 
     def cancel(self, fetch: Fetch) -> None:
         """Nobody wants it any more."""
         with self._changed:
             fetch.cancelled = True
-        self.take(fetch, len(fetch.digests))
+        while self.take(fetch, self._staged_bytes):
+            pass
 
     def close(self, timeout: float) -> None:
         with self._changed:
@@ -106,17 +96,25 @@ class ShardReader:
             return None if self._closing else self._fetches.popleft()
 
     def _read_all(self, fetch: Fetch) -> None:
-        for index in range(fetch.first, len(fetch.digests)):
-            page = self._read(fetch, index)
-            if page is None or not self._stage(fetch, page):
-                return
-            self._wake()
+        """Whatever cannot be read is looked at as if it had never been there, and the rest is planned
+        anew: a shorter beginning may need other pages."""
+        while plan := fetch.plan(self._groups, self._folder.has):
+            for group, index in plan:
+                page = self._read(fetch, group, index)
+                if page is None:
+                    fetch.absent(group, index)
+                    break
+                if not self._stage(fetch, FetchedPage(group, index, page)):
+                    return
+                fetch.present(group, index)
+                self._wake()
 
-    def _read(self, fetch: Fetch, index: int) -> PageBytes | None:
-        page_size = self._folder.kind.spec.page_size
+    def _read(self, fetch: Fetch, group: int, index: int) -> PageBytes | None:
+        page_size = self._folder.kind.page_size
         tokens = tuple(fetch.tokens[index * page_size : (index + 1) * page_size])
+        digest, parent = fetch.digests[index], fetch.parent(index)
         try:
-            return self._folder.get(fetch.digests[index], parent=fetch.parent(index), token_ids=tokens)
+            return self._folder.get(digest, parent=parent, token_ids=tokens, group=group)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -127,15 +125,16 @@ class ShardReader:
             logger.warning("a page in the cache folder is dropped: %s", error)
         return None
 
-    def _stage(self, fetch: Fetch, page: PageBytes) -> bool:
+    def _stage(self, fetch: Fetch, page: FetchedPage) -> bool:
         """Hand one page over when there is room; False if nobody wants it."""
+        num_bytes = page.data.nbytes
         with self._changed:
-            while self._num_staged and self._num_staged + page.nbytes > self._staged_bytes:
+            while self._num_staged and self._num_staged + num_bytes > self._staged_bytes:
                 if fetch.cancelled or self._closing:
                     return False
                 self._changed.wait()
             if fetch.cancelled or self._closing:
                 return False
-            self._num_staged += page.nbytes
+            self._num_staged += num_bytes
             fetch.pages.append(page)
             return True

@@ -7,19 +7,19 @@ import functools
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import numpy as np
-
-from octavo.block_manager import Digest
+from octavo.block_manager import Digest, PageTable
 from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import InvalidRequest, NotFound, RequestFailed
-from octavo.engine.store.page_files import SUFFIX, BadPages, PageKind, PageRun, read_run, sync, write_run
+from octavo.engine.store.page_files import SUFFIX, BadPages, read_run, sync, write_run
+from octavo.engine.store.page_runs import PageKind, PageRun, joined
+from octavo.engine.store.stretches import stretches
 from octavo.engine.store.transfer import Chain, Inserted
-from octavo.kernels.page_bytes import PageBytes, convert_pages
+from octavo.kernels.page_bytes import PageBytes
 
 PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
 
@@ -34,7 +34,8 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedPages:
-    """What was written."""
+    """What was written. Pages are those of the group that needs all of them, if there is one; groups
+    with a window hold a few of the same positions."""
 
     num_pages: int
     num_tokens: int
@@ -43,12 +44,12 @@ class SavedPages:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """What was read, in pages of this engine.
+    """What was read, in pages of this engine; counted as in SavedPages.
 
     num_pages          can be found now and could not before
     num_tokens         positions in them
     num_known_pages    could be found already
-    num_skipped_pages  had no room, or begin inside a page of this engine's size
+    num_skipped_pages  had no room, in any group, or begin inside a page of this engine's size
     converted          "bf16 pages of 32 tokens to fp4 pages of 16 tokens"; empty when the bytes
                        were taken as they are. Another format was quantized again
     """
@@ -83,18 +84,21 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
     if path.suffix != SUFFIX:
         raise InvalidRequest(f"a saved prompt is a file of pages; name it {path.name}{SUFFIX}")
     _check_new(path)
-    runs = list(_read_parts(ask, tokens, salt))
+    table = ask(lambda core: core.transfer.open(tokens, salt))
+    try:
+        runs = list(_read_parts(ask, table, tokens))
+    finally:
+        ask(lambda core: core.transfer.close(table))
     if not runs:
         raise NotFound(
             f"nothing of these {len(tokens)} tokens is cached, so there is nothing to save; only full pages "
             "are cached: send the prompt first, with this salt"
         )
-    ids = tuple(token for run in runs for token in run.token_ids)
-    whole = replace(runs[0], token_ids=ids, pages=np.concatenate([run.pages for run in runs]))
+    whole = joined(runs)
     with _new(path) as unfinished:
         write_run(unfinished, whole)
         sync(unfinished)
-    return SavedPages(len(whole.pages), len(ids), path.stat().st_size)
+    return SavedPages(whole.num_pages, len(whole.token_ids), path.stat().st_size)
 
 
 def save_all(ask: Ask, path: Path) -> SavedPages:
@@ -110,13 +114,12 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
         unfinished.mkdir()
         for number, chain in enumerate(ask(lambda core: core.transfer.chains(part))):
             run = ask(functools.partial(_read_chain, chain))
-            if len(run.pages):
-                file = unfinished / f"{number:06}{SUFFIX}"
-                write_run(file, run)
-                sync(file)
-                num_pages += len(run.pages)
-                num_tokens += len(run.token_ids)
-                num_bytes += file.stat().st_size
+            file = unfinished / f"{number:06}{SUFFIX}"
+            write_run(file, run)
+            sync(file)
+            num_pages += len(run.parts[0].indices)
+            num_tokens += len(run.parts[0].indices) * run.kind.page_size
+            num_bytes += file.stat().st_size
     return SavedPages(num_pages, num_tokens, num_bytes)
 
 
@@ -131,8 +134,9 @@ def load(ask: Ask, path: Path) -> LoadedPages:
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise NotFound(f"there are no saved pages at {path.name}; give the path that save was given")
-    for _ in _sequences(files, kind):
-        pass  # reading is checking
+    for tokens, run in _sequences(files, kind):
+        for _ in stretches(run, kind, len(tokens) - len(run.token_ids)):
+            pass  # reading and converting is checking
     total = LoadedPages(0, 0, 0, 0)
     for tokens, run in _sequences(files, kind):
         total = _insert(ask, kind, tokens, run, total)
@@ -140,18 +144,17 @@ def load(ask: Ask, path: Path) -> LoadedPages:
 
 
 def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: LoadedPages) -> LoadedPages:
-    """Insert one run, which ends ``tokens``, in portions."""
-    size = kind.spec.page_size
+    """Insert one run, which ends ``tokens``, in portions: groups without a window come first."""
+    size = kind.page_size
     start = len(tokens) - len(run.token_ids)
-    pages = _converted(run, kind)
     new = known = skipped = 0
-    if start % size:
-        skipped, pages = len(pages), pages[:0]
-    for first in range(0, len(pages), part := _part(kind)):
-        some, at = pages[first : first + part], start // size + first
-        inserted = ask(functools.partial(_insert_part, tokens, some, run.salt or b"", at))
-        new, known = new + inserted.num_new, known + inserted.num_known
-        skipped += inserted.num_skipped
+    for stretch in stretches(run, kind, start):
+        for first in range(0, len(stretch.pages), part := _part(kind)):
+            some, at = stretch.pages[first : first + part], stretch.first + first
+            inserted = ask(functools.partial(_insert_part, tokens, some, run.salt or b"", at, stretch.group))
+            skipped += inserted.num_skipped
+            if stretch.group == 0:
+                new, known = new + inserted.num_new, known + inserted.num_known
     return LoadedPages(
         total.num_pages + new,
         total.num_tokens + new * size,
@@ -159,15 +162,6 @@ def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: Lo
         total.num_skipped_pages + skipped,
         total.converted or ("" if run.kind.matches(kind) else f"{run.kind.describe()} to {kind.describe()}"),
     )
-
-
-def _converted(run: PageRun, kind: PageKind) -> PageBytes:
-    if run.kind.matches(kind):
-        return run.pages
-    try:
-        return convert_pages(run.kind.spec, run.pages, kind.spec)
-    except ValueError as error:
-        raise InvalidRequest(f"the saved pages cannot be converted: {error}") from None
 
 
 def _sequences(files: list[Path], kind: PageKind) -> Iterator[tuple[list[int], PageRun]]:
@@ -180,7 +174,7 @@ def _sequences(files: list[Path], kind: PageKind) -> Iterator[tuple[list[int], P
         if before is None:
             raise InvalidRequest(f"{file.name} continues pages that no file before it holds; save again")
         tokens = [*before, *run.token_ids]
-        page_bytes = run.kind.spec.page_size * TOKEN_BYTES
+        page_bytes = run.kind.page_size * TOKEN_BYTES
         ends[sha256_chain(run.parent, pack(run.token_ids), page_bytes)[-1], salt] = tokens
         yield tokens, run
 
@@ -192,41 +186,48 @@ def _read(file: Path, kind: PageKind) -> PageRun:
         raise InvalidRequest(f"nothing was loaded: {error}") from None
     except OSError as error:
         raise InvalidRequest(f"nothing was loaded: {file.name} cannot be read: {error.strerror}") from None
-    if run.kind.model != kind.model or run.kind.spec.layers != kind.spec.layers:
+    if run.kind.model != kind.model:
         raise InvalidRequest(
             f"nothing was loaded: the pages in {file.name} are of another model, and K/V of one model mean "
             "nothing to another; start the server with the model they were saved from"
         )
-    _converted(replace(run, pages=run.pages), kind)  # values that the format here cannot store
+    layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
+    if layers[0] != layers[1] or run.kind.context != kind.context:
+        raise InvalidRequest(
+            f"nothing was loaded: the pages in {file.name} are of an engine whose layers saw others; start "
+            "the server with the --max-model-len it had, and with as many --keep-fp16-pages, "
+            "--recent-fp16-pages and --quantize-after"
+        )
     return run
 
 
-def _read_parts(ask: Ask, tokens: list[int], salt: bytes) -> Iterator[PageRun]:
+def _read_parts(ask: Ask, table: PageTable, tokens: list[int]) -> Iterator[PageRun]:
     first = 0
-    while True:
-        run = ask(functools.partial(_read_part, tokens, salt, first))
-        if not len(run.pages):
-            return
+    while first < len(table.pages):
+        run = ask(functools.partial(_read_part, table, tokens, first))
         yield run
-        first += len(run.pages)
+        first += run.num_pages
 
 
 def _read_chain(chain: Chain, core: EngineCore) -> PageRun:
-    return core.transfer.read(chain.tokens, chain.salt, first=chain.first, limit=chain.stop - chain.first)
+    return core.transfer.read_cached(chain)
 
 
-def _read_part(tokens: list[int], salt: bytes, first: int, core: EngineCore) -> PageRun:
+def _read_part(table: PageTable, tokens: list[int], first: int, core: EngineCore) -> PageRun:
     transfer = core.transfer
-    return transfer.read(tokens, salt, first=first, limit=_part(transfer.kind))
+    return transfer.read_held(table, tokens, first, _part(transfer.kind))
 
 
-def _insert_part(tokens: list[int], pages: PageBytes, salt: bytes, first: int, core: EngineCore) -> Inserted:
-    return core.transfer.insert(tokens, pages, salt, first=first)
+def _insert_part(
+    tokens: list[int], pages: PageBytes, salt: bytes, first: int, group: int, core: EngineCore
+) -> Inserted:
+    stop = (first + len(pages)) * core.transfer.page_size
+    return core.transfer.insert(tokens[:stop], pages, salt, first=first, group=group)
 
 
 def _part(kind: PageKind) -> int:
     """Pages that are copied between two steps."""
-    return max(1, PART_BYTES // kind.spec.page_bytes)
+    return max(1, PART_BYTES // sum(spec.page_bytes for spec in kind.specs))
 
 
 def _check_new(path: Path) -> None:

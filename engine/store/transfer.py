@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.block_manager import BlockManager, Digest
+from octavo.block_manager import BlockManager, Digest, PageId, PageTable
 from octavo.block_manager.digests import root
 from octavo.engine.errors import NotConfigured
-from octavo.engine.store.page_files import PageKind, PageRun
+from octavo.engine.store.page_runs import PageKind, PagePart, PageRun
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import Sequence, Step
 
 
 class PageAccess(Protocol):
-    """A model's pool, as bytes. Called from the engine's thread, between steps."""
+    """A model's pools, as bytes. Called from the engine's thread, between steps."""
 
     @property
     def page_kind(self) -> PageKind: ...
 
-    def read_pages(self, pages: Run[int]) -> PageBytes: ...
+    def read_pages(self, pages: Run[int], group: int) -> PageBytes: ...
 
-    def write_pages(self, pages: Run[int], data: PageBytes) -> None: ...
+    def write_pages(self, pages: Run[int], data: PageBytes, group: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +65,66 @@ class PageTransfer:
         self._blocks = blocks
         self._remember = remember
         self._entries: dict[Digest, _Entry] = {}
+        self._most_entries = 2 * blocks.num_pages  # before those are left out that nobody can find
+
+    @property
+    def page_size(self) -> int:
+        return self._blocks.page_size
 
     @property
     def kind(self) -> PageKind:
-        """NotConfigured if pages of this model cannot leave the pool."""
+        """NotConfigured without a prefix cache."""
         self.check()
         return self._access.page_kind
 
     def check(self) -> None:
-        """NotConfigured if pages of this model cannot leave the pool."""
-        groups = self._blocks.groups
+        """NotConfigured without a prefix cache."""
         if not self._blocks.prefix_cache:
             raise NotConfigured("the prefix cache is off, so no page is found; leave --no-prefix-cache out")
-        if len(groups) > 1 or groups[0].window is not None:
-            raise NotConfigured("pages of layers with a window cannot be written to files yet")
 
-    def read(self, tokens: Run[int], salt: bytes, *, first: int = 0, limit: int | None = None) -> PageRun:
-        """The cached full pages of these tokens from page ``first`` on, at most ``limit``; maybe none."""
-        kind, blocks = self.kind, self._blocks
-        size = blocks.page_size
-        table = blocks.open([*tokens, 0], salt=salt)
-        try:
-            stop = len(table.pages) if limit is None else min(len(table.pages), first + limit)
-            pages = self._access.read_pages(list(table.pages[first:stop]))
-            parent = table.digests[first - 1] if first else root(salt)
-            return PageRun(kind, parent, tuple(tokens[first * size : stop * size]), pages, salt)
-        finally:
-            blocks.close(table)
+    def open(self, tokens: Run[int], salt: bytes) -> PageTable:
+        """Hold the cached full pages of these tokens; ``close`` lets them go."""
+        self.check()
+        return self._blocks.open([*tokens, 0], salt=salt)
+
+    def close(self, table: PageTable) -> None:
+        self._blocks.close(table)
+
+    def read_held(self, table: PageTable, tokens: Run[int], first: int, limit: int) -> PageRun:
+        """What a table that ``open`` made for these tokens holds of pages ``first``, ..., at most so many."""
+        stop, parts = min(len(table.pages), first + limit), []
+        for group, part in enumerate(table.parts):
+            held = [i for i in self._blocks.held_indices(table, group) if first <= i < stop]
+            parts.append(self._part(group, first, {index: part.pages[index] for index in held}))
+        return self._run(tokens, table.digests, table.salt, first, stop, parts)
+
+    def read_cached(self, chain: Chain) -> PageRun:
+        """What can be found of a chain's pages, in any group."""
+        blocks = self._blocks
+        digests = blocks.name_pages([*chain.tokens, 0], [], salt=chain.salt)
+        parts = []
+        for group in range(len(blocks.groups)):
+            found = {i: blocks.find(digests[i], group) for i in range(chain.first, chain.stop)}
+            pages = {index: page for index, page in found.items() if page is not None}
+            parts.append(self._part(group, chain.first, pages))
+        return self._run(chain.tokens, digests, chain.salt, chain.first, chain.stop, parts)
+
+    def _part(self, group: int, first: int, pages: Mapping[int, int]) -> PagePart:
+        data = self._access.read_pages(list(pages.values()), group)
+        return PagePart(tuple(index - first for index in pages), data)
+
+    def _run(
+        self,
+        tokens: Run[int],
+        digests: Run[Digest],
+        salt: bytes,
+        first: int,
+        stop: int,
+        parts: list[PagePart],
+    ) -> PageRun:
+        size = self._blocks.page_size
+        parent = digests[first - 1] if first else root(salt)
+        return PageRun(self.kind, parent, tuple(tokens[first * size : stop * size]), tuple(parts), salt)
 
     def insert(
         self,
@@ -99,28 +133,28 @@ class PageTransfer:
         salt: bytes,
         *,
         first: int,
+        group: int = 0,
         digests: list[Digest] | None = None,
     ) -> Inserted:
         """Put pages ``first``, ``first + 1``, ... of a sequence, of this pool's kind, where they are cached
-        and held by nobody. All or none: they need room, and the pages before them.
+        and held by nobody. All or none: they need room and, in a group without a window, the pages
+        before them.
 
-        digests   of the sequence's pages, if they are known
+        digests   of the sequence's pages up to the last of these, if they are known
         """
-        blocks, size, count = self._blocks, self._blocks.page_size, len(pages)
+        blocks, count = self._blocks, len(pages)
         end = first + count
-        table = blocks.open([*tokens[: end * size], 0], salt=salt, digests=digests)
-        try:
-            found = len(table.pages)
-            if found >= end:
-                return Inserted(0, count, 0)
-            if found < first or not blocks.reserve(table, end * size):
-                return Inserted(0, 0, count)
-            self._access.write_pages(list(table.pages[found:]), pages[found - end :])
-            blocks.commit(table, tokens, end * size)
-            self._note(tokens, table.digests, salt, first, end)
-            return Inserted(end - found, found - first, 0)
-        finally:
-            blocks.close(table)
+        tokens = tokens[: end * blocks.page_size]
+        named = blocks.name_pages([*tokens, 0], [] if digests is None else digests, salt=salt)
+
+        def fill(indices: list[int], targets: list[PageId]) -> None:
+            self._access.write_pages(targets, pages[[index - first for index in indices]], group)
+
+        new = blocks.adopt(tokens, named, first, fill, group=group, salt=salt)
+        if new is None:
+            return Inserted(0, 0, count)
+        self._note(tokens, named, salt, first, end)
+        return Inserted(new, count - new, 0)
 
     def note(self, step: Step) -> None:
         """Remember what a committed step has published."""
@@ -133,7 +167,8 @@ class PageTransfer:
                 self._note_sequence(sequence, first, min(last, len(sequence.digests)))
 
     def chains(self, max_pages: int) -> list[Chain]:
-        """All pages that can be found and are remembered, each once, those before others first."""
+        """All pages that are remembered and that some group has, each once, and those that lead to
+        them, those before others first."""
         entries = self._findable()
         children: dict[Digest | None, list[Digest]] = {}
         for digest, entry in entries.items():
@@ -161,9 +196,18 @@ class PageTransfer:
         for index in range(first, last):
             parent = digests[index - 1] if index else None
             entries[digests[index]] = _Entry(parent, tuple(tokens[index * size : (index + 1) * size]), salt)
-        if len(entries) > 2 * self._blocks.num_pages:
+        if len(entries) > self._most_entries:
             self._entries = self._findable()
+            self._most_entries = max(self._most_entries, 2 * len(self._entries))
 
     def _findable(self) -> dict[Digest, _Entry]:
-        find = self._blocks.find
-        return {digest: entry for digest, entry in self._entries.items() if find(digest) is not None}
+        """Of pages that some group has, and of those before them, which name them."""
+        find, entries = self._blocks.find, self._entries
+        groups, wanted = range(len(self._blocks.groups)), set[Digest]()
+        for digest in entries:
+            if any(find(digest, group) is not None for group in groups):
+                above: Digest | None = digest
+                while above is not None and above in entries and above not in wanted:
+                    wanted.add(above)
+                    above = entries[above].parent
+        return {digest: entry for digest, entry in entries.items() if digest in wanted}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from octavo.block_manager import Digest
 from octavo.engine.store.counts import Tally
 from octavo.engine.store.folder import ShardFolder
-from octavo.engine.store.page_files import PageRun
+from octavo.engine.store.page_runs import PageRun
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ COUNTS_PER_BUDGET = 16  # how often shards are counted while the budget's bytes 
 @dataclass(frozen=True, slots=True)
 class _Page:
     digest: Digest
+    group: int
     run: PageRun
 
 
@@ -36,7 +37,7 @@ class ShardWriter:
         self._changed = threading.Condition()
         self._pages: deque[_Page] = deque()
         self._uses: deque[Digest] = deque()
-        self._queued: set[Digest] = set()  # and not yet on disk
+        self._queued: set[tuple[Digest, int]] = set()  # with their groups; and not yet on disk
         self._num_queued = 0  # bytes of these
         self._closing = False
         self._failing = False
@@ -45,19 +46,19 @@ class ShardWriter:
         self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)
         self._thread.start()
 
-    def is_queued(self, digest: Digest) -> bool:
-        return digest in self._queued
+    def is_queued(self, digest: Digest, group: int) -> bool:
+        return (digest, group) in self._queued
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether ``put`` would take so many bytes."""
         return self._num_queued + num_bytes <= self._queue_bytes
 
-    def put(self, digest: Digest, run: PageRun) -> None:
-        """Queue one page."""
+    def put(self, digest: Digest, group: int, run: PageRun) -> None:
+        """Queue one page of a group."""
         with self._changed:
-            self._queued.add(digest)
-            self._num_queued += run.pages.nbytes
-            self._pages.append(_Page(digest, run))
+            self._queued.add((digest, group))
+            self._num_queued += run.parts[0].pages.nbytes
+            self._pages.append(_Page(digest, group, run))
             self._changed.notify_all()
 
     def used(self, digests: Run[Digest]) -> None:
@@ -97,7 +98,7 @@ class ShardWriter:
 
     def _write(self, page: _Page) -> None:
         try:
-            num_bytes = self._folder.put(page.digest, page.run)
+            num_bytes = self._folder.put(page.digest, page.run, page.group)
         except OSError as error:
             self._tally.drop("write_failed")
             if not self._failing:  # once, not per page
@@ -109,8 +110,8 @@ class ShardWriter:
             self.num_bytes += num_bytes
             self._uncounted += num_bytes
         with self._changed:
-            self._queued.discard(page.digest)
-            self._num_queued -= page.run.pages.nbytes
+            self._queued.discard((page.digest, page.group))
+            self._num_queued -= page.run.parts[0].pages.nbytes
         budget = self._folder.max_bytes
         if self.num_bytes > budget or self._uncounted * COUNTS_PER_BUDGET > budget:
             self._prune()

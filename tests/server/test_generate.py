@@ -8,7 +8,8 @@ import time
 import pytest
 
 import octavo
-from fakes import EOS, VOCAB_SIZE, FakeCore, byte_tokenizer
+from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer
+from ledger_runner import EOS
 from octavo.engine.outputs import FinishReason
 from octavo.engine.params import SamplingParams
 from octavo.engine.server.interface import Prompt

@@ -16,7 +16,8 @@ import tokenizers
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from fakes import EOS, VOCAB_SIZE, FakeCore
+from fakes import VOCAB_SIZE, FakeCore
+from ledger_runner import EOS
 from octavo.engine.server.intake import Rate
 from octavo.engine.server.model_files import read_model_files
 from served import all_idle, eventually

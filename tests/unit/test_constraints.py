@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import EOS, VOCAB_SIZE, byte_tokenizer
+from fakes import VOCAB_SIZE, byte_tokenizer
+from ledger_runner import EOS
 from octavo.engine.constraints import Structured
 from octavo.engine.constraints import compiler as compiler_module
 from octavo.engine.constraints.compiler import ConstraintCompiler

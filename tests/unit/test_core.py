@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALPHABET, EOS, FakeCore, Recording, small_config
+from fakes import FakeCore, Recording, small_config
+from ledger_runner import ALPHABET, EOS
 from octavo.engine.admission import Admission
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import models
 
-from fakes import EOS, byte_tokenizer
+from fakes import byte_tokenizer
+from ledger_runner import EOS
 from octavo.engine.detokenizer import REPLACEMENT, Detokenizer, StopChecker
 from octavo.engine.tokenizer import Tokenizer
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import FakeCore, LedgerRunner, small_config
+from fakes import FakeCore, small_config
+from ledger_runner import LedgerRunner
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.errors import InvalidRequest, NotConfigured, NotFound
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.store import saved
-from octavo.engine.store.page_files import PageKind, read_run, write_run
+from octavo.engine.store.page_files import read_run, write_run
+from octavo.engine.store.page_runs import PageKind
 from octavo.engine.store.saved import LoadedPages, below, load, save_all, save_prompt
 
 PROMPT = [number % 250 for number in range(101)]
@@ -186,7 +188,7 @@ def test_a_salt_is_kept(engine: Callable[..., LLM], tmp_path: Path) -> None:
     assert ask_one(llm, PROMPT).cached_tokens == 0, "another tenant's"
     copy = tmp_path / "copy.safetensors"
     assert save_prompt(llm._ask, copy, PROMPT, b"tenant").num_pages == 25
-    np.testing.assert_array_equal(read_run(copy).pages, run.pages)
+    np.testing.assert_array_equal(read_run(copy).parts[0].pages, run.parts[0].pages)
 
 
 def test_what_cannot_be_saved_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from octavo.block_manager import Digest
 from octavo.engine.store.folder import STALE_S, ShardFolder
-from octavo.engine.store.page_files import BadPages, PageRun, read_run, write_run
+from octavo.engine.store.page_files import BadPages, read_run, write_run
+from octavo.engine.store.page_runs import PageKind, PagePart, PageRun
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from page_shards import PAGE_SIZE, bytes_of, chain_of, make_kind, make_run, read_page
@@ -49,26 +50,35 @@ def test_any_run_of_pages_comes_back_bit_for_bit(
         window=st.none() | st.integers(1, 99),
         keep=st.integers(0, 9),
     )
-    spec = PoolSpec(
-        layers=tuple(data.draw(st.lists(layers, min_size=1, max_size=3))),
-        num_pages=data.draw(st.integers(1, 5)),
-        page_size=data.draw(st.sampled_from([1, 2, 16, 32])),
-        k_format=data.draw(formats),
-        v_format=data.draw(formats),
-    )
+    page_size, num_pages = data.draw(st.sampled_from([1, 2, 16, 32])), data.draw(st.integers(0, 5))
+    k_format, v_format = data.draw(formats), data.draw(formats)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    specs, parts = [], []
+    for _ in range(data.draw(st.integers(1, 3))):
+        indices = tuple(sorted(data.draw(st.sets(st.sampled_from(range(num_pages)))))) if num_pages else ()
+        spec = PoolSpec(
+            layers=tuple(data.draw(st.lists(layers, min_size=1, max_size=3))),
+            num_pages=len(indices),
+            page_size=page_size,
+            k_format=k_format,
+            v_format=v_format,
+        )
+        specs.append(spec)
+        parts.append(PagePart(indices, rng.integers(0, 256, (len(indices), spec.page_bytes), np.uint8)))
     run = PageRun(
-        replace(make_kind(), spec=spec),
+        PageKind("m", tuple(specs), data.draw(st.text(max_size=9))),
         Digest(rng.bytes(32)),
-        tuple(rng.integers(0, 1 << 32, spec.num_pages * spec.page_size).tolist()),
-        rng.integers(0, 256, (spec.num_pages, spec.page_bytes), np.uint8),
+        tuple(rng.integers(0, 1 << 32, num_pages * page_size).tolist()),
+        tuple(parts),
         data.draw(st.none() | st.binary(max_size=9)),
     )
     path = tmp_path_factory.mktemp("run") / "x.safetensors"
     write_run(path, run)
     back = read_run(path)
-    np.testing.assert_array_equal(back.pages, run.pages)
-    assert replace(back, pages=run.pages) == run
+    for got, want in zip(back.parts, run.parts, strict=True):
+        assert got.indices == want.indices
+        np.testing.assert_array_equal(got.pages, want.pages)
+    assert replace(back, parts=run.parts) == run
     assert back.kind.matches(run.kind)
 
 
@@ -76,11 +86,12 @@ def test_other_programs_can_read_the_file(tmp_path: Path) -> None:
     _, run = make_run(1, 0, make_kind())
     write_run(tmp_path / "x.safetensors", run)
     with safe_open(tmp_path / "x.safetensors", framework="np") as file:
-        np.testing.assert_array_equal(file.get_tensor("pages"), run.pages)
+        np.testing.assert_array_equal(file.get_tensor("pages.0"), run.parts[0].pages)
         metadata = file.metadata()
     assert metadata["model"] == "m"
     assert json.loads(metadata["token_ids"]) == list(run.token_ids)
-    assert (metadata["k_format"], metadata["v_format"], metadata["page_size"]) == ("bf16", "fp4", "4")
+    assert json.loads(metadata["formats"]) == [["bf16", "fp4"]]
+    assert metadata["page_size"] == "4"
 
 
 @settings(max_examples=100)
@@ -112,8 +123,8 @@ def test_no_altered_byte_is_ever_served(
         assert caught.value.reason in {"torn", "altered", "foreign"}
         assert not path.exists(), "it would be read again and again"
     else:
-        np.testing.assert_array_equal(read_page(folder, 1, 1), run.pages[0])
-    np.testing.assert_array_equal(read_page(folder, 1, 0), make_run(1, 0, folder.kind)[1].pages[0])
+        np.testing.assert_array_equal(read_page(folder, 1, 1), run.parts[0].pages[0])
+    np.testing.assert_array_equal(read_page(folder, 1, 0), make_run(1, 0, folder.kind)[1].parts[0].pages[0])
 
 
 def test_a_shard_under_another_name_is_not_served(tmp_path: Path) -> None:
@@ -146,7 +157,7 @@ def test_kinds_of_pages_do_not_meet(tmp_path: Path) -> None:
     ]
     assert len({kind.key for kind in kinds}) == len(kinds)
     assert not any(kinds[0].matches(kind) for kind in kinds[1:])
-    bigger_pool = replace(kinds[0], spec=replace(kinds[0].spec, num_pages=99))
+    bigger_pool = replace(kinds[0], specs=(replace(kinds[0].specs[0], num_pages=99),))
     assert kinds[0].matches(bigger_pool)
     assert bigger_pool.key != ""
     assert ShardFolder(tmp_path, bigger_pool, max_bytes=1).path(Digest(b"a" * 32)) == make_folder(

@@ -66,7 +66,9 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path, monkeypatch: pytes
             assert announced <= found.keys(), "what was there is there"
             for name, path in found.items():
                 run = read_run(path)  # raises for what is not whole
-                np.testing.assert_array_equal(run.pages[0], bytes_of(Digest(bytes.fromhex(name)), kind))
+                np.testing.assert_array_equal(
+                    run.parts[0].pages[0], bytes_of(Digest(bytes.fromhex(name)), kind)
+                )
     assert len(announced) > kills
     unfinished = [path for path in tmp_path.rglob(".*") if path.is_file()]
     assert len(unfinished) <= kills

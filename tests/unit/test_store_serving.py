@@ -22,7 +22,7 @@ from octavo.engine.request import Request
 from octavo.engine.store import persistence
 from octavo.engine.store.counts import StoreCounts
 from octavo.engine.store.folder import ShardFolder
-from octavo.engine.store.page_files import PageRun
+from octavo.engine.store.page_runs import PageRun
 from octavo.scheduler import SequenceTooLong
 
 PAGE_SIZE = 4
@@ -216,9 +216,9 @@ def test_a_disk_that_is_too_slow_costs_pages_and_not_steps(
 ) -> None:
     go, put = threading.Event(), ShardFolder.put
 
-    def held(self: ShardFolder, digest: Digest, run: PageRun) -> int:
+    def held(self: ShardFolder, digest: Digest, run: PageRun, group: int) -> int:
         assert go.wait(20)
-        return put(self, digest, run)
+        return put(self, digest, run, group)
 
     monkeypatch.setattr(ShardFolder, "put", held)
     monkeypatch.setattr(persistence, "QUEUE_BYTES", 5 * PAGE_SIZE * 16)

@@ -1,0 +1,106 @@
+"""One prompt's pages on their way from disk: which of them to read, in which order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo.block_manager import Digest, PageGroup
+from octavo.kernels.page_bytes import PageBytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPage:
+    """Page ``index`` of the prompt, in one group of layers."""
+
+    group: int
+    index: int
+    data: PageBytes
+
+
+class Fetch:
+    """Pages of one prompt that are to be read.
+
+    tokens     of the whole prompt
+    digests    of its pages, as many as could be wanted
+    root       digest that stands before the first page
+    known      per group, which pages are in memory already
+    found      pages that the prompt could go on after without any from disk
+    needed     of a group, the pages without which it cannot go on after so many, last first
+    """
+
+    def __init__(
+        self,
+        tokens: list[int],
+        digests: list[Digest],
+        *,
+        root: Digest,
+        known: Sequence[Sequence[bool]],
+        found: int,
+        needed: Callable[[int, int], Iterable[int]],
+    ) -> None:
+        self.tokens = tokens
+        self.digests = digests
+        self.root = root
+        self.pages: deque[FetchedPage] = deque()  # read and not yet taken
+        self.ended = False  # nothing comes any more
+        self.cancelled = False
+        self._found = found
+        self._needed = needed
+        self._known = [list(group) for group in known]
+        # Whether it is in memory or on disk; None: nobody has looked.
+        self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
+
+    def parent(self, index: int) -> Digest:
+        return self.digests[index - 1] if index else self.root
+
+    def present(self, group: int, index: int) -> None:
+        """It was read."""
+        self._known[group][index] = True
+
+    def absent(self, group: int, index: int) -> None:
+        """It could not be read."""
+        self._there[group][index] = False
+
+    def plan(self, groups: Sequence[PageGroup], has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
+        """Group and index of the pages to read, so that the prompt can go on after as many pages as
+        memory and disk together allow; empty if none are needed, or none would help.
+
+        has   whether a page of a group is on disk
+        """
+        end = self._reachable(groups, has)
+        if end <= self._found:
+            return []
+        return [
+            (number, index)
+            for number in range(len(groups))
+            for index in sorted(self._needed(number, end))
+            if not self._known[number][index]
+        ]
+
+    def _reachable(self, groups: Sequence[PageGroup], has: Callable[[Digest, int], bool]) -> int:
+        end = len(self.digests)
+        for number, group in enumerate(groups):
+            if group.window is None:  # from the front: one miss ends it
+                end = next((i for i in range(end) if not self._is_there(number, i, has)), end)
+        while True:
+            missing = next(
+                (
+                    index
+                    for number, group in enumerate(groups)
+                    if group.window is not None
+                    for index in self._needed(number, end)
+                    if not self._is_there(number, index, has)
+                ),
+                None,
+            )
+            if missing is None:
+                return end
+            end = missing  # whatever is longer would need that page, too
+
+    def _is_there(self, group: int, index: int, has: Callable[[Digest, int], bool]) -> bool:
+        there = self._there[group][index]
+        if there is None:
+            there = self._there[group][index] = has(self.digests[index], group)
+        return there

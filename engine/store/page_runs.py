@@ -1,0 +1,122 @@
+"""Pages outside a pool: of which kind they are, and whose."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from octavo.block_manager import Digest
+from octavo.kernels.interface import PoolSpec
+from octavo.kernels.page_bytes import PageBytes
+
+VERSION = "pages 2"
+"""Of what a file of pages says about them; see page_files.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageKind:
+    """What makes the pages of two engines interchangeable.
+
+    model     fingerprint of the model
+    specs     of the pool of each group of layers; how many pages they have does not matter
+    context   what else K/V depends on; of one group's pages, the kind of all groups
+    """
+
+    model: str
+    specs: tuple[PoolSpec, ...]
+    context: str = ""
+
+    @property
+    def page_size(self) -> int:
+        return self.specs[0].page_size
+
+    def group(self, index: int) -> PageKind:
+        """The kind of one group's pages: those that queries read at the same time make it what it is."""
+        if len(self.specs) == 1:
+            return self
+        return PageKind(self.model, (self.specs[index],), context=self.key)
+
+    def matches(self, other: PageKind) -> bool:
+        """Whether pages of one can be put into pools of the other as they are."""
+        same = (self.model, self.context) == (other.model, other.context)
+        return same and _unsized(self) == _unsized(other)
+
+    def describe(self) -> str:
+        """Format and page size, for people."""
+        spec = self.specs[0]
+        name = spec.k_format if spec.k_format == spec.v_format else f"{spec.k_format}/{spec.v_format}"
+        return f"{name} pages of {spec.page_size} tokens"
+
+    def metadata(self) -> dict[str, str]:
+        layers = [
+            [[y.num_kv_heads, y.head_dim, y.value_dim, y.window, y.keep] for y in spec.layers]
+            for spec in self.specs
+        ]
+        return {
+            "octavo": VERSION,
+            "model": self.model,
+            "context": self.context,
+            "page_size": str(self.page_size),
+            "formats": json.dumps([[spec.k_format, spec.v_format] for spec in self.specs]),
+            "layers": json.dumps(layers),
+        }
+
+    @property
+    def key(self) -> str:
+        """A name for folders: 32 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(self.metadata(), sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart:
+    """Some of a run's pages, in one group of layers.
+
+    indices   which of the run's, rising
+    pages     [len(indices), page_bytes]
+    """
+
+    indices: tuple[int, ...]
+    pages: PageBytes
+
+
+@dataclass(frozen=True, slots=True)
+class PageRun:
+    """Consecutive full pages of one sequence.
+
+    parent      digest of the page before the first one; at a sequence's start the salt's root
+    token_ids   of the pages' positions
+    parts       one for each group of layers
+    salt        None where it is not known
+    """
+
+    kind: PageKind
+    parent: Digest
+    token_ids: tuple[int, ...]
+    parts: tuple[PagePart, ...]
+    salt: bytes | None = None
+
+    @property
+    def num_pages(self) -> int:
+        """Pages whose tokens are in the run, whether or not each group has them."""
+        return len(self.token_ids) // self.kind.page_size
+
+
+def joined(runs: Sequence[PageRun]) -> PageRun:
+    """Runs of one sequence, each of which continues the one before it, as one."""
+    starts = list(accumulate((run.num_pages for run in runs), initial=0))
+    parts = []
+    for group in range(len(runs[0].parts)):
+        some = [run.parts[group] for run in runs]
+        indices = (start + i for start, part in zip(starts, some, strict=False) for i in part.indices)
+        parts.append(PagePart(tuple(indices), np.concatenate([part.pages for part in some])))
+    ids = tuple(token for run in runs for token in run.token_ids)
+    return replace(runs[0], token_ids=ids, parts=tuple(parts))
+
+
+def _unsized(kind: PageKind) -> list[PoolSpec]:
+    return [replace(spec, num_pages=1) for spec in kind.specs]

@@ -1,0 +1,215 @@
+"""A model that needs no model: deterministic, quick, and strict about who reads what.
+
+``LedgerRunner`` keeps, per slot of each group's pool, which prefix the K/V there would depend on, and
+checks every position that is attended to. Its next token is a function of that prefix (and of
+the seed, when sampling), so any mistake in page tables, sharing, preemption or aborts shows as
+an assertion or as other tokens than a request gets alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.block_manager import PageGroup
+from octavo.engine.batch import Batch
+from octavo.engine.info import ModelInfo
+from octavo.engine.outputs import TokenLogprob
+from octavo.engine.runner import RunOutput
+from octavo.engine.sampler import Sampled, SampleState
+from octavo.engine.store.page_runs import PageKind
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.page_bytes import PageBytes
+
+EOS = 256
+ALPHABET = b"abc \n"  # what the fake model says: few letters, so that stop strings occur
+
+
+ENTRY = struct.Struct("<ii8s")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one slot holds: a position's token and the digest of the prefix up to it."""
+
+    position: int
+    token: int
+    digest: bytes
+
+
+class LedgerRunner:
+    """A ModelRunner over a ledger.
+
+    ends_every     about one token in so many is EOS (0: never)
+    poison         a prompt token whose K/V is not finite
+    before_step    called at the start of every step, on the engine's thread: to block, or to raise
+    verify         check every position attended to (False: only the one before, for timing)
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        *,
+        ends_every: int = 0,
+        poison: int | None = None,
+        before_step: Callable[[], None] | None = None,
+        verify: bool = True,
+    ) -> None:
+        self.info = info
+        self.num_steps = 0
+        self.closed = False
+        self._ends_every = ends_every
+        self._poison = poison
+        self._before_step = before_step
+        self._verify = verify
+        self._thread = threading.get_ident()
+        self._groups = info.groups or (PageGroup(num_pages=info.num_pages),)
+        self._ledgers: list[list[Entry | None]] = [
+            [None] * (group.num_pages * info.page_size) for group in self._groups
+        ]
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        assert threading.get_ident() == self._thread, "a step ran outside the thread that made the runner"
+        assert len(states) == len(batch.sample_rows)
+        if self._before_step is not None:
+            self._before_step()
+        self.num_steps += 1
+        for group, part in zip(self._groups, batch.attention.groups, strict=True):
+            part.check(group.num_pages)
+        size = self.info.page_size
+        for copy in batch.copies:
+            ledger = self._ledgers[copy.group]
+            for offset in range(size):
+                ledger[copy.target * size + offset] = ledger[copy.source * size + offset]
+        digests = self._write(batch.token_ids.tolist(), batch.attention)
+        failed = [row for row, token in enumerate(batch.token_ids.tolist()) if token == self._poison]
+        samples = [
+            self._sample(batch.attention, row, digests[row], state, failed)
+            for row, state in zip(batch.sample_rows.tolist(), states, strict=True)
+        ]
+        targets = [] if batch.scored is None else batch.scored.targets.tolist()
+        scores = tuple(TokenLogprob(target, -0.25) for target in targets)
+        return RunOutput(tuple(samples), tuple(failed), scores)
+
+    @property
+    def page_kind(self) -> PageKind:
+        """16 bytes per position: the position, its token and the digest."""
+        return PageKind("ledger", tuple(map(self._spec, self._groups)))
+
+    def _spec(self, group: PageGroup) -> PoolSpec:
+        layer = LayerSpec(num_kv_heads=1, head_dim=4, value_dim=4, window=group.window, keep=group.keep)
+        return PoolSpec(
+            layers=(layer,),
+            num_pages=group.num_pages,
+            page_size=self.info.page_size,
+            k_format="bf16",
+            v_format="bf16",
+        )
+
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        size, ledger = self.info.page_size, self._ledgers[group]
+        data = b""
+        for page in pages:
+            for entry in ledger[page * size : (page + 1) * size]:
+                assert entry is not None, f"page {page} is read before it is full"
+                data += ENTRY.pack(entry.position, entry.token, entry.digest)
+        return np.frombuffer(data, np.uint8).reshape(len(pages), size * ENTRY.size)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        size, ledger = self.info.page_size, self._ledgers[group]
+        for page, row in zip(pages, data, strict=True):
+            entries = [Entry(*fields) for fields in ENTRY.iter_unpack(row.tobytes())]
+            ledger[page * size : (page + 1) * size] = entries
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _write(self, token_ids: list[int], attention: AttentionMetadata) -> list[bytes]:
+        """Write every row's entry in every group; then check what each sequence would read. Digests per
+        row."""
+        digests: list[bytes] = []
+        for part, ledger in zip(attention.groups, self._ledgers, strict=True):
+            digests = self._write_group(token_ids, part, ledger)
+        if self._verify:
+            for number, part in enumerate(attention.groups):
+                for b, pages in enumerate(part.page_table.tolist()):
+                    first = int(part.positions[part.q_start[b]])
+                    self._check(number, pages, first, int(part.kv_len[b]))
+        return digests
+
+    def _write_group(
+        self, token_ids: list[int], attention: AttentionMetadata, ledger: list[Entry | None]
+    ) -> list[bytes]:
+        size, q_start = self.info.page_size, attention.q_start.tolist()
+        positions, slots = attention.positions.tolist(), attention.slots.tolist()
+        digests: list[bytes] = []
+        for b, pages in enumerate(attention.page_table.tolist()):
+            for row in range(q_start[b], q_start[b + 1]):
+                position = positions[row]
+                before = self._at(ledger, pages, position - 1) if position else None
+                assert (before is None) == (position == 0), f"nothing is written at {position - 1}"
+                assert slots[row] == pages[position // size] * size + position % size
+                digest = chain(before.digest if before else b"", token_ids[row])
+                ledger[slots[row]] = Entry(position, token_ids[row], digest)
+                digests.append(digest)
+        return digests
+
+    def _check(self, number: int, pages: list[int], first_query: int, length: int) -> None:
+        """What queries from ``first_query`` on see of a sequence: one position follows from the other."""
+        group, digest = self._groups[number], b""
+        for position in range(length):
+            hidden = group.window is not None and group.keep <= position <= first_query - group.window
+            if hidden:
+                digest = b""
+                continue
+            entry = self._at(self._ledgers[number], pages, position)
+            assert entry is not None, f"position {position} of {length} is read before it is written"
+            assert entry.position == position, f"position {position} holds {entry.position}"
+            digest = chain(digest, entry.token) if digest or not position else entry.digest
+            assert entry.digest == digest, f"position {position} holds another sequence's K/V"
+
+    def _at(self, ledger: list[Entry | None], pages: list[int], position: int) -> Entry | None:
+        size = self.info.page_size
+        return ledger[pages[position // size] * size + position % size]
+
+    def _sample(
+        self, attention: AttentionMetadata, row: int, digest: bytes, state: SampleState, failed: list[int]
+    ) -> Sampled:
+        if failed:
+            sequence = next(b for b, end in enumerate(attention.q_start[1:].tolist()) if row < end)
+            first, end = attention.q_start[sequence : sequence + 2].tolist()
+            if any(first <= bad < end for bad in failed):
+                return Sampled(None, error="the ledger was poisoned")
+        greedy = state.params.temperature == 0
+        token = next_token(digest, None if greedy else (state.seed, state.num_generated), self._ends_every)
+        if state.constraint is not None:
+            token = _allowed_token(state, token)
+        return Sampled(token, None if state.params.logprobs is None else TokenLogprob(token, -0.5))
+
+
+def chain(parent: bytes, token: int) -> bytes:
+    return hashlib.blake2b(parent + token.to_bytes(4, "little"), digest_size=8).digest()
+
+
+def next_token(digest: bytes, draw: tuple[int, int] | None, ends_every: int) -> int:
+    """What the fake model says after the prefix with this digest; ``draw`` is (seed, how many before)."""
+    number = int.from_bytes(hashlib.blake2b(digest + repr(draw).encode(), digest_size=8).digest(), "little")
+    if ends_every and number % ends_every == 0:
+        return EOS
+    return ALPHABET[(number >> 16) % len(ALPHABET)]
+
+
+def _allowed_token(state: SampleState, token: int) -> int:
+    """``token``, or another of its kind if structured output forbids it."""
+    assert state.constraint is not None
+    mask = state.constraint.allowed(may_end=state.may_end)
+    if mask[token]:
+        return token
+    ids = np.flatnonzero(mask)
+    return int(ids[token % len(ids)])

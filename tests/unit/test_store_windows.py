@@ -1,0 +1,261 @@
+"""Pages on disk and in saved files where layers have windows: each group has its own, as many as it needs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import FakeCore, small_config
+from octavo.block_manager import BlockManager, Digest, PageGroup
+from octavo.block_manager.digests import root
+from octavo.engine import LLM, SamplingParams
+from octavo.engine.core import EngineCore
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.store import saved
+from octavo.engine.store.counts import StoreCounts
+from octavo.engine.store.fetch import Fetch
+from octavo.engine.store.page_files import read_run
+from octavo.engine.store.saved import LoadedPages, load, save_all
+from oracle import alone
+
+PAGE_SIZE = 4
+PROMPT = [number % 250 for number in range(101)]
+FOUR_TOKENS = SamplingParams(max_tokens=4, ignore_eos=True)
+FULL = PageGroup(num_pages=64)
+MIXED = (FULL, PageGroup(num_pages=40, window=10), PageGroup(num_pages=40, window=6, keep=5))
+WINDOW_ONLY = (PageGroup(num_pages=64, window=10, keep=3),)
+
+
+def core_of(fake: FakeCore) -> EngineCore:
+    assert fake.core is not None
+    return fake.core
+
+
+def generate(
+    folder: Path, groups: tuple[PageGroup, ...], prompts: list[list[int]]
+) -> tuple[list[RequestOutput], StoreCounts, EngineCore]:
+    """The outputs of an engine of its own, its counts at the end, and what is left of it."""
+    fake = FakeCore(groups=groups)
+    with LLM(small_config(cache_dir=folder), core_factory=fake) as llm:
+        outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
+    core = core_of(fake)
+    core._blocks.check()
+    counts = core._measure().store
+    assert counts is not None
+    return outputs, counts, core
+
+
+def shard(core: EngineCore, index: int, group: int) -> Path:
+    """Where a page of PROMPT is on disk."""
+    assert core._persistence is not None
+    return core._persistence._folder.path(core._blocks.name_pages(PROMPT, [])[index], group)
+
+
+@pytest.mark.parametrize(
+    ("groups", "written", "loaded"),
+    [
+        # 26 pages; to go on after 25: all; 22, 23, 24; the kept 0 and 1, and 23, 24
+        (MIXED, 3 * 26, 25 + 3 + 4),
+        (WINDOW_ONLY, 26, 1 + 3),
+    ],
+    ids=["mixed", "only windows"],
+)
+def test_only_what_can_be_seen_is_loaded(
+    groups: tuple[PageGroup, ...], written: int, loaded: int, tmp_path: Path
+) -> None:
+    (cold,), wrote, _ = generate(tmp_path, groups, [PROMPT])
+    assert (cold.cached_tokens, wrote.written, wrote.misses) == (0, written, 1)
+    (warm,), read, _ = generate(tmp_path, groups, [PROMPT])
+    assert (warm.cached_tokens, read.hits, read.loaded, read.written) == (100, 1, loaded, 0)
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+
+
+def test_pages_that_no_query_sees_may_be_gone(tmp_path: Path) -> None:
+    (cold,), _, core = generate(tmp_path, MIXED, [PROMPT])
+    for index in range(22):
+        shard(core, index, 1).unlink()
+    for index in range(2, 23):
+        shard(core, index, 2).unlink()
+    (warm,), counts, _ = generate(tmp_path, MIXED, [PROMPT])
+    assert (warm.cached_tokens, counts.loaded) == (100, 32)
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("group", "index", "cached"),
+    [(0, 10, 40), (1, 23, 92), (2, 24, 96), (2, 1, 4), (1, 21, 100)],
+    ids=["full", "window", "last", "kept", "not seen"],
+)
+def test_without_one_page_a_shorter_beginning_is_found(
+    group: int, index: int, cached: int, tmp_path: Path
+) -> None:
+    (cold,), _, core = generate(tmp_path, MIXED, [PROMPT])
+    path = shard(core, index, group)
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    (warm,), counts, _ = generate(tmp_path, MIXED, [PROMPT])
+    assert warm.cached_tokens == cached
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+    assert dict(counts.dropped) == ({} if cached == 100 else {"altered": 1})
+
+
+def test_groups_do_not_take_one_another_s_pages(tmp_path: Path) -> None:
+    """The same tokens, and rows of the same size: the digest is equal, the kind is not."""
+    (cold,), _, core = generate(tmp_path, MIXED, [PROMPT])
+    shard(core, 24, 1).write_bytes(shard(core, 24, 0).read_bytes())
+    (warm,), counts, _ = generate(tmp_path, MIXED, [PROMPT])
+    assert (warm.cached_tokens, dict(counts.dropped)) == (96, {"foreign": 1})
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+
+
+def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
+    _, _, core = generate(tmp_path, MIXED, [PROMPT])
+    assert core._persistence is not None
+    folder, digest = core._persistence._folder, core._blocks.name_pages(PROMPT, [])[0]
+    assert not folder.has_of_other_kind(digest)
+    with LLM(small_config(cache_dir=tmp_path), core_factory=FakeCore(groups=WINDOW_ONLY)):
+        pass
+    shard(core, 0, 1).unlink()
+    other = FakeCore(groups=(FULL, PageGroup(num_pages=40, window=11)))
+    with LLM(small_config(cache_dir=tmp_path), core_factory=other):
+        assert core_of(other)._persistence._folder.has_of_other_kind(digest)  # type: ignore[union-attr]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_restarts_and_losses_never_change_what_is_said(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Engines one after the other, on pools so small that pages are evicted, whose shards go missing."""
+    folder = tmp_path_factory.mktemp("cache")
+    windows = st.builds(
+        PageGroup, num_pages=st.integers(20, 40), window=st.integers(2, 24), keep=st.integers(0, 9)
+    )
+    groups = tuple(data.draw(st.lists(windows, min_size=1, max_size=2)))
+    if data.draw(st.booleans()):
+        groups = (PageGroup(num_pages=data.draw(st.integers(28, 48))), *groups)
+    rng = random.Random(data.draw(st.integers(0, 99)))
+    for _ in range(3):
+        prompts = [PROMPT[: rng.randrange(1, 90)] + [rng.randrange(3)] * rng.randrange(9) for _ in range(4)]
+        outputs, counts, _ = generate(folder, groups, prompts)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert output.outputs[0].token_ids == alone(prompt, FOUR_TOKENS).token_ids
+        assert set(counts.dropped) == set()
+        for path in sorted(folder.rglob("*.safetensors")):
+            if rng.random() < 0.1:
+                path.unlink()
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_a_plan_reads_what_is_needed_and_no_more(data: st.DataObject) -> None:
+    num_pages = data.draw(st.integers(1, 12))
+    groups = [
+        PageGroup(num_pages=1, window=window, keep=keep if window else 0)
+        for window, keep in data.draw(
+            st.lists(st.tuples(st.none() | st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=3)
+        )
+    ]
+    known, disk = ([[data.draw(st.booleans()) for _ in range(num_pages)] for _ in groups] for _ in range(2))
+    digests = [Digest(bytes([index]) * 32) for index in range(num_pages)]
+
+    def needed(group: PageGroup, end: int) -> set[int]:
+        """Pages with a position that a query at the end sees, straight from the definition."""
+        at = end * PAGE_SIZE
+        return {
+            position // PAGE_SIZE
+            for position in range(at)
+            if group.window is None or position > at - group.window or position < group.keep
+        }
+
+    def possible(have: list[list[bool]]) -> int:
+        ends = range(num_pages, -1, -1)
+        return next(
+            end for end in ends if all(have[g][i] for g, x in enumerate(groups) for i in needed(x, end))
+        )
+
+    found = possible(known)
+    blocks = BlockManager(groups, PAGE_SIZE)
+    fetch = Fetch(
+        [],
+        digests,
+        root=root(b""),
+        known=known,
+        found=found,
+        needed=lambda group, end: blocks.needed_pages(end, group=group),
+    )
+    plan = fetch.plan(groups, lambda digest, group: disk[group][digests.index(digest)])
+    both = [[k or d for k, d in zip(*pair, strict=True)] for pair in zip(known, disk, strict=True)]
+    end = possible(both)
+    want = {(g, i) for g, group in enumerate(groups) for i in needed(group, end) if not known[g][i]}
+    assert set(plan) == (want if end > found else set())
+    assert len(plan) == len(set(plan))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Callable[..., LLM]]:
+    engines: list[LLM] = []
+
+    def make(groups: tuple[PageGroup, ...] = MIXED) -> LLM:
+        engines.append(LLM(small_config(save_dir=tmp_path), core_factory=FakeCore(groups=groups)))
+        return engines[-1]
+
+    yield make
+    for llm in engines:
+        llm.close()
+
+
+def ask_one(llm: LLM, prompt: list[int]) -> RequestOutput:
+    (output,) = llm.generate([prompt], FOUR_TOKENS, progress=False)
+    return output
+
+
+@pytest.mark.parametrize("groups", [MIXED, WINDOW_ONLY], ids=["mixed", "only windows"])
+def test_a_saved_prompt_holds_what_can_be_seen(
+    groups: tuple[PageGroup, ...], engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16 * len(groups))  # three pages at a time
+    path = tmp_path / "x.safetensors"
+    first = engine(groups)
+    assert first.save_prompt(PROMPT, path).num_pages == 25
+    indices = {MIXED: [(*range(25),), (22, 23, 24), (0, 1, 23, 24)], WINDOW_ONLY: [(0, 22, 23, 24)]}[groups]
+    assert [part.indices for part in read_run(path).parts] == indices
+    second = engine(groups)
+    num = len(indices[0])
+    assert second.load_prompt(path) == LoadedPages(num, 4 * num, 0, 0)
+    assert second.load_prompt(path) == LoadedPages(0, 0, num, 0)
+    output = ask_one(second, PROMPT)
+    assert output.cached_tokens == 100
+    assert output.outputs[0].token_ids == ask_one(first, PROMPT).outputs[0].token_ids
+
+
+@pytest.mark.parametrize("groups", [MIXED, WINDOW_ONLY], ids=["mixed", "only windows"])
+def test_a_whole_cache(
+    groups: tuple[PageGroup, ...], engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16 * len(groups))
+    prompts = [PROMPT[:41], [*PROMPT[:20], *range(30, 50)], [7] * 30]
+    first = engine(groups)
+    want = [ask_one(first, prompt) for prompt in prompts]
+    done = save_all(first._ask, tmp_path / "cache")
+    second = engine(groups)
+    loaded = load(second._ask, tmp_path / "cache")
+    assert loaded == LoadedPages(done.num_pages, done.num_tokens, 0, 0)
+    for prompt, output in zip(prompts, want, strict=True):
+        found = ask_one(second, prompt)
+        assert found.cached_tokens == (len(prompt) - 1) // 4 * 4
+        assert found.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_no_room_in_a_window_s_pool_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:
+    engine((FULL, PageGroup(num_pages=40, window=90))).save_prompt(PROMPT, tmp_path / "x.safetensors")
+    llm = engine((FULL, replace(MIXED[1], num_pages=20, window=90)))
+    assert llm.load_prompt(tmp_path / "x.safetensors") == LoadedPages(25, 100, 0, 23)
+    assert ask_one(llm, PROMPT[:30]).outputs[0].token_ids == alone(PROMPT[:30], FOUR_TOKENS).token_ids
