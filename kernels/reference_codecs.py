@@ -13,6 +13,7 @@ from octavo.kernels.formats.base import MAX_FP16
 from octavo.kernels.formats.integer import INT4, INT8
 from octavo.kernels.formats.microscaling import MXFP4, NVFP4
 from octavo.kernels.reference_e2m1 import FP4Codec, MicroscalingCodec
+from octavo.kernels.reference_fp5 import FP5Codec
 from octavo.kernels.reference_packing import Codec, Encoded, pack, unpack
 
 
@@ -125,4 +126,6 @@ def codec(name: str) -> Codec:
         return AffineCodec(fmt)
     if fmt.name == "fp4":
         return FP4Codec()
+    if fmt.name == "fp5":
+        return FP5Codec()
     return HalfCodec(fmt.name, {"bf16": mx.bfloat16, "fp16": mx.float16}[fmt.name])

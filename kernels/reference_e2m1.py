@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 
@@ -10,7 +12,7 @@ from octavo.kernels.formats.base import MAX_FP16
 from octavo.kernels.formats.e2m1 import EDGES, MAGNITUDES
 from octavo.kernels.formats.fp4 import SCALE_FACTORS
 from octavo.kernels.formats.microscaling import MXFP4, NVFP4
-from octavo.kernels.reference_packing import Encoded, pack, unpack
+from octavo.kernels.reference_packing import Encoded, halving_sum, pack, unpack
 
 
 class FP4Codec:
@@ -28,7 +30,7 @@ class FP4Codec:
         storable = mx.isfinite(rows).all(axis=-1)
         rows = mx.where(storable[..., None], rows, mx.zeros_like(rows))
         scale, index = self._best_scale(mx.abs(rows))
-        return Encoded((pack(_signed_codes(rows, index, scale), 4), scale), storable)
+        return Encoded((pack(signed_codes(rows, index, scale), 4), scale), storable)
 
     def decode(self, parts: tuple[mx.array, ...]) -> mx.array:
         codes, scales = parts
@@ -40,9 +42,9 @@ class FP4Codec:
         absmax = magnitudes.max(axis=-1, keepdims=True)
         halves = mx.minimum(absmax * self._factors, float(MAX_FP16)).astype(mx.float16)[..., None]
         scales, magnitudes = halves.astype(mx.float32), magnitudes[..., None, :]
-        indices = _nearest_index(magnitudes, scales)
+        indices = nearest_index(magnitudes, scales)
         differences = magnitudes - scales * self._magnitudes[indices]
-        errors = _halving_sum(differences * differences)
+        errors = halving_sum(differences * differences)
         # A candidate that is 0 stores a zero row: its error is never below a usable one's.
         best = errors.argmin(axis=-2, keepdims=True)
         return (
@@ -72,7 +74,7 @@ class MicroscalingCodec:
         magnitudes = mx.abs(groups)
         scales = self._scale_bytes(magnitudes.max(axis=-1))
         used = self._scale_values[scales][..., None]
-        codes = _signed_codes(groups, _nearest_index(magnitudes, used), used)
+        codes = signed_codes(groups, nearest_index(magnitudes, used), used)
         scales = mx.where(storable[..., None], scales, mx.zeros_like(scales))
         return Encoded((pack(codes.reshape(rows.shape), 4), scales), storable)
 
@@ -83,15 +85,17 @@ class MicroscalingCodec:
         return grouped.reshape(values.shape)
 
 
-def _nearest_index(magnitudes: mx.array, scales: mx.array) -> mx.array:
+def nearest_index(
+    magnitudes: mx.array, scales: mx.array, edges: Sequence[tuple[float, bool]] = EDGES
+) -> mx.array:
     indices = mx.zeros(mx.broadcast_shapes(magnitudes.shape, scales.shape), mx.uint32)
-    for edge, tie_moves in EDGES:
+    for edge, tie_moves in edges:
         limits = scales * edge
         indices += magnitudes >= limits if tie_moves else magnitudes > limits
     return indices
 
 
-def _signed_codes(rows: mx.array, index: mx.array, scale: mx.array) -> mx.array:
+def signed_codes(rows: mx.array, index: mx.array, scale: mx.array) -> mx.array:
     codes = index | (rows.view(mx.uint32) >> 31) << 3
     return mx.where(scale == 0, mx.zeros_like(codes), codes)
 
@@ -112,14 +116,3 @@ def _e4m3_bytes(absmax: mx.array) -> mx.array:
     normal = (bits + 0x7FFFF + (bits >> 20 & 1) >> 20).astype(mx.int32) - (120 << 3)
     subnormal = mx.round(mx.minimum(quotient, 1) * 512).astype(mx.int32)
     return mx.minimum(mx.where(quotient < 2**-6, subnormal, normal), 126).astype(mx.uint8)
-
-
-def _halving_sum(values: mx.array) -> mx.array:
-    """Sum over the last axis [..., D] -> [..., 1], upper half added onto lower half."""
-    width = 1 << (values.shape[-1] - 1).bit_length()
-    if width != values.shape[-1]:
-        values = mx.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])
-    while width > 1:
-        width //= 2
-        values = values[..., :width] + values[..., width:]
-    return values

@@ -44,3 +44,14 @@ def unpack(words: mx.array, bits: int) -> mx.array:
     """The inverse of ``pack``."""
     codes = words[..., None] >> mx.arange(0, 32, bits, dtype=mx.uint32) & ((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], -1)
+
+
+def halving_sum(values: mx.array) -> mx.array:
+    """Sum over the last axis [..., D] -> [..., 1], upper half added onto lower half."""
+    width = 1 << (values.shape[-1] - 1).bit_length()
+    if width != values.shape[-1]:
+        values = mx.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])
+    while width > 1:
+        width //= 2
+        values = values[..., :width] + values[..., width:]
+    return values

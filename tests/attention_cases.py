@@ -137,6 +137,7 @@ EVERY_FORMAT_PAIR = (
     *FORMAT_PAIRS,
     ("int8", "int8"), ("int4", "int4"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"),
     ("affine8", "affine8"), ("affine4", "affine4"), ("int8", "fp4"), ("nvfp4", "int4"),
+    ("fp5", "fp4"), ("fp5", "fp5"),
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
     """[count, heads, dim]: Gaussian, outlier, denormal, huge, tiny, zero rows; ties of codes and scales."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, heads, dim)).astype(np.float32)
-    kind = np.arange(count) % 10
+    kind = np.arange(count) % 11
     rows[kind == 1, :, dim // 3] *= 40
     grid = np.array([0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.0, -0.25, -5], np.float32)
     rows[kind == 2] = rng.choice(grid, (int((kind == 2).sum()), heads, dim))
@@ -45,6 +45,9 @@ def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
     rows[kind == 6] = 0
     rows[kind == 7] *= np.float32(2e5)
     rows[kind == 8, :, 1:] = -0.0
+    fine = np.array([0.125, 0.375, 0.875, 1.125, 1.875, 2.25, 3.75, 4.5, 5.5, 6.5, 7, -1.5], np.float32)
+    rows[kind == 10] = rng.choice(fine, (int((kind == 10).sum()), heads, dim))
+    rows[kind == 10, :, 0] = 7
     rows[kind == 9] = 0
     rows[kind == 9, :, 2] = 12 * 2.0**-24  # exact with scale 2 and with 3: the first candidate wins
     return rows

@@ -47,7 +47,9 @@ def tricky_rows(head_dim: int) -> dict[str, Floats]:
         "outlier": outlier,
         "one element": one,
         "ties": ties * powers,
-        "near ties": between_scales(gauss) if head_dim % 8 == 0 else gauss,
+        "near ties": between_scales("fp4", gauss) if head_dim % 8 == 0 else gauss,
+        "fine ties": fine_ties(rng, head_dim) * powers,
+        "near fine ties": between_scales("fp5", gauss) if head_dim % 8 == 0 else gauss,
         "constant": np.broadcast_to(gauss[:, :1], gauss.shape).copy(),
         "zero": np.stack([np.zeros(head_dim), -np.zeros(head_dim)]).astype(np.float32),
         "subnormal": gauss * np.float32(1e-40),
@@ -58,21 +60,31 @@ def tricky_rows(head_dim: int) -> dict[str, Floats]:
     }
 
 
-def between_scales(rows: Floats) -> Floats:
-    """Pairs of rows, a float32 step apart, for which fp4 chooses different scales.
+def fine_ties(rng: np.random.Generator, head_dim: int) -> Floats:
+    """200 rows of the edges between E2M2 values and their neighbours, with a largest value of 7."""
+    ties = np.array([0.125, 0.375, 0.625, 0.875, 1.125, 1.375, 1.625, 1.875, 2.25, 2.75, 3.25, 3.75, 4.5, 5.5, 6.5])
+    ties = ties.astype(np.float32)
+    edges = np.concatenate([ties, np.nextafter(ties, 0), np.nextafter(ties, 9), [0, 1.25, 1.75, 2.5, 5, 7]])
+    rows: Floats = rng.choice(np.concatenate([edges, -edges]), (200, head_dim)).astype(np.float32)
+    rows[:, -1] = 7.0
+    return rows
+
+
+def between_scales(name: str, rows: Floats) -> Floats:
+    """Pairs of rows, a float32 step apart, for which the format chooses different scales.
 
     Two candidates' errors are equal there but for rounding, so the choice shows the order of
     every addition. Found by bisection between rows of the same absmax.
     """
-    fp4 = page_format("fp4")
+    fmt = page_format(name)
     clipped = np.clip(rows, -3, 3)
     clipped[:, 0] = 4  # the absmax, so that every row has the same candidates
     low, high = clipped[:-1].copy(), clipped[1:].copy()
-    chosen_low, chosen_high = fp4.quantize(low)[1], fp4.quantize(high)[1]
+    chosen_low, chosen_high = (fmt.quantize(each)[1][:, :1] for each in (low, high))
     differ = (chosen_low != chosen_high)[:, 0]
     low, high, chosen_low = low[differ], high[differ], chosen_low[differ]
     for _ in range(40):
         middle = (low.astype(np.float64) / 2 + high.astype(np.float64) / 2).astype(np.float32)
-        same = fp4.quantize(middle)[1] == chosen_low
+        same = fmt.quantize(middle)[1][:, :1] == chosen_low
         low, high = np.where(same, middle, low), np.where(same, high, middle)
     return np.concatenate([low, high])

@@ -69,10 +69,13 @@ def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
     yield shape("values", 192, 1, 16, value_dim=128), fp4, half
     yield shape("", 16, 2, 8, value_dim=24), fp4, half
     yield EVERYTHING, fp4, half
+    yield EVERYTHING, ("fp5", "fp4"), half
     yield EVERYTHING, ("int8", "int4"), half
     yield EVERYTHING, ("mxfp4", "nvfp4"), half
     yield EVERYTHING, ("affine8", "affine4"), half
     yield shape("", 80, 2, 16, kv_heads=1), ("int4", "int8"), half
+    yield shape("", 96, 3, 16, kv_heads=1), ("fp5", "fp5"), brain
+    yield shape("values", 256, 1, 16, kv_heads=1, value_dim=24), ("fp5", "fp5"), half
     yield shape("", 96, 2, 16, kv_heads=1), ("nvfp4", "mxfp4"), brain
     yield shape("", 192, 2, 32, kv_heads=1), ("affine4", "int8"), half
     yield shape("values", 256, 1, 16, kv_heads=1, value_dim=80), ("mxfp4", "nvfp4"), half

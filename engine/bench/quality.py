@@ -22,6 +22,7 @@ from octavo.engine.bench.quality_measures import (
     decode_rate,
     divergence,
     ledger_documents,
+    paired_difference,
     predict,
     row_errors,
     text_documents,
@@ -183,19 +184,24 @@ def _perplexity(measured: Measured) -> float:
     return float(np.exp(-np.concatenate([each.logprobs for each in measured.predictions]).mean()))
 
 
-def _recall(measured: Measured, base: Measured, documents: list[Document]) -> dict[str, dict[str, float]]:
-    """By context length: the share of questions answered exactly, and which the format lost or gained."""
-    rows = {}
+def _recall(measured: Measured, base: Measured, documents: list[Document]) -> dict[str, dict[str, float | None]]:
+    """By context length: the share of questions answered exactly, which the format lost or gained, and
+    the difference that makes with its standard error."""
+    rows: dict[str, dict[str, float | None]] = {}
     for length in sorted({document.length for document in documents}):
         asked = [index for index, document in enumerate(documents) if document.length == length]
-        right, before = (
-            np.concatenate([each.predictions[i].right_answers(documents[i]) for i in asked])
-            for each in (measured, base)
-        )
+        pairs = [
+            (np.array(base.predictions[i].right_answers(documents[i])),
+             np.array(measured.predictions[i].right_answers(documents[i])))
+            for i in asked
+        ]  # fmt: skip
+        change = paired_difference(pairs)
         rows[str(length)] = {
-            "exact": float(right.mean()),
-            "questions": len(right),
-            "lost": int((before & ~right).sum()),
-            "gained": int((right & ~before).sum()),
+            "exact": float(np.concatenate([right for _, right in pairs]).mean()),
+            "questions": sum(len(right) for _, right in pairs),
+            "lost": int(sum((before & ~right).sum() for before, right in pairs)),
+            "gained": int(sum((right & ~before).sum() for before, right in pairs)),
+            "difference": change.mean,
+            "standard_error": change.standard_error,
         }
     return rows

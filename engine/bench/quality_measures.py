@@ -127,6 +127,29 @@ def divergence(base: Predictions, other: Predictions) -> float:
     return total / len(base.top_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two shares of right answers to the same questions."""
+
+    mean: float
+    standard_error: float | None
+
+
+def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]) -> Difference:
+    """What (before, after), whether each question of each document was answered, differ by.
+
+    The answers of one document are not independent, so the error is that of a mean over documents of
+    unequal size (a ratio estimator); one document has none.
+    """
+    changes = np.array([int(after.sum()) - int(before.sum()) for before, after in documents])
+    sizes = np.array([len(after) for _, after in documents])
+    mean, count = changes.sum() / sizes.sum(), len(sizes)
+    if count < 2:
+        return Difference(float(mean), None)
+    spread = ((changes - mean * sizes) ** 2).sum() * count / (count - 1)
+    return Difference(float(mean), float(np.sqrt(spread) / sizes.sum()))
+
+
 def row_errors(name: str, head_dim: int) -> dict[str, float]:
     """Relative RMS error of rows as stored: Gaussian ones, and with 4 channels 8 or 30 times as large."""
     rng, fmt = np.random.default_rng(0), page_format(name)

@@ -16,7 +16,7 @@
 
 namespace octavo {
 
-enum class CodeType : int { bf16, fp16, int8, int4, fp4, mxfp4, nvfp4, affine8, affine4 };
+enum class CodeType : int { bf16, fp16, int8, int4, fp4, fp5, mxfp4, nvfp4, affine8, affine4 };
 
 // Rows of K (or of V): `dim` values each, stored as codes and, but for bf16 and fp16, scales.
 struct RowFormat {

@@ -1,70 +1,25 @@
-// fp4 and int4 pages by 16-bit integer products (VPMADDWD), exact: twice the values of E2M1 are integers
-// of at most 12. Queries and softmax weights become 15-bit fixed point of their row's largest, far finer
-// than bf16, and a row's fp16 scale is applied to its scores, or to its weights, as one float factor.
+// fp4, fp5 and int4 pages by 16-bit integer products (VPMADDWD), exact: twice the values of E2M1 are
+// integers of at most 12, four times those of E2M2 of at most 28. Queries and softmax weights become 15-bit fixed point of their row's largest, far finer
+// than bf16, and a row's scale is applied to its scores, or to its weights, as one float factor.
 //
-// A code becomes a 16-bit lane by a byte shuffle whose upper byte always looks up code 0. With a table of
-// value + kOffset (which makes bytes unsigned) a lane is then value + 257 * kOffset; sums wrap modulo 2^32
-// and the offset's share, 257 * kOffset * sum of the factors, is subtracted at the end.
+// Codes are looked up (attention_codes_avx2.h) as value + kOffset, which makes bytes unsigned, in both bytes
+// of a 16-bit lane: value + 257 * kOffset. Sums wrap modulo 2^32 and the offset's share, 257 * kOffset *
+// sum of the factors, is subtracted at the end.
 //
 //   Chunks of 64 dims are 32 bytes of a row: lane i of vector j is dim 4 i + j of the chunk.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "attention_codes_avx2.h"
 #include "attention_rows.h"
 #include "attention_sides.h"
-#include "page_codes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kChunk = 64;        // dims
 constexpr int kLargest = 32767;   // of the fixed point
 constexpr int kDirectRows = 2;    // up to so many rows expand codes themselves; more share a panel
-
-OCTAVO_INLINE __m256i load256(const void* from) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
-}
-OCTAVO_INLINE void store256(void* to, __m256i value) { _mm256_storeu_si256(static_cast<__m256i*>(to), value); }
-
-struct Lookup {
-  __m256i table;
-  __m256i nibble = _mm256_set1_epi16(15);
-
-  // Four vectors of 16-bit lanes from 32 bytes of codes.
-  OCTAVO_INLINE void expand(const Lookup& lookup, __m256i codes, __m256i (&to)[4]) {
-    to[0] = _mm256_shuffle_epi8(lookup.table, _mm256_and_si256(codes, lookup.nibble));
-    to[1] = _mm256_shuffle_epi8(lookup.table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), lookup.nibble));
-    to[2] = _mm256_shuffle_epi8(lookup.table, _mm256_and_si256(_mm256_srli_epi16(codes, 8), lookup.nibble));
-    to[3] = _mm256_shuffle_epi8(lookup.table, _mm256_srli_epi16(codes, 12));
-  }
-};
-
-// What a code stands for, times kScale, is an integer.
-struct Fp4 {
-  static constexpr int kScale = 2, kOffset = 12;
-  static int value(int code) { return int(kScale * kE2M1[code]); }
-};
-struct Int4 {
-  static constexpr int kScale = 1, kOffset = 8;
-  static int value(int code) { return (code ^ 8) - 8; }
-};
-
-template <class Code>
-OCTAVO_INLINE Lookup lookup_table() {
-  alignas(16) int8_t bytes[16];
-  for (int code = 0; code < 16; ++code) bytes[code] = int8_t(Code::value(code) + Code::kOffset);
-  return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)))};
-}
-
-// 16 fp16 scales as floats, zeros where the mask has a 0.
-OCTAVO_INLINE void load_scales(const uint8_t* from, uint32_t mask, float (&to)[16]) {
-  for (int i = 0; i < 16; i += 8)
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i))));
-  for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
-}
 
 // ---- queries: int16 rows in the order of the expanded chunks; then a factor and an offset per row ----
 
@@ -115,10 +70,18 @@ OCTAVO_INLINE __m128i reduce4(const __m256i (&sums)[4]) {
   return _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
 }
 
-// scores of kRows rows against four keys, whose chunks lie `stride` bytes apart: codes or, expanded, lanes
-template <int kRows, bool kExpanded>
-OCTAVO_INLINE void score_four(const Lookup& lookup, const Queries& queries, int first, int dim,
-                              const uint8_t* keys, int64_t stride, const float* scales, float* scores) {
+// Where 16 rows of codes (or, expanded, of lanes) lie, and their scales or planes of lowest bits.
+struct Keys {
+  const uint8_t* codes;
+  int64_t stride;
+  const uint8_t* planes;
+  int64_t plane_bytes;
+};
+
+// scores of kRows rows against four keys
+template <class Code, int kRows, bool kExpanded>
+OCTAVO_INLINE void score_four(const Lookup<Code>& lookup, const Queries& queries, int first, int dim,
+                              const Keys& keys, const float* scales, float* scores) {
   __m256i sums[kRows][4];
 #pragma GCC unroll 2
   for (int r = 0; r < kRows; ++r)
@@ -127,11 +90,11 @@ OCTAVO_INLINE void score_four(const Lookup& lookup, const Queries& queries, int 
   for (int d = 0; d < dim; d += kChunk) {
 #pragma GCC unroll 4
     for (int key = 0; key < 4; ++key) {
-      const uint8_t* from = keys + key * stride + (kExpanded ? 2 * d : d / 2);
+      const uint8_t* from = keys.codes + key * keys.stride + (kExpanded ? 2 * d : d / 2);
       __m256i lanes[4];
       if (kExpanded)
         for (int j = 0; j < 4; ++j) lanes[j] = load256(from + 32 * j);
-      else Lookup::expand(lookup, load256(from), lanes);
+      else lookup.expand(load256(from), Code::low_bits(keys.planes + key * keys.plane_bytes, d), lanes);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -147,23 +110,36 @@ OCTAVO_INLINE void score_four(const Lookup& lookup, const Queries& queries, int 
   }
 }
 
-template <bool kExpanded>
-void score_block(const Lookup& lookup, const Queries& queries, int num_rows, int dim, const uint8_t* keys,
-                 int64_t stride, const float (&scales)[16], float* scores) {
+template <class Code, bool kExpanded>
+void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_rows, int dim, const Keys& keys,
+                 const float (&scales)[16], float* scores) {
   for (int key = 0; key < 16; key += 4) {
+    const Keys four = {keys.codes + key * keys.stride, keys.stride, keys.planes + key * keys.plane_bytes,
+                       keys.plane_bytes};
     int row = 0;
     for (; row + 2 <= num_rows; row += 2)
-      score_four<2, kExpanded>(lookup, queries, row, dim, keys + key * stride, stride, scales + key, scores + key);
+      score_four<Code, 2, kExpanded>(lookup, queries, row, dim, four, scales + key, scores + key);
     if (row < num_rows)
-      score_four<1, kExpanded>(lookup, queries, row, dim, keys + key * stride, stride, scales + key, scores + key);
+      score_four<Code, 1, kExpanded>(lookup, queries, row, dim, four, scales + key, scores + key);
   }
+}
+
+template <class Code>
+void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t* panel) {
+  for (int key = 0; key < 16; ++key)
+    for (int d = 0; d < dim; d += kChunk, panel += 2 * kChunk) {
+      __m256i lanes[4];
+      lookup.expand(load256(keys.codes + key * keys.stride + d / 2),
+                    Code::low_bits(keys.planes + key * keys.plane_bytes, d), lanes);
+      for (int j = 0; j < 4; ++j) store256(panel + 32 * j, lanes[j]);
+    }
 }
 
 template <class Code>
 void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
            float* scores) {
   const RowFormat& format = layout.k;
-  const Lookup lookup = lookup_table<Code>();
+  const Lookup<Code> lookup;
   const Queries queries(const_cast<void*>(memory), format.dim, num_rows);
   uint8_t* const panel = static_cast<uint8_t*>(scratch);
   for (int b = 0; b < kBlocks; ++b) {
@@ -171,21 +147,19 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
     if (block.base == nullptr) continue;
     if (next.base != nullptr) {
       prefetch(k_codes(layout, next.base, next.offset), 16 * format.row_bytes);
-      prefetch(k_scale(layout, next.base, next.offset), 1);
+      prefetch(k_scale(layout, next.base, next.offset), 16 * format.scale_bytes);
     }
-    const uint8_t* codes = k_codes(layout, block.base, block.offset);
+    const uint8_t* planes = k_scale(layout, block.base, block.offset);
+    const Keys keys = {k_codes(layout, block.base, block.offset), format.row_bytes, planes, format.scale_bytes};
     float scales[16];
-    load_scales(k_scale(layout, block.base, block.offset), tile.mask(b), scales);
+    Code::load_scales(planes, format.scale_bytes, tile.mask(b), scales);
     if (num_rows <= kDirectRows) {
-      score_block<false>(lookup, queries, num_rows, format.dim, codes, format.row_bytes, scales, scores + 16 * b);
+      score_block<Code, false>(lookup, queries, num_rows, format.dim, keys, scales, scores + 16 * b);
       continue;
     }
-    for (int64_t byte = 0; byte < 16 * format.row_bytes; byte += 32) {  // rows are whole chunks, and adjacent
-      __m256i lanes[4];
-      Lookup::expand(lookup, load256(codes + byte), lanes);
-      for (int j = 0; j < 4; ++j) store256(panel + 4 * byte + 32 * j, lanes[j]);
-    }
-    score_block<true>(lookup, queries, num_rows, format.dim, panel, 4 * format.row_bytes, scales, scores + 16 * b);
+    expand_keys(lookup, keys, format.dim, panel);
+    const Keys expanded = {panel, 4 * format.row_bytes, planes, format.scale_bytes};
+    score_block<Code, true>(lookup, queries, num_rows, format.dim, expanded, scales, scores + 16 * b);
   }
 }
 
@@ -236,28 +210,34 @@ OCTAVO_INLINE void fix_weights(const float* weights, const float* scales, int ro
   to.offsets[row] = total * uint32_t(257 * Code::kOffset);
 }
 
-// The codes of chunk `byte / 32` and half `half` of a pair of positions, expanded.
-OCTAVO_INLINE void expand_pair(const Lookup& lookup, const uint8_t* codes, int64_t row_bytes, int half,
-                               __m256i (&to)[4]) {
-  const __m256i first = load256(codes), second = load256(codes + row_bytes);
-  Lookup::expand(lookup, half == 0 ? _mm256_unpacklo_epi16(first, second) : _mm256_unpackhi_epi16(first, second), to);
-}
-
+template <class Code>
 struct Values {
   const PageLayout& layout;
   const Tile& tile;
-  const Lookup& lookup;
+  const Lookup<Code>& lookup;
   const uint8_t* panel;  // null: read the codes
 
-  const uint8_t* codes(int block) const {
-    return v_codes(layout, tile.blocks[block].base, tile.blocks[block].offset);
+  // Half chunk `part` of the pair-th two positions of a block, expanded.
+  OCTAVO_INLINE void expand(const Values& values, int block, int pair, int part, __m256i (&to)[4]) {
+    const RowFormat& format = values.layout.v;
+    const Tile::Block& from = values.tile.blocks[block];
+    const int first = from.offset + 2 * pair, dim = part / 2 * kChunk;
+    const uint8_t* codes = v_codes(values.layout, from.base, first) + dim / 2;
+    const uint8_t* planes = v_scale(values.layout, from.base, first);
+    values.lookup.expand(interleave(load256(codes), load256(codes + format.row_bytes), part % 2),
+                         interleave(Code::low_bits(planes, dim), Code::low_bits(planes + format.scale_bytes, dim), part % 2),
+                         to);
+  }
+
+  // The lower (upper: half 1) words of each 128 bits, by turns.
+  OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
+    return half == 0 ? _mm256_unpacklo_epi16(first, second) : _mm256_unpackhi_epi16(first, second);
   }
 };
 
-template <int kRows>
-OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights, int first, int part,
+template <class Code, int kRows>
+OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& weights, int first, int part,
                                    float* accumulators) {
-  const int64_t row_bytes = values.layout.v.row_bytes;
   __m256i sums[kRows][4];
 #pragma GCC unroll 2
   for (int r = 0; r < kRows; ++r)
@@ -265,12 +245,11 @@ OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights,
   const int16_t* fixed = weights.fixed + size_t(first) * kTileTokens;
   for (int b = 0; b < kBlocks; ++b) {
     if (values.tile.blocks[b].base == nullptr) continue;
-    const uint8_t* codes = values.panel == nullptr ? values.codes(b) + part / 2 * 32 : nullptr;
     for (int pair = 0; pair < 8; ++pair) {
       __m256i lanes[4];
-      if (codes == nullptr)
+      if (values.panel != nullptr)
         for (int j = 0; j < 4; ++j) lanes[j] = load256(values.panel + ((part * 32 + 8 * b + pair) * 4 + j) * 32);
-      else expand_pair(values.lookup, codes + 2 * pair * row_bytes, row_bytes, part % 2, lanes);
+      else Values<Code>::expand(values, b, pair, part, lanes);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         int32_t two;
@@ -294,15 +273,15 @@ OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights,
   }
 }
 
-void expand_values(const Values& values, uint8_t* panel) {
+template <class Code>
+void expand_values(const Values<Code>& values, uint8_t* panel) {
   const int num_parts = values.layout.v.dim / 32;
-  const int64_t row_bytes = values.layout.v.row_bytes;
   for (int b = 0; b < kBlocks; ++b) {
     if (values.tile.blocks[b].base == nullptr) continue;
     for (int pair = 0; pair < 8; ++pair)
       for (int part = 0; part < num_parts; ++part) {
         __m256i lanes[4];
-        expand_pair(values.lookup, values.codes(b) + 2 * pair * row_bytes + part / 2 * 32, row_bytes, part % 2, lanes);
+        Values<Code>::expand(values, b, pair, part, lanes);
         for (int j = 0; j < 4; ++j) store256(panel + ((part * 32 + 8 * b + pair) * 4 + j) * 32, lanes[j]);
       }
   }
@@ -311,31 +290,31 @@ void expand_values(const Values& values, uint8_t* panel) {
 template <class Code>
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  const Lookup lookup = lookup_table<Code>();
+  const Lookup<Code> lookup;
   float scales[kTileTokens] = {};
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (next.base != nullptr) {
       prefetch(v_codes(layout, next.base, next.offset), 16 * layout.v.row_bytes);
-      prefetch(v_scale(layout, next.base, next.offset), 1);
+      prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
     }
     if (block.base == nullptr) continue;
     float some[16];
-    load_scales(v_scale(layout, block.base, block.offset), tile.mask(b), some);
+    Code::load_scales(v_scale(layout, block.base, block.offset), layout.v.scale_bytes, tile.mask(b), some);
     std::copy(some, some + 16, scales + 16 * b);
   }
   const Weights fixed(scratch, layout.v.dim, num_rows);
   for (int row = 0; row < num_rows; ++row) fix_weights<Code>(weights + row * kTileTokens, scales, row, fixed);
   uint8_t* const panel = static_cast<uint8_t*>(scratch);
-  Values values{layout, tile, lookup, nullptr};
+  Values<Code> values{layout, tile, lookup, nullptr};
   if (num_rows > kDirectRows) {
     expand_values(values, panel);
     values.panel = panel;
   }
   for (int part = 0; part < layout.v.dim / 32; ++part) {
     int row = 0;
-    for (; row + 2 <= num_rows; row += 2) accumulate_rows<2>(values, fixed, row, part, accumulators);
-    if (row < num_rows) accumulate_rows<1>(values, fixed, row, part, accumulators);
+    for (; row + 2 <= num_rows; row += 2) accumulate_rows<Code, 2>(values, fixed, row, part, accumulators);
+    if (row < num_rows) accumulate_rows<Code, 1>(values, fixed, row, part, accumulators);
   }
 }
 
@@ -355,17 +334,23 @@ constexpr ValueSide nibble_values = {value_width, value_panel_bytes, accumulate<
 }  // namespace
 
 const KeySide* special_key_side(const AttendArgs& args) {
-  const RowFormat& format = args.layout.k;
-  if (format.dim % kChunk != 0) return nullptr;
-  if (format.codes == CodeType::fp4) return &nibble_keys<Fp4>;
-  return format.codes == CodeType::int4 ? &nibble_keys<Int4> : nullptr;
+  if (args.layout.k.dim % kChunk != 0) return nullptr;
+  switch (args.layout.k.codes) {
+    case CodeType::fp4: return &nibble_keys<Fp4>;
+    case CodeType::fp5: return &nibble_keys<Fp5>;
+    case CodeType::int4: return &nibble_keys<Int4>;
+    default: return nullptr;
+  }
 }
 
 const ValueSide* special_value_side(const AttendArgs& args) {
-  const RowFormat& format = args.layout.v;
-  if (format.dim % kChunk != 0) return nullptr;
-  if (format.codes == CodeType::fp4) return &nibble_values<Fp4>;
-  return format.codes == CodeType::int4 ? &nibble_values<Int4> : nullptr;
+  if (args.layout.v.dim % kChunk != 0) return nullptr;
+  switch (args.layout.v.codes) {
+    case CodeType::fp4: return &nibble_values<Fp4>;
+    case CodeType::fp5: return &nibble_values<Fp5>;
+    case CodeType::int4: return &nibble_values<Int4>;
+    default: return nullptr;
+  }
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -25,6 +25,7 @@ constexpr FormatSpec kFormats[] = {
     {"int8", CodeType::int8, 8, 4, false, 0, 2},
     {"int4", CodeType::int4, 4, 8, true, 0, 2},
     {"fp4", CodeType::fp4, 4, 8, true, 0, 2},
+    {"fp5", CodeType::fp5, 4, 8, true, 8, 1},
     {"mxfp4", CodeType::mxfp4, 4, kMxGroup, false, kMxGroup, 1},
     {"nvfp4", CodeType::nvfp4, 4, kNvGroup, false, kNvGroup, 1},
     {"affine8", CodeType::affine8, 8, kAffineGroup, false, kAffineGroup, 4},

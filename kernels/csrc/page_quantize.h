@@ -11,14 +11,11 @@
 #include "attention.h"
 #include "attention_rows.h"
 #include "page_codes.h"
+#include "page_quantize_fp5.h"
+#include "page_quantize_row.h"
 
 namespace octavo {
 namespace {
-
-constexpr float kMaxHalf = 65504.0f;  // scales stop at the largest finite fp16
-
-inline void store_half(uint8_t* to, uint16_t bits) { std::memcpy(to, &bits, 2); }
-inline bool finite_half(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
 
 // ---- 16-bit rows ----
 
@@ -40,22 +37,6 @@ inline bool store_fp16(const float* row, int dim, uint8_t* codes) {
     store_half(codes + 2 * i, bits);
   }
   return storable;
-}
-
-// Magnitudes of a row, and whether all are finite.
-inline bool load_magnitudes(const float* row, int dim, float* magnitudes) {
-  bool finite = true;
-  for (int i = 0; i < dim; ++i) {
-    magnitudes[i] = std::fabs(row[i]);
-    finite &= magnitudes[i] <= 3.402823466e38f;
-  }
-  return finite;
-}
-
-inline float largest(const float* magnitudes, int count) {
-  float absmax = 0;
-  for (int i = 0; i < count; ++i) absmax = magnitudes[i] > absmax ? magnitudes[i] : absmax;
-  return absmax;
 }
 
 // ---- fp4 ----
@@ -84,18 +65,13 @@ inline int nearest_index(float magnitude, float scale) {
          (magnitude > scale * 5.0f);
 }
 
-// Sum of squared errors over a row padded with zeros to `width`, a power of two: halves are added onto
-// each other until one value is left.
+// Sum of squared errors over a row padded with zeros to `width`, a power of two.
 inline float squared_error(const float* magnitudes, int width, float scale, float* errors) {
   for (int i = 0; i < width; ++i) {
     const float difference = magnitudes[i] - nearest(magnitudes[i], scale);
     errors[i] = difference * difference;
   }
-  while (width > 1) {
-    width /= 2;
-    for (int i = 0; i < width; ++i) errors[i] += errors[i + width];
-  }
-  return errors[0];
+  return halving_sum(errors, width);
 }
 
 // The fp16 scale whose grid has the smallest squared error; 0 if every candidate rounds to 0.
@@ -125,8 +101,7 @@ inline void encode_e2m1(const float* row, const float* magnitudes, int count, fl
 
 inline bool store_fp4(const float* row, int dim, uint8_t* codes, uint8_t* scale) {
   alignas(64) float magnitudes[kMaxDim];
-  int width = 1;
-  while (width < dim) width *= 2;
+  const int width = padded_width(dim);
   if (!load_magnitudes(row, dim, magnitudes)) return false;
   for (int i = dim; i < width; ++i) magnitudes[i] = 0;
   const uint16_t bits = best_scale(magnitudes, width);
@@ -236,6 +211,7 @@ inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8
     case CodeType::int8: return store_integers(row, dim, 8, codes, scales);
     case CodeType::int4: return store_integers(row, dim, 4, codes, scales);
     case CodeType::fp4: return store_fp4(row, dim, codes, scales);
+    case CodeType::fp5: return store_fp5(row, dim, codes, scales);
     case CodeType::mxfp4: return store_microscaled(row, dim, true, codes, scales);
     case CodeType::nvfp4: return store_microscaled(row, dim, false, codes, scales);
     case CodeType::affine8: return store_affine(row, dim, 8, codes, scales);

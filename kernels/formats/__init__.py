@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo.kernels.formats.affine import AFFINE4, AFFINE8
 from octavo.kernels.formats.base import PageFormat
 from octavo.kernels.formats.fp4 import FP4
+from octavo.kernels.formats.fp5 import FP5
 from octavo.kernels.formats.half import BF16, FP16
 from octavo.kernels.formats.integer import INT4, INT8
 from octavo.kernels.formats.microscaling import MXFP4, NVFP4
@@ -12,7 +13,7 @@ from octavo.kernels.formats.pair import FormatPair, format_pair
 from octavo.kernels.formats.rotation import hadamard, rotation_block
 
 _FORMATS: dict[str, PageFormat] = {
-    fmt.name: fmt for fmt in (BF16(), FP16(), INT8(), INT4(), FP4(), MXFP4(), NVFP4(), AFFINE8(), AFFINE4())
+    fmt.name: fmt for fmt in (BF16(), FP16(), INT8(), INT4(), FP4(), FP5(), MXFP4(), NVFP4(), AFFINE8(), AFFINE4())
 }
 
 FORMAT_NAMES = tuple(_FORMATS)

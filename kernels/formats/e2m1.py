@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,13 +16,15 @@ MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
-def nearest_index(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
-    """Index of the magnitude nearest to ``magnitudes / scale``, ties to even; all 7 at scale 0.
+def nearest_index(
+    magnitudes: Floats, scale: Floats, edges: Sequence[tuple[float, bool]] = EDGES
+) -> NDArray[np.uint8]:
+    """Index of the magnitude nearest to ``magnitudes / scale``, ties to even; the largest at scale 0.
 
     Exact: a scale has at most 11 significant bits, so that float32 holds every edge times it.
     """
     index = np.zeros(magnitudes.shape, np.uint8)
-    for edge, tie_moves in EDGES:
+    for edge, tie_moves in edges:
         limit = scale * np.float32(edge)
         index += magnitudes >= limit if tie_moves else magnitudes > limit
     return index

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from octavo.kernels.formats.base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
 from octavo.kernels.formats.e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
+from octavo.kernels.formats.halving import halving_sum
 from octavo.kernels.formats.packing import pack, unpack
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
@@ -83,22 +84,10 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uin
             scale = half.astype(np.float32)
             index = nearest_index(magnitudes, scale)
             difference = magnitudes - scale * MAGNITUDES[index]
-            error = _halving_sum(difference * difference)
+            error = halving_sum(difference * difference)
         # A sum may overflow to infinity: the first usable candidate must then still be taken.
         better = (half > 0) & ((best_scale == 0) | (error < best_error))
         best_scale = np.where(better, half, best_scale)
         best_error = np.where(better, error, best_error)
         best_index = np.where(better, index, best_index)
     return best_scale, best_index
-
-
-def _halving_sum(values: Floats) -> Floats:
-    """Sum over the last axis [..., D] -> [..., 1], upper half added onto lower half."""
-    width = 1 << (values.shape[-1] - 1).bit_length()
-    if width != values.shape[-1]:
-        padding = [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])]
-        values = np.pad(values, padding)
-    while width > 1:
-        width //= 2
-        values = values[..., :width] + values[..., width:]
-    return values

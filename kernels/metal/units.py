@@ -44,6 +44,7 @@ _FORMATS = {
     "int8": FormatSource("Int8", ("packing", "format_integer"), 2),
     "int4": FormatSource("Int4", ("packing", "format_integer"), 2, words=True),
     "fp4": FormatSource("Fp4", ("format_fp4",), 2, words=True),
+    "fp5": FormatSource("Fp5", ("packing", "format_fp4", "format_fp5"), 2),
     "mxfp4": FormatSource("Mxfp4", ("packing", "format_fp4", "format_microscaling"), 4, words=True),
     "nvfp4": FormatSource("Nvfp4", ("packing", "format_fp4", "format_microscaling"), 4, words=True),
     "affine8": FormatSource("Affine8", ("packing", "format_affine"), 4),

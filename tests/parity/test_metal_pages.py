@@ -13,7 +13,7 @@ from octavo.kernels import page_format
 from octavo.kernels.metal import units
 from octavo.kernels.metal.units import METAL_FORMATS as FORMATS
 
-PACKED = ("int8", "int4", "mxfp4", "nvfp4", "affine8", "affine4")
+PACKED = ("fp5", "int8", "int4", "mxfp4", "nvfp4", "affine8", "affine4")
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 
 

@@ -62,8 +62,8 @@ def test_teacher_forced_answers_are_those_of_greedy_decoding() -> None:
 
 def test_formats_are_pairs() -> None:
     assert format_pairs("fp4, int8/fp4,fp4") == [FormatPair("fp4", "fp4"), FormatPair("int8", "fp4")]
-    with pytest.raises(argparse.ArgumentTypeError, match="'fp5' is not known"):
-        format_pairs("int8/fp5")
+    with pytest.raises(argparse.ArgumentTypeError, match="'fp3' is not known"):
+        format_pairs("int8/fp3")
 
 
 def test_outlier_channels_spoil_rows_that_are_not_rotated() -> None:

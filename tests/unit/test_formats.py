@@ -15,8 +15,8 @@ from octavo.kernels.formats import hadamard, rotation_block
 from octavo.kernels.truth import hadamard64
 
 ROW_BYTES = {
-    "bf16": 256, "fp16": 256, "int8": 130, "int4": 66, "fp4": 66, "mxfp4": 68, "nvfp4": 72,
-    "affine8": 136, "affine4": 72,
+    "bf16": 256, "fp16": 256, "int8": 130, "int4": 66, "fp4": 66, "fp5": 80, "mxfp4": 68,
+    "nvfp4": 72, "affine8": 136, "affine4": 72,
 }  # fmt: skip
 HALF_DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 
@@ -27,8 +27,8 @@ def fmt(request: pytest.FixtureRequest) -> PageFormat:
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match="'fp5' is not known; use one of bf16, fp16, int8, int4, fp4, mxfp4"):
-        page_format("fp5")
+    with pytest.raises(ValueError, match="'fp3' is not known; use one of bf16, fp16, int8, int4, fp4, fp5, mxfp4"):
+        page_format("fp3")
 
 
 def test_a_format_knows_its_name_and_size(fmt: PageFormat) -> None:

@@ -99,8 +99,8 @@ for (int index = 0; index < num_tiles; ++index) {
     if (used) {
       const uint page = uint(page_table[sequence * uint(page_table_shape[1]) + uint(key) / PAGE_SIZE]);
       source = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + uint(key) % PAGE_SIZE;
-      key_scale = Keys::row_scale(KEY_SCALES, source);
-      value_scale = Values::row_scale(VALUE_SCALES, source);
+      key_scale = Keys::row_scale<HEAD_DIM>(KEY_SCALES, source);
+      value_scale = Values::row_scale<VALUE_DIM>(VALUE_SCALES, source);
     }
     key_rows[thread_index] = source;
     key_scales[thread_index] = key_scale;

@@ -115,8 +115,8 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
   }
   page = simd_shuffle(page, ushort(lane / PAGE_SIZE));
   const uint key_row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + uint(key) % PAGE_SIZE;
-  const float key_scale = visible ? Keys::row_scale(KEY_SCALES, key_row) : 0.0f;
-  const float value_scale = visible ? Values::row_scale(VALUE_SCALES, key_row) : 0.0f;
+  const float key_scale = visible ? Keys::row_scale<HEAD_DIM>(KEY_SCALES, key_row) : 0.0f;
+  const float value_scale = visible ? Values::row_scale<VALUE_DIM>(VALUE_SCALES, key_row) : 0.0f;
 
 #if KEYS_IN_RUNS
   Runs<KEY_OCTETS> key_runs;

@@ -29,6 +29,7 @@ struct Affine {
     }
   }
 
+  template <int D>
   static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
 
   // The whole simdgroup: one lane of each group reads its scale and bias.

@@ -28,6 +28,7 @@ struct Fp4 {
     unpack(codes[row * (D / 8) + octet], low, high);
   }
 
+  template <int D>
   static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]) * 16384.0f; }
 
   template <int D>

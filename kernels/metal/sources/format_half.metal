@@ -32,6 +32,7 @@ struct Fp16 {
     high = float4(as_type<half4>(words.zw));
   }
 
+  template <int D>
   static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
 
   template <int D>
@@ -62,6 +63,7 @@ struct Bf16 {
     high = float4(as_type<float>(even.z), as_type<float>(odd.z), as_type<float>(even.w), as_type<float>(odd.w));
   }
 
+  template <int D>
   static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
 
   template <int D>

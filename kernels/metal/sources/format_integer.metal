@@ -32,6 +32,7 @@ struct Integer {
     }
   }
 
+  template <int D>
   static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]); }
 
   template <int D>

@@ -37,6 +37,7 @@ struct Microscaled {
     unpack(codes[row * (D / 8) + octet], low, high);
   }
 
+  template <int D>
   static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
 
   // The whole simdgroup: one lane of each group reads its scale.

@@ -1,0 +1,129 @@
+"""fp5: fp4 with one more fraction bit, in exactly 5 bits a value, scale included.
+
+A value is E2M2. Its upper four bits are an E2M1 code and lie where fp4 keeps it; its lowest bits are
+gathered in one byte per eight values. The first eight values go without: their byte is the row's scale.
+
+    codes   [D/8] uint32   nibble i of word j: sign and upper three bits of value 8 j + i
+    scales  [D/8] uint8    byte 0: the scale, E5M3; bit i of byte j > 0: lowest bit of value 8 j + i
+
+As for fp4, every float32 operation happens as written, none is contracted into a fused multiply-add,
+and subnormal values are kept; ``kernels/README.md`` restates it for implementers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.kernels.formats import e2m1
+from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
+from octavo.kernels.formats.halving import halving_sum
+from octavo.kernels.formats.packing import pack, unpack
+
+MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
+"""The values of E2M2 codes 0..15; even ones are those of E2M1."""
+
+EDGES = tuple((float(low + high) / 2, bool(i % 2)) for i, (low, high) in enumerate(zip(MAGNITUDES, MAGNITUDES[1:])))
+"""Where |x| / scale passes from one magnitude index to the next, and whether a tie passes (to an even index)."""
+
+COARSE = 8
+"""So many values at a row's start are E2M1: the byte of their lowest bits is the scale."""
+
+SCALE_FACTOR = np.float32(1 / 7)
+LARGEST_SCALE = np.float32(61440)
+STEPS = (0, 1, 2, 3, 6)
+"""Scales are tried so many E5M3 numbers above absmax / 7, in this order. Chosen among -4..6 for the
+smallest relative RMS error on Gaussian, Laplace and outlier rows of 64 and 128 values, rotated: 0.056 and
+0.055; the number at or below absmax / 7 alone gives 0.065 and 0.060, all eleven 0.055 and 0.055."""
+
+
+class FP5(PageFormat):
+    """With a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly rounded,
+    the upper byte b of twice h's bits is the largest E5M3 number at or below h: E5M3 is fp16 without
+    its sign and its seven lowest bits. For each step in STEPS a candidate scale s is the number of byte
+    min(max(b, 1) + step, 247).
+
+    - index of x: of the E2M2 magnitude m nearest to |x| / s, of the E2M1 magnitude for the first eight
+      values; ties to the even index. Exact: the edges times s are float32 numbers.
+    - error of s: as of fp4, ``d = |x| - s * m``, ``e = d * d``, halving sum.
+    - the first candidate with the smallest sum wins.
+
+    Rows whose h is 0 (a below about 2^-22, and rows of zeros) store zeros. Magnitudes above 7 * 61440
+    (6 * 61440 among the first eight) saturate. A row with NaN or infinity, before or after rotation, is
+    not storable.
+    """
+
+    name = "fp5"
+    code_dtype = np.uint32
+    scale_dtype = np.uint8
+
+    def codes_per_row(self, head_dim: int) -> int:
+        check_multiple(self.name, head_dim, 8)
+        return head_dim // 8
+
+    def scales_per_row(self, head_dim: int) -> int:
+        check_multiple(self.name, head_dim, 8)
+        return head_dim // 8
+
+    def rotates(self, head_dim: int) -> bool:
+        del head_dim
+        return True
+
+    def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
+        storable: Bools = np.asarray(np.isfinite(rows).all(-1))
+        rows = np.where(storable[..., None], rows, np.float32(0))
+        scales, indices = _best_scale(np.abs(rows))
+        codes = e2m1.signed_codes(rows, indices >> np.uint8(1), scale_values(scales))
+        low_bits = np.where(scales == 0, np.uint8(0), indices & np.uint8(1))
+        planes = np.packbits(low_bits, axis=-1, bitorder="little")
+        planes[..., :1] = scales
+        return pack(codes, 4), planes, storable
+
+    def dequantize(self, codes: Array, scales: Array) -> Floats:
+        head_dim = codes.shape[-1] * 8
+        self._check_stored(codes, scales, head_dim)
+        nibbles = unpack(codes, 4)
+        low_bits = np.unpackbits(scales, axis=-1, bitorder="little")
+        low_bits[..., :COARSE] = 0
+        values: Floats = MAGNITUDES[(nibbles & np.uint8(7)) << np.uint8(1) | low_bits]
+        with np.errstate(invalid="ignore"):  # scales that no row is stored with
+            return np.where(nibbles & 8, -values, values) * scale_values(scales[..., :1])
+
+    def describe(self) -> str:
+        return "fp5: E2M2 codes (E2M1 for the first 8 values), E5M3 scale per row, Hadamard rotation"
+
+
+def scale_values(scales: NDArray[np.uint8]) -> Floats:
+    """The float32 values of E5M3 bytes: 0..247 are finite, and 248 to 255 never stored."""
+    return (scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32)
+
+
+def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """(scale bytes [..., 1], E2M2 indices [..., D]) of the best candidate of each row."""
+    absmax = magnitudes.max(-1, keepdims=True)
+    with np.errstate(under="ignore"):
+        half = np.minimum(absmax * SCALE_FACTOR, LARGEST_SCALE).astype(np.float16)
+    base = np.maximum(half.view(np.uint16) >> np.uint16(7), 1)
+    best_scale = np.zeros(absmax.shape, np.uint8)
+    best_error = np.full(absmax.shape, np.inf, np.float32)
+    best_index = np.zeros(magnitudes.shape, np.uint8)
+    for step in STEPS:
+        byte = np.minimum(base + step, 247).astype(np.uint8)
+        scale = scale_values(byte)
+        index = _nearest_index(magnitudes, scale)
+        with np.errstate(over="ignore", under="ignore"):  # tiny and huge errors are meant
+            difference = magnitudes - scale * MAGNITUDES[index]
+            error = halving_sum(difference * difference)
+        # A sum may overflow to infinity: the first candidate must then still be taken.
+        better = (half > 0) & ((best_scale == 0) | (error < best_error))
+        best_scale = np.where(better, byte, best_scale)
+        best_error = np.where(better, error, best_error)
+        best_index = np.where(better, index, best_index)
+    return best_scale, best_index
+
+
+def _nearest_index(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
+    """E2M2 indices [..., D]: even ones among the first eight."""
+    index = e2m1.nearest_index(magnitudes, scale, EDGES)
+    index[..., :COARSE] = e2m1.nearest_index(magnitudes[..., :COARSE], scale) << np.uint8(1)
+    return index

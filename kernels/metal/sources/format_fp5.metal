@@ -1,0 +1,100 @@
+// fp5 pages: E2M2 codes whose upper four bits lie as those of fp4, and a byte of lowest bits per octet; the
+// first octet has none, its byte is the row's E5M3 scale. Codes are their value times 2^-14, as of fp4.
+
+struct Fp5 {
+  typedef uint Code;
+  typedef uint8_t Scale;
+  typedef half Tile;
+
+  // Two codes, as of Fp4, with their lowest bits at bits 0 and 16 of `low_bits`.
+  static METAL_FUNC half2 pair(uint word, uint low_bits) {
+    return as_type<half2>(
+        (word & 0x00070007u) << 9 | (word & 0x00080008u) << 12 | (low_bits & 0x00010001u) << 8);
+  }
+
+  template <int D>
+  static METAL_FUNC void octet(
+      const device Code* codes, const device Scale* planes, ulong row, uint octet, thread float4& low,
+      thread float4& high) {
+    const uint word = codes[row * (D / 8) + octet];
+    const uint plane = octet > 0 ? uint(planes[row * (D / 8) + octet]) : 0u;
+    const uint bits = plane | plane << 12;
+    const half2 a = pair(word, bits), b = pair(word >> 4, bits >> 1);
+    const half2 c = pair(word >> 8, bits >> 2), d = pair(word >> 12, bits >> 3);
+    low = float4(half4(a.x, b.x, c.x, d.x));
+    high = float4(half4(a.y, b.y, c.y, d.y));
+  }
+
+  static METAL_FUNC float scale_value(uint code) { return float(as_type<half>(ushort(code << 7))); }
+
+  template <int D>
+  static METAL_FUNC float row_scale(const device Scale* planes, ulong row) {
+    return scale_value(planes[row * (D / 8)]) * 16384.0f;
+  }
+
+  template <int D>
+  static METAL_FUNC void scale_octet(
+      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+
+  static METAL_FUNC float magnitude(uint index) { return float(as_type<half>(ushort(index << 8))) * 16384.0f; }
+
+  // Index of the magnitude nearest to x / scale, ties to the even one; the edges are exact products.
+  static METAL_FUNC uint nearest(float x, float scale) {
+    return uint(x > 0.125f * scale) + uint(x >= 0.375f * scale) + uint(x > 0.625f * scale) +
+           uint(x >= 0.875f * scale) + uint(x > 1.125f * scale) + uint(x >= 1.375f * scale) +
+           uint(x > 1.625f * scale) + uint(x >= 1.875f * scale) + uint(x > 2.25f * scale) +
+           uint(x >= 2.75f * scale) + uint(x > 3.25f * scale) + uint(x >= 3.75f * scale) +
+           uint(x > 4.5f * scale) + uint(x >= 5.5f * scale) + uint(x > 6.5f * scale);
+  }
+
+  // The byte of the best scale, 0 if there is none, and 4 bits of index for each of a lane's values.
+  template <int E>
+  static METAL_FUNC uint best_scale(thread const float* x, uint lane, thread uint& best_indices) {
+    const half base = half(min(group_top<32 * E, E>(x) * as_type<float>(0x3E124925u), 61440.0f));  // 1 / 7
+    const uint first = max(uint(as_type<ushort>(base)) >> 7, 1u);
+    uint best = 0;
+    float best_error = 0.0f;
+    best_indices = 0;
+    for (uint candidate = 0; candidate < 5; ++candidate) {
+      const uint code = min(first + (candidate < 4 ? candidate : 6), 247u);
+      const float scale = scale_value(code);
+      uint indices = 0;
+      float errors[E];
+      for (int i = 0; i < E; ++i) {
+        const float size = fabs(x[i]);
+        const uint index = lane * E + i < 8 ? Fp4::nearest(size, scale) << 1 : nearest(size, scale);
+        const float difference = size - scale * magnitude(index);
+        errors[i] = fma(difference, difference, 0.0f);  // a product that cannot be fused into the sum
+        indices |= index << (4 * i);
+      }
+      const float error = Fp4::halving_sum<E>(errors);
+      if (base > half(0.0f) && (best == 0 || error < best_error)) {
+        best = code;
+        best_error = error;
+        best_indices = indices;
+      }
+    }
+    return best;
+  }
+
+  template <int D, int E>
+  static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale* planes) {
+    const bool finite = keep_finite<E>(x);
+    uint indices;
+    const uint scale = best_scale<E>(x, lane, indices);
+    uint chosen[E], plane = 0;
+    for (int i = 0; i < E; ++i) {
+      const uint index = indices >> (4 * i) & 15u;
+      chosen[i] = scale > 0 ? index >> 1 | as_type<uint>(x[i]) >> 31 << 3 : 0u;
+      plane |= (index & 1u) << ((lane * E + i) % 8);
+    }
+    store_codes<4, D, E>(chosen, lane, row, codes);
+    for (ushort step = 1; step < 8 / E; step *= 2) {
+      plane |= simd_shuffle_xor(plane, step);
+    }
+    if (lane * E % 8 == 0 && lane * E < D) {
+      planes[row * (D / 8) + lane * E / 8] = Scale(lane == 0 ? scale : plane);
+    }
+    return finite;
+  }
+};
