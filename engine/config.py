@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.engine.errors import InvalidConfig
-from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
+from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
 from octavo.kernels.mixed import SIXTEEN_BITS, Residency
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
@@ -25,7 +25,7 @@ class EngineConfig:
     weights           "keep", or re-quantize while loading
     exact             refuse paths that change the arithmetic of the model's own weights
     fuse              allow fusions that the load-time parity probe has accepted
-    kv_format         page format of K and V
+    kv_format         page format of K and V, or two as "K/V"
     k_format          of K alone, where it is another (None: kv_format)
     v_format          of V alone
     keep_fp16_pages   first pages of each sequence that are read in 16 bits, where the others are quantized
@@ -87,9 +87,13 @@ class EngineConfig:
                 raise InvalidConfig(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
-        for name in ("kv_format", "k_format", "v_format"):
+        if not known_formats(self.kv_format):
+            raise InvalidConfig(
+                f"kv_format must be one of {', '.join(FORMAT_NAMES)}, or two as K/V, got {self.kv_format!r}"
+            )
+        for name in ("k_format", "v_format"):
             value = getattr(self, name)
-            if value not in FORMAT_NAMES and (value is not None or name == "kv_format"):
+            if value is not None and value not in FORMAT_NAMES:
                 raise InvalidConfig(f"{name} must be one of {', '.join(FORMAT_NAMES)}, got {value!r}")
         if self.cache_policy not in POLICIES:
             raise InvalidConfig(

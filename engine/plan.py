@@ -22,7 +22,7 @@ from octavo.engine.memory import (
 )
 from octavo.engine.model.locate import model_length, read_config, resolve_model
 from octavo.engine.page_groups import Sizing, sizing
-from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.mixed import SIXTEEN_BITS, Residency
 
@@ -54,7 +54,7 @@ def plan(
     memory: int,
     context: int | None = None,
     page_size: int = 32,
-    formats: Sequence[FormatPair] = tuple(map(format_pair, FORMAT_NAMES)),
+    formats: Sequence[FormatPair] = tuple(map(format_pair, (*FORMAT_NAMES, RECIPE))),
     residency: Residency | None = None,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into

@@ -62,7 +62,9 @@ def tricky_rows(head_dim: int) -> dict[str, Floats]:
 
 def fine_ties(rng: np.random.Generator, head_dim: int) -> Floats:
     """200 rows of the edges between E2M2 values and their neighbours, with a largest value of 7."""
-    ties = np.array([0.125, 0.375, 0.625, 0.875, 1.125, 1.375, 1.625, 1.875, 2.25, 2.75, 3.25, 3.75, 4.5, 5.5, 6.5])
+    ties = np.array(
+        [0.125, 0.375, 0.625, 0.875, 1.125, 1.375, 1.625, 1.875, 2.25, 2.75, 3.25, 3.75, 4.5, 5.5, 6.5]
+    )
     ties = ties.astype(np.float32)
     edges = np.concatenate([ties, np.nextafter(ties, 0), np.nextafter(ties, 9), [0, 1.25, 1.75, 2.5, 5, 7]])
     rows: Floats = rng.choice(np.concatenate([edges, -edges]), (200, head_dim)).astype(np.float32)

@@ -33,11 +33,11 @@ from octavo.engine.cli.usage import positive
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.llm import LLM
-from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, page_format
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair, page_format
 from octavo.kernels.mixed import SIXTEEN_BITS
 
 BASELINE = format_pair("bf16")
-DEFAULT_FORMATS = (*FORMAT_NAMES, "int8/fp4", "nvfp4/fp4")
+DEFAULT_FORMATS = (*FORMAT_NAMES, RECIPE, "int8/fp4")
 SEQUENCES = 8  # computed at once
 SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
 ROW_DIM = 128
@@ -56,7 +56,7 @@ class Measured:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--formats", type=format_pairs, default=",".join(DEFAULT_FORMATS), metavar="F,K/V,...",
-        help="page formats to measure, K/V where they differ (all, int8/fp4 and nvfp4/fp4)")  # fmt: skip
+        help=f"page formats to measure, K/V where they differ (all, {RECIPE} and int8/fp4)")  # fmt: skip
     add("--lengths", type=counts, default="500,1000,2000", metavar="N,N", help="tokens of a document")
     add("--documents", type=positive, default=12, metavar="N", help="documents of each length")
     add("--text", type=Path, metavar="FILE", help="measure on this text, not on made-up ledgers")
@@ -184,7 +184,9 @@ def _perplexity(measured: Measured) -> float:
     return float(np.exp(-np.concatenate([each.logprobs for each in measured.predictions]).mean()))
 
 
-def _recall(measured: Measured, base: Measured, documents: list[Document]) -> dict[str, dict[str, float | None]]:
+def _recall(
+    measured: Measured, base: Measured, documents: list[Document]
+) -> dict[str, dict[str, float | None]]:
     """By context length: the share of questions answered exactly, which the format lost or gained, and
     the difference that makes with its standard error."""
     rows: dict[str, dict[str, float | None]] = {}

@@ -14,7 +14,7 @@ from octavo.block_manager.policies import POLICIES
 from octavo.engine.cli.usage import checked
 from octavo.engine.config import Backend, EngineConfig, Weights
 from octavo.engine.info import ModelInfo
-from octavo.kernels.formats import FORMAT_NAMES
+from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
 DEFAULTS = EngineConfig()
 _SETTINGS = (
@@ -66,10 +66,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-dir", type=Path, metavar="DIR", help="where `octavo cache save` may write (nowhere)")
 
 
+def _formats(name: str) -> str:
+    if not known_formats(name):
+        raise argparse.ArgumentTypeError(
+            f"{name!r} is not a page format; use one of {', '.join(FORMAT_NAMES)}, or two as K/V"
+        )
+    return name
+
+
 def add_format_arguments(group: argparse._ActionsContainer) -> None:
     """--kv-format, and --k-format and --v-format for the halves; all default to None."""
     add = group.add_argument
-    add("--kv-format", choices=FORMAT_NAMES, help=f"format of the KV pages ({DEFAULTS.kv_format})")
+    add("--kv-format", type=_formats, metavar="F|K/V",
+        help=f"format of the KV pages, or those of K and V ({DEFAULTS.kv_format}); "
+        f"one of {', '.join(FORMAT_NAMES)}")  # fmt: skip
     add("--k-format", choices=FORMAT_NAMES, help="format of K alone (that of --kv-format)")
     add("--v-format", choices=FORMAT_NAMES, help="format of V alone (that of --kv-format)")
 

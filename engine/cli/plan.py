@@ -14,7 +14,7 @@ from octavo.engine.cli.options import (
 )
 from octavo.engine.cli.usage import checked, positive
 from octavo.engine.config import EngineConfig
-from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.mixed import Residency
 
 
@@ -60,8 +60,8 @@ def _residency(args: argparse.Namespace) -> Residency | None:
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:
-    """The pair asked for, or every format there is."""
+    """The pair asked for, or every format there is and the recommended pair."""
     if args.kv_format or args.k_format or args.v_format:
         name = args.kv_format or DEFAULTS.kv_format
         return [format_pair(name, k_format=args.k_format, v_format=args.v_format)]
-    return [format_pair(name) for name in FORMAT_NAMES]
+    return [format_pair(name) for name in (*FORMAT_NAMES, RECIPE)]

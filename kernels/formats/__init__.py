@@ -9,11 +9,12 @@ from octavo.kernels.formats.fp5 import FP5
 from octavo.kernels.formats.half import BF16, FP16
 from octavo.kernels.formats.integer import INT4, INT8
 from octavo.kernels.formats.microscaling import MXFP4, NVFP4
-from octavo.kernels.formats.pair import FormatPair, format_pair
+from octavo.kernels.formats.pair import RECIPE, FormatPair, format_pair
 from octavo.kernels.formats.rotation import hadamard, rotation_block
 
 _FORMATS: dict[str, PageFormat] = {
-    fmt.name: fmt for fmt in (BF16(), FP16(), INT8(), INT4(), FP4(), FP5(), MXFP4(), NVFP4(), AFFINE8(), AFFINE4())
+    fmt.name: fmt
+    for fmt in (BF16(), FP16(), INT8(), INT4(), FP4(), FP5(), MXFP4(), NVFP4(), AFFINE8(), AFFINE4())
 }
 
 FORMAT_NAMES = tuple(_FORMATS)
@@ -27,12 +28,20 @@ def page_format(name: str) -> PageFormat:
         raise ValueError(f"page format {name!r} is not known; use one of {', '.join(FORMAT_NAMES)}") from None
 
 
+def known_formats(name: str) -> bool:
+    """Whether ``name`` is a page format, or two as "K/V"."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(part in _FORMATS for part in parts)
+
+
 __all__ = [
     "FORMAT_NAMES",
+    "RECIPE",
     "FormatPair",
     "PageFormat",
     "format_pair",
     "hadamard",
+    "known_formats",
     "page_format",
     "rotation_block",
 ]

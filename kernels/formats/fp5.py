@@ -23,8 +23,8 @@ from octavo.kernels.formats.packing import pack, unpack
 MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
 """The values of E2M2 codes 0..15; even ones are those of E2M1."""
 
-EDGES = tuple((float(low + high) / 2, bool(i % 2)) for i, (low, high) in enumerate(zip(MAGNITUDES, MAGNITUDES[1:])))
-"""Where |x| / scale passes from one magnitude index to the next, and whether a tie passes (to an even index)."""
+EDGES = tuple((float(MAGNITUDES[i] + MAGNITUDES[i + 1]) / 2, bool(i % 2)) for i in range(15))
+"""Where |x| / scale passes from one magnitude index to the next, and whether a tie does (to even ones)."""
 
 COARSE = 8
 """So many values at a row's start are E2M1: the byte of their lowest bits is the scale."""

@@ -17,6 +17,11 @@ class FormatPair:
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 
+RECIPE = "fp5/fp4"
+"""The fewest bits that kept the answers of 16-bit pages where it was measured (kernels/README.md)."""
+
+
 def format_pair(name: str, *, k_format: str | None = None, v_format: str | None = None) -> FormatPair:
-    """The formats that ``name`` stands for; ``k_format`` and ``v_format`` override a half."""
-    return FormatPair(k_format or name, v_format or name)
+    """The formats that ``name`` stands for, one of both or "K/V"; the others override a half."""
+    k, _, v = name.partition("/")
+    return FormatPair(k_format or k, v_format or v or k)

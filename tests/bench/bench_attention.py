@@ -1,4 +1,4 @@
-"""Speed of the native attention kernels by page format, context and threads.
+"""Speed of the native attention kernels by page formats, context and threads.
 
     python tests/bench/bench_attention.py [--heads 8] [--group 2] [--dim 128] [--page-size 32]
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from octavo.kernels import _ext, page_format
 from octavo.kernels.cpu.backend import CpuPool
+from octavo.kernels.formats import format_pair
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 
@@ -87,16 +88,17 @@ def attend_seconds(
 
 def bench_format(name: str, args: argparse.Namespace) -> dict[str, float]:
     layer = LayerSpec(num_kv_heads=args.heads, head_dim=args.dim, value_dim=args.dim)
+    pair = format_pair(name)
     spec = PoolSpec(
         layers=(layer,),
         num_pages=args.positions // args.page_size,
         page_size=args.page_size,
-        k_format=name,
-        v_format=name,
+        k_format=pair.k,
+        v_format=pair.v,
     )
     rng, pool, results = np.random.default_rng(0), CpuPool(spec), {}
     fill(pool, args, rng)
-    position_bytes = 2 * args.heads * page_format(name).row_bytes(args.dim)
+    position_bytes = args.heads * sum(page_format(each).row_bytes(args.dim) for each in (pair.k, pair.v))
     for threads in args.threads:
         _ext.set_threads(threads)
         for context, count in ((512, 8), (4096, 2), (32768, 1)):
@@ -116,7 +118,7 @@ def bench_format(name: str, args: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--formats", default="bf16,fp16,fp4")
+    parser.add_argument("--formats", default="bf16,fp16,fp4,fp5/fp4", help="of both or K/V")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--group", type=int, default=2)
     parser.add_argument("--dim", type=int, default=128)

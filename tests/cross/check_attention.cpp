@@ -32,6 +32,7 @@ constexpr Format kFormats[] = {
     {"int8", CodeType::int8, 8, 2, false, 0.005},
     {"int4", CodeType::int4, 4, 2, true, 0.6},
     {"fp4", CodeType::fp4, 4, 2, true, 0.8},
+    {"fp5", CodeType::fp5, 4, kDim / 8, true, 0.5},
     {"mxfp4", CodeType::mxfp4, 4, kDim / kMxGroup, false, 0.3},
     {"nvfp4", CodeType::nvfp4, 4, kDim / kNvGroup, false, 0.2},
     {"affine8", CodeType::affine8, 8, 4, false, 0.01},

@@ -313,4 +313,15 @@ PACKED = (
     Mutant("affine codes have signs", "format_affine", ">> 3 * BITS) & mask", ">> 3 * BITS) | ~mask"),
 )
 
-MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY + PACKED
+FP5 = (
+    Mutant("the scale of fp5 is lowest bits", "format_fp5", "octet > 0 ?", "true ?"),
+    Mutant("fp5 values are fine from the first", "format_fp5", "lane * E + i < 8 ?", "false ?"),
+    Mutant("fp5 ties away from even", "format_fp5", "x >= 0.375f", "x > 0.375f"),
+    Mutant("fp5 scales one by one", "format_fp5", "candidate < 4 ? candidate : 6", "candidate"),
+    Mutant("fp5 scales beyond the largest", "format_fp5", ", 247u)", ", 249u)"),
+    Mutant("fp5 scales of tiny rows are zero", "format_fp5", ">> 7, 1u)", ">> 7, 0u)"),
+    Mutant("fp5 rows of zeros have a scale", "format_fp5", "base > half(0.0f) && ", ""),
+    Mutant("lowest bits of the next value", "format_fp5", "bits >> 1)", "bits >> 2)"),
+)
+
+MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY + PACKED + FP5

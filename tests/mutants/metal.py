@@ -50,8 +50,12 @@ def write() -> None:
 
 
 def write_packed() -> None:
-    for name in ("int8", "int4", "mxfp4", "nvfp4", "affine8", "affine4"):
+    for name in ("fp5", "int8", "int4", "mxfp4", "nvfp4", "affine8", "affine4"):
         check_bytes(name, 192, Emulator(ftz=False), limit=700)
+
+
+def finer() -> None:
+    attend(formats=("fp5", "fp5"))
 
 
 def integers() -> None:
@@ -86,6 +90,7 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "rows": (write,),
     "quantize": (write,),
     "format_fp4": (everything, write),
+    "format_fp5": (write_packed, finer),
     "format_half": (write, plain),
     "packing": (write_packed, microscaled),
     "format_integer": (write_packed, integers),

@@ -17,6 +17,7 @@ from octavo.engine.bench.quality_measures import (
     Predictions,
     divergence,
     ledger_documents,
+    paired_difference,
     predict,
     row_errors,
 )
@@ -44,6 +45,17 @@ def test_an_answer_is_right_only_to_the_letter() -> None:
     document = Document(6, [1, 2, 3, 4, 5, 6], ((1, 3), (3, 6)))
     likeliest = [[2], [3], [4], [7], [6]]  # after 1, 2, 3, 4, 5: one wrong, in the second answer
     assert predictions(likeliest, [[0.9]] * 5).right_answers(document) == [True, False]
+
+
+def test_the_error_of_a_difference_counts_documents_not_questions() -> None:
+    """By hand: 3 of 4 right before, 1 of 4 after, in documents of two; the changes are -2 and 0."""
+    yes, no = np.array([True, True]), np.array([False, False])
+    change = paired_difference([(yes, no), (np.array([True, False]), np.array([False, True]))])
+    assert change.mean == -0.5
+    # Each is 1 off the mean of -1: the deviation is sqrt(2), of a sum sqrt(2) times that, over 4 questions.
+    assert change.standard_error == pytest.approx(0.5)
+    assert paired_difference([(yes, yes), (no, no)]).standard_error == 0
+    assert paired_difference([(yes, no)]).standard_error is None
 
 
 def test_teacher_forced_answers_are_those_of_greedy_decoding() -> None:

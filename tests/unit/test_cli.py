@@ -48,7 +48,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "metrics address": (["serve", "--metrics", "127.0.0.1:x"], "port"),
     "drain timeout": (["serve", "--drain-timeout", "-1"], "-1"),
     "log level": (["serve", "--log-level", "loud"], "loud"),
-    "format": (["generate", "x", "--kv-format", "fp5"], "fp5"),
+    "format": (["generate", "x", "--kv-format", "fp3"], "fp3"),
+    "pair of formats": (["generate", "x", "--kv-format", "fp4/"], "fp4/"),
+    "three formats": (["generate", "x", "--kv-format", "fp4/fp4/fp4"], "two as K/V"),
     "backend": (["generate", "x", "--backend", "tpu"], "tpu"),
     "size": (["generate", "x", "--kv-memory", "lots"], "lots"),
     "two sizes": (["generate", "x", "--kv-memory", "1GiB", "--num-pages", "4"], "not allowed"),
@@ -226,6 +228,7 @@ def test_doctor_fails_when_a_kernel_is_wrong(
 
 def test_plan_agrees_with_what_is_allocated(capsys: pytest.CaptureFixture[str]) -> None:
     from octavo.engine.memory import page_bytes
+    from octavo.kernels.formats import format_pair
     from octavo.kernels.interface import LayerSpec
 
     code, out, err = _run(capsys, "plan", "--memory", "1GiB", "--context", "1000", "--json")
@@ -235,7 +238,10 @@ def test_plan_agrees_with_what_is_allocated(capsys: pytest.CaptureFixture[str]) 
         num_kv_heads=result["kv_heads"], head_dim=result["head_dim"], value_dim=result["head_dim"]
     )
     for name, row in result["formats"].items():
-        bytes_per_page = page_bytes([layer] * result["layers"], page_size=32, k_format=name, v_format=name)
+        pair = format_pair(name)
+        bytes_per_page = page_bytes(
+            [layer] * result["layers"], page_size=32, k_format=pair.k, v_format=pair.v
+        )
         assert row["bytes_per_page"] == bytes_per_page
         assert row["pages"] == result["kv_bytes"] // bytes_per_page
         assert row["sequences"] == row["pages"] // 32

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from octavo.engine import EngineConfig, InvalidConfig
+from octavo.kernels.formats import FormatPair
 
 
 @pytest.mark.parametrize(
@@ -15,6 +16,7 @@ from octavo.engine import EngineConfig, InvalidConfig
         ({"backend": "cuda"}, "backend must be one of auto, metal, cpu, reference, got 'cuda'"),
         ({"weights": "int3"}, "weights must be one of"),
         ({"kv_format": "fp3"}, "kv_format must be one of .*, got 'fp3'"),
+        ({"kv_format": "fp4/fp3"}, "or two as K/V, got 'fp4/fp3'"),
         ({"k_format": "fp3"}, "k_format must be one of .*, got 'fp3'"),
         ({"v_format": ""}, "v_format must be one of .*, got ''"),
         ({"threads": 0}, "threads must be at least 1, got 0; leave it out"),
@@ -51,3 +53,5 @@ def test_k_and_v_take_the_common_format_or_their_own() -> None:
     mixed = EngineConfig(kv_format="fp4", k_format="int8").page_formats
     assert (mixed.k, mixed.v, str(mixed)) == ("int8", "fp4", "int8/fp4")
     assert str(EngineConfig(v_format="nvfp4").page_formats) == "bf16/nvfp4"
+    assert EngineConfig(kv_format="fp5/fp4").page_formats == FormatPair("fp5", "fp4")
+    assert EngineConfig(kv_format="fp5/fp4", k_format="int8").page_formats == FormatPair("int8", "fp4")

@@ -27,7 +27,9 @@ def fmt(request: pytest.FixtureRequest) -> PageFormat:
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match="'fp3' is not known; use one of bf16, fp16, int8, int4, fp4, fp5, mxfp4"):
+    with pytest.raises(
+        ValueError, match="'fp3' is not known; use one of bf16, fp16, int8, int4, fp4, fp5, mxfp4"
+    ):
         page_format("fp3")
 
 
