@@ -111,7 +111,7 @@ class ReferencePool:
             for group in self._groups
         ]
         out = mx.concatenate(outs)[self._restore_order]
-        if self._codecs[1].format.rotates(spec.value_dim):
+        if self.rotates_values(layer):
             out = hadamard(out)
         return out.astype(queries.dtype)
 
@@ -143,6 +143,10 @@ class ReferencePool:
         rows = self._read(layer, part, tables)
         rotated = self._codecs[part].format.rotates((spec.head_dim, spec.value_dim)[part])
         return hadamard(rows) if rotated else rows
+
+    def rotates_values(self, layer: int) -> bool:
+        """Whether V is stored rotated."""
+        return self._codecs[1].format.rotates(self._spec.layers[layer].value_dim)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """As ``KVPool.gather``, in the dtypes of the keys and values last written."""

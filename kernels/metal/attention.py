@@ -6,7 +6,7 @@ Device arrays of the step's metadata are made when first needed and shared by ev
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import mlx.core as mx
@@ -44,6 +44,32 @@ class StoredPages:
             for letter, arrays in (("k", self.keys), ("v", self.values))
             for name, array in zip(names, arrays, strict=False)
         } | dict(zip(("k_written", "v_written"), self.written, strict=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What ``PagedAttention.partials`` computes.
+
+    items       [4 * M]  (row, row of the table, first tile, end tile) of each part
+    count       M
+    positions   [T]      position of each row
+    page_table  [T, P]   its pages
+    """
+
+    items: mx.array
+    count: int
+    positions: mx.array
+    page_table: mx.array
+    scale: float
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]: top, the sum of weights, -, -."""
+
+    values: mx.array
+    stats: mx.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +153,38 @@ class PagedAttention:
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return out if routes.order is None else out[routes.order]
 
+    def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
+        """Attention of each of ``parts`` to the keys of its tiles, not normalized, V still rotated. Every
+        row stands for a sequence of its own, whose positions and table are those of ``parts``; it sees
+        all up to its position, whatever the layer's window."""
+        spec = self._spec.layers[layer]
+        config = AttentionConfig(
+            layer=replace(spec, window=None, keep=0),
+            group=queries.shape[1] // spec.num_kv_heads,
+            page_size=self._spec.page_size,
+            k_format=self._spec.k_format,
+            v_format=self._spec.v_format,
+            sinks=False,
+            softcap=parts.softcap is not None,
+            alibi=False,
+            ordered=bool(pages.written),
+        )
+        inputs = pages.inputs() | {
+            "queries": queries,
+            "positions": parts.positions,
+            "page_table": parts.page_table,
+            "params": self._device_params(parts.scale, parts.softcap),
+        }
+        return Partials(*self._split(config, inputs | {"items": parts.items}, parts.count))
+
+    def _split(self, config: AttentionConfig, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
+        spec = config.layer
+        heads = spec.num_kv_heads * config.group
+        launch = _decode_launch(
+            count, spec, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 4), mx.float32)
+        )
+        return self._library.run(self._unit(config, "split"), inputs, launch)
+
     def _decode(
         self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
     ) -> list[mx.array]:
@@ -138,11 +196,7 @@ class PagedAttention:
             launch = _decode_launch(count, spec, ((count, heads, spec.value_dim), dtype))
             outs += self._library.run(unit, inputs | {"items": routes.whole}, launch)
         if count := len(routes.decode.parts):
-            launch = _decode_launch(
-                count, spec, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 4), mx.float32)
-            )
-            unit = self._unit(config, "split")
-            partial, stats = self._library.run(unit, inputs | {"items": routes.parts}, launch)
+            partial, stats = self._split(config, inputs | {"items": routes.parts}, count)
             rows = len(routes.decode.joins)
             launch = Launch(
                 grid=(32, heads, rows),

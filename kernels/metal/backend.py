@@ -33,11 +33,15 @@ class MetalBackend:
         return kind(spec, self._library)
 
     def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
-        raise ValueError(
-            f"the metal backend attends over pages of one kind: it has no kernel for {spec.k_format}/"
-            f"{spec.v_format} pages with {twins.k_format} twins; leave keep_fp16_pages, recent_fp16_pages "
-            "and quantize_after out, or use the reference backend"
-        )
+        if any(layer.window is not None for layer in spec.layers):
+            raise ValueError(
+                "the metal backend has no attention over quantized pages and 16-bit ones in layers with a "
+                "window; leave keep_fp16_pages, recent_fp16_pages and quantize_after out, or use the "
+                "reference backend"
+            )
+        from octavo.kernels.metal.mixed import MetalMixedPool
+
+        return MetalMixedPool(self.create_pool(spec), self.create_pool(twins))
 
     def try_in_place(self) -> str:
         """Write pages in place from now on, if a self-test that writes, reads back and attends

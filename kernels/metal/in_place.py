@@ -17,7 +17,7 @@ import numpy as np
 from octavo.kernels.formats import PageFormat
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.metal.attention import StoredPages
+from octavo.kernels.metal.attention import Partials, Parts, StoredPages
 from octavo.kernels.metal.copy import copy_pages
 from octavo.kernels.metal.launch import KernelLibrary, padded
 from octavo.kernels.metal.pool import MetalPool, rows_launch
@@ -55,6 +55,11 @@ class InPlacePool(MetalPool):
         )
         self._last_read[layer] = out
         return out
+
+    def partials(self, layer: int, queries: mx.array, parts: Parts) -> Partials:
+        partials = super().partials(layer, queries, parts)
+        self._last_read[layer] = partials.stats
+        return partials
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         mx.eval(self._written[layer])

@@ -14,7 +14,7 @@ import numpy as np
 from octavo.kernels.formats import PageFormat, page_format
 from octavo.kernels.interface import PoolSpec, refuse_bias
 from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.metal.attention import PagedAttention, StoredPages
+from octavo.kernels.metal.attention import PagedAttention, Partials, Parts, StoredPages
 from octavo.kernels.metal.launch import KernelLibrary, Launch
 from octavo.kernels.metal.units import (
     MIN_ELEMENTS,
@@ -72,6 +72,10 @@ class MetalPool(ReferencePool):
             softcap=softcap,
             slopes=alibi_slopes,
         )
+
+    def partials(self, layer: int, queries: mx.array, parts: Parts) -> Partials:
+        """See ``PagedAttention.partials``."""
+        return self._attention.partials(layer, queries, self._pages(layer), parts)
 
     def _pages(self, layer: int) -> StoredPages:
         keys, values = self._parts[layer]

@@ -4,138 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import mlx.core as mx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from attention_backends import BACKENDS, TestedBackend, poison
-from attention_cases import CASES, Case, as_numpy, build_metadata, shuffled_tables
+from attention_cases import CASES, Case
+from mixed_cases import run_mixed, twin_spec
 from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, Ints
-from octavo.kernels.mixed import MixedPool, check_twins, twin_starts
-from octavo.kernels.truth import StoredPart, dense_attention, sequence_slots
-
-
-def twin_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> PoolSpec:
-    """As an engine makes them: a layer with a window keeps what it keeps."""
-    keep = keep if case.window is None else case.keep
-    layer = replace(case.layer, window=min(window, case.window or window), keep=keep)
-    return replace(spec, layers=(layer,), k_format="bf16", v_format="bf16", num_pages=spec.num_pages + 3)
-
-
-def with_gaps(table: Ints, case: Case, first: int, twins: PoolSpec, after: int) -> Ints:
-    """A sequence's twins as they are when queries from position ``first`` on come: the others are given
-    back, and their entries are 0."""
-    (layer,), size = twins.layers, case.page_size
-    assert layer.window is not None
-    outer = first - (case.window or first + 1) + 1  # what the layer itself sees
-    start = outer if first < after else max(outer, first - layer.window + 1)
-    kept, shown = -(-layer.keep // size), max(start, 0) // size
-    gaps = table.copy()
-    gaps[kept : max(kept, shown)] = 0
-    return gaps
-
-
-def run_mixed(
-    case: Case, pool: MixedPool, after: list[int], *, dtype: mx.Dtype = mx.float32
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Write every row of a case in two steps, attend in the last; what came out, and the truth."""
-    rng = np.random.default_rng(3)
-    specs = pool.quantized.spec, pool.twins.spec
-    tables = [shuffled_tables(case, rng, spec.num_pages) for spec in specs]
-    sinks = rng.standard_normal(case.kv_heads * case.group).astype(np.float32) if case.sinks else None
-    parts = [[_empty(case, spec, part) for part in (0, 1)] for spec in specs]
-    numbers = np.array(after, np.int32)
-    for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
-        members = [b for b, (_, new) in enumerate(sequences) if new]
-        if not members:
-            continue
-        whole = [build_metadata(sequences, some, case.page_size) for some in tables]
-        gaps = [
-            with_gaps(table, case, old, specs[1], number)
-            for table, (old, _), number in zip(tables[1], sequences, after, strict=True)
-        ]
-        shown = build_metadata(sequences, gaps, case.page_size)
-        step = replace(whole[0], quantize_after=numbers[members], others=(shown,))
-        tokens = step.num_tokens
-        queries, keys, values = (
-            mx.array(rng.standard_normal((tokens, heads, dim)).astype(np.float32)).astype(dtype)
-            for heads, dim in (
-                (case.kv_heads * case.group, case.head_dim),
-                (case.kv_heads, case.head_dim),
-                (case.kv_heads, case.layer.value_dim),
-            )
-        )
-        pool.begin_step(step)
-        pool.write(0, keys, values)
-        out = pool.attend(
-            0,
-            queries,
-            scale=case.head_dim**-0.5,
-            sinks=None if sinks is None else mx.array(sinks),
-            softcap=case.softcap,
-        )
-        mx.eval(out, *pool.pending())
-        assert pool.nonfinite_tokens() == []
-        assert out.dtype == dtype
-        for stored, metadata in zip(parts, whole, strict=True):
-            for part, rows in zip(stored, (keys, values), strict=True):
-                part.write(metadata.slots, as_numpy(rows))
-    want = _truth(case, specs, parts, (step, whole), as_numpy(queries), sinks)
-    return as_numpy(out).astype(np.float64), want
-
-
-def _empty(case: Case, spec: PoolSpec, part: int) -> StoredPart:
-    return StoredPart.empty(
-        (spec.k_format, spec.v_format)[part],
-        num_pages=spec.num_pages,
-        num_kv_heads=case.kv_heads,
-        page_size=case.page_size,
-        dim=(case.head_dim, case.layer.value_dim)[part],
-    )
-
-
-def _truth(
-    case: Case,
-    specs: tuple[PoolSpec, PoolSpec],
-    parts: list[list[StoredPart]],
-    steps: tuple[AttentionMetadata, list[AttentionMetadata]],
-    queries: NDArray[np.float32],
-    sinks: NDArray[np.float32] | None,
-) -> NDArray[np.float64]:
-    """Row by row: of each position, K and V of the kind that the row reads."""
-    step, whole = steps
-    assert step.quantize_after is not None
-    layer = specs[1].layers[0]
-    assert layer.window is not None
-    out = np.empty((*queries.shape[:2], case.layer.value_dim))
-    for b, length in enumerate(step.kv_len.tolist()):
-        rows = [
-            [part.read(sequence_slots(metadata, b, length)) for part in stored]
-            for stored, metadata in zip(parts, whole, strict=True)
-        ]
-        for t in range(step.q_start[b], step.q_start[b + 1]):
-            at = step.positions[t : t + 1]
-            start = twin_starts(
-                at, step.quantize_after[b : b + 1], window=layer.window, page_size=case.page_size
-            )
-            seen = np.arange(length)
-            twin = ((seen >= start) | (seen < layer.keep))[:, None, None]
-            keys, values = (np.where(twin, rows[1][part], rows[0][part]) for part in (0, 1))
-            out[t : t + 1] = dense_attention(
-                queries[t : t + 1],
-                keys,
-                values,
-                at,
-                scale=case.head_dim**-0.5,
-                window=case.window,
-                keep=case.keep,
-                sinks=sinks,
-                softcap=case.softcap,
-            )
-    return out
-
+from octavo.kernels.mixed import MixedPool, check_twins
 
 CASE_NAMES = (
     "mixed-page1", "mixed-page8", "decode-page16", "mixed-page32", "mixed-page64", "group5", "dim80",
