@@ -1,6 +1,7 @@
 // What the linear kernels of all instruction sets share. Internal linkage: see numeric.h.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "linear_kernels.h"
@@ -51,12 +52,29 @@ struct RowTiles {
   int size(int tile) const { return first(tile + 1) - first(tile); }
 };
 
+// Panels in a row that a thread takes at once when each is used only once: reading on through memory is
+// what prefetchers are good at. Not so many that threads would wait for the last one.
+inline int panels_in_a_run(const PackedShape& shape) {
+  constexpr int kRunsPerThread = 8;
+  constexpr std::size_t kRunBytes = 512 * 1024;
+  const int share = shape.num_panels() / (kRunsPerThread * num_threads());
+  const int most = static_cast<int>(kRunBytes / shape.panel_bytes());
+  return std::max(1, std::min(share, most));
+}
+
 // body(panel, first tile, last tile) for items of at most `most` tiles of one panel, on all threads. Those
 // of one panel are adjacent, so that it stays in cache.
 template <class Body>
 inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, Body&& body) {
-  const int blocks = (tiles.count + most - 1) / most;
-  parallel_for(blocks * call.weight->shape.num_panels(), [&](int item) {
+  const int panels = call.weight->shape.num_panels(), blocks = (tiles.count + most - 1) / most;
+  if (blocks == 1) {
+    const int run = panels_in_a_run(call.weight->shape);
+    return parallel_for((panels + run - 1) / run, [&](int item) {
+      const int last = std::min(panels, (item + 1) * run);
+      for (int panel = item * run; panel < last; ++panel) body(panel, 0, tiles.count);
+    });
+  }
+  parallel_for(blocks * panels, [&](int item) {
     const int block = item % blocks;
     body(item / blocks, tiles.count * block / blocks, tiles.count * (block + 1) / blocks);
   });

@@ -1,6 +1,7 @@
 #include "packed.h"
 
 #include <cstdlib>
+#include <mutex>
 #include <new>
 
 #include "threads.h"
@@ -215,6 +216,27 @@ Buffer::Buffer(std::size_t bytes) : size_(bytes), mapped_((bytes + 64) / 64 * 64
 Buffer::~Buffer() { std::free(mapping_); }
 
 #endif
+
+Slice::Slice(std::size_t bytes) : size_(bytes) {
+  constexpr std::size_t kShared = 16 * kHugePage;
+  if (bytes > kShared / 4) {
+    buffer_ = std::make_shared<const Buffer>(bytes);
+    data_ = buffer_->data();
+    return;
+  }
+  static std::mutex mutex;
+  static std::weak_ptr<const Buffer> latest;
+  static std::size_t used;  // of `latest`, from its start
+  const std::lock_guard<std::mutex> guard(mutex);
+  buffer_ = latest.lock();
+  if (buffer_ == nullptr || used + bytes > kShared) {
+    buffer_ = std::make_shared<const Buffer>(kShared);
+    latest = buffer_;
+    used = 0;
+  }
+  data_ = buffer_->data() + used;
+  used += (bytes + 63) / 64 * 64;
+}
 
 PackedWeight::PackedWeight(const PackedShape& shape, const void* weight)
     : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {

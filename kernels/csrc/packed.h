@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "numeric.h"
@@ -46,6 +47,21 @@ class Buffer {
   std::size_t size_;
   std::size_t mapped_;  // bytes got from the system, starting at mapping_
   void* mapping_;
+  uint8_t* data_;
+};
+
+// Zeroed memory of one weight. Small weights share buffers of many huge pages: alone, what does not fill
+// a huge page would lie in small ones, which no prefetcher crosses. A buffer goes with its last weight.
+class Slice {
+ public:
+  explicit Slice(std::size_t bytes);
+
+  uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t size_;
+  std::shared_ptr<const Buffer> buffer_;
   uint8_t* data_;
 };
 
@@ -96,7 +112,7 @@ struct PackedWeight {
   void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
 
   PackedShape shape;
-  Buffer panels;
+  Slice panels;
   std::vector<float> bias;  // added to the result: padded to whole panels; empty if there is none
 };
 

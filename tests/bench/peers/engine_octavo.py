@@ -1,0 +1,70 @@
+"""Octavo's core, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from octavo.engine.build import build_core
+from octavo.engine.config import EngineConfig
+from octavo.engine.outputs import FinishReason
+from octavo.engine.params import SamplingParams
+from octavo.engine.request import Request
+
+
+class OctavoEngine:
+    name = "octavo"
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        tokens = args.sequences * args.context
+        config = EngineConfig(
+            model=args.model,
+            kv_format=args.kv_format or "fp4",
+            num_pages=tokens // 32 + args.sequences,
+            max_running=args.sequences,
+            max_step_tokens=args.step_tokens,
+            prefix_cache=False,
+            threads=args.threads,
+        )
+        self._core = build_core(config)
+        info = self._core.info
+        self.settings = f"{info.weights} weights, {info.kv_format} pages, {info.threads} threads"
+        self._requests: list[Request] = []
+        self._count = 0
+
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        self._count += 1
+        request = Request(
+            str(self._count),
+            prompt,
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            max_tokens=max_tokens,
+            tokenizer=self._core.tokenizer,
+            vocab_size=self._core.info.vocab_size,
+            arrived_at=time.monotonic(),
+        )
+        self._requests.append(request)
+        self._core.add(request)
+
+    def step(self) -> int:
+        tokens = 0
+        for update in self._core.step():
+            if update.delta.finish_reason is FinishReason.ERROR:
+                raise RuntimeError(f"a request failed: {update.delta.error}")
+            tokens += len(update.delta.token_ids)
+        return tokens
+
+    def clear(self) -> None:
+        for request in self._requests:
+            self._core.abort(request)
+        self._requests.clear()
+        while self._core.has_work:
+            self._core.step()
+
+    @property
+    def busy(self) -> bool:
+        return self._core.has_work
+
+
+def load(args: argparse.Namespace) -> OctavoEngine:
+    return OctavoEngine(args)

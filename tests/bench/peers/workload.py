@@ -1,0 +1,125 @@
+"""The work that engines are compared by, and the loop that drives any of them through it.
+
+Weights and prompts are random, tokens are drawn greedily, end tokens are ignored and nothing is
+found in a prefix cache: every engine computes the same number of tokens. Only the time in which
+an engine computes counts; loading does not.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+PREFILL_RUNS = 3
+VOCABULARY = 151936
+
+
+class Engine(Protocol):
+    """An engine with its model loaded, driven step by step."""
+
+    name: str
+    settings: str  # weights, KV format and whatever else decides its speed
+
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        """Queue a prompt; nothing is computed yet."""
+
+    def step(self) -> int:
+        """Compute one step of what is queued; the tokens it generated."""
+
+    def clear(self) -> None:
+        """Drop every sequence."""
+
+    @property
+    def busy(self) -> bool:
+        """Is any sequence unfinished?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """``batches`` decode after prompts of ``prompt_tokens``; then ``requests`` come all at once."""
+
+    prompt_tokens: int
+    batches: tuple[int, ...]
+    steps: int
+    requests: int
+    request_prompt_tokens: int
+    request_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Tokens per second: of a prompt, of decoding by batch size, and of output when serving.
+    ``full_batch`` is decoding while all requests of the serving run decode together."""
+
+    prefill: float | None
+    decode: dict[int, float]
+    serve: float | None
+    full_batch: float | None
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def measure(engine: Engine, work: Work) -> Figures:
+    draw = random.Random(1)
+    submit(engine, draw, count=1, prompt_tokens=16, max_tokens=4)  # warm up
+    drain(engine)
+    prefill = [measure_prefill(engine, work, draw) for _ in range(PREFILL_RUNS if work.prompt_tokens else 0)]
+    decode = {batch: measure_decode(engine, work, draw, batch) for batch in work.batches}
+    serve, full_batch = measure_serve(engine, work, draw) if work.requests else (None, None)
+    return Figures(statistics.median(prefill) if prefill else None, decode, serve, full_batch)
+
+
+def measure_prefill(engine: Engine, work: Work, draw: random.Random) -> float:
+    submit(engine, draw, count=1, prompt_tokens=work.prompt_tokens, max_tokens=2)
+    began = time.perf_counter()
+    while engine.step() == 0:
+        pass
+    seconds = time.perf_counter() - began
+    engine.clear()
+    return work.prompt_tokens / seconds
+
+
+def measure_decode(engine: Engine, work: Work, draw: random.Random, batch: int) -> float:
+    """Timed over steps in which all of them decode."""
+    submit(
+        engine, draw, count=batch, prompt_tokens=work.prompt_tokens, max_tokens=work.steps + 2 * batch + 16
+    )
+    while engine.step() < batch:
+        pass
+    began = time.perf_counter()
+    tokens = sum(engine.step() for _ in range(work.steps))
+    seconds = time.perf_counter() - began
+    engine.clear()
+    return tokens / seconds
+
+
+def measure_serve(engine: Engine, work: Work, draw: random.Random) -> tuple[float, float | None]:
+    lengths = {"prompt_tokens": work.request_prompt_tokens, "max_tokens": work.request_output_tokens}
+    submit(engine, draw, count=work.requests, **lengths)
+    tokens, full = 0, []
+    began = time.perf_counter()
+    while engine.busy:
+        before = time.perf_counter()
+        fresh = engine.step()
+        tokens += fresh
+        if fresh == work.requests:
+            full.append(time.perf_counter() - before)
+    seconds = time.perf_counter() - began
+    wanted = work.requests * work.request_output_tokens
+    if tokens != wanted:
+        raise RuntimeError(f"{engine.name} generated {tokens} tokens instead of {wanted}")
+    return tokens / seconds, work.requests / statistics.median(full) if full else None
+
+
+def submit(engine: Engine, draw: random.Random, *, count: int, prompt_tokens: int, max_tokens: int) -> None:
+    for _ in range(count):
+        engine.submit([draw.randrange(VOCABULARY) for _ in range(prompt_tokens)], max_tokens)
+
+
+def drain(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
