@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from attention_backends import BACKENDS, TestedBackend, poison
-from attention_cases import CASES, Case
+from attention_cases import CASES, Case, build_metadata
 from mixed_cases import run_mixed, twin_spec
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.mixed import MixedPool, check_twins
@@ -89,3 +90,26 @@ def test_twins_that_fit_no_pages_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             check_twins(of, wrong)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_rows_that_neither_kind_can_store_are_reported(backend: TestedBackend) -> None:
+    """2^127 fits 16 bits; the sums of its rotation do not fit a float."""
+    case = Case(name="one chunk", sequences=((0, 6),))
+    spec = case.spec("fp4", "fp4")
+    pool = backend.create().create_mixed_pool(spec, twin_spec(case, spec, window=1, keep=0))
+    step = build_metadata(case.sequences, [np.arange(1, dtype=np.int32)], case.page_size)
+    keys, values = np.ones((2, 6, 2, 64), np.float32)
+    keys[2, 0, 5], values[4] = np.nan, 2.0**127
+    pool.begin_step(replace(step, others=(step,)))
+    pool.write(0, mx.array(keys), mx.array(values))
+    mx.eval(*pool.pending())
+    assert pool.nonfinite_tokens() == [2, 4]
+    for message, ask in (
+        ("cannot be gathered", lambda: pool.gather(0)),
+        ("of one kind", lambda: pool.read_pages([0])),
+        ("of one kind", lambda: pool.copy_pages([(0, 1)])),
+        ("no one size", lambda: pool.spec),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ask()

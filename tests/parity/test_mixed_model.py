@@ -12,6 +12,7 @@ import tiny_models
 from octavo.block_manager import BlockManager
 from octavo.engine.batch import build_batch
 from octavo.engine.config import EngineConfig
+from octavo.engine.model.paged import PagedRunner
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import ModelRunner, load_runner
 from octavo.engine.sampler import SampleState
@@ -97,6 +98,10 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
             continue  # its windows keep nothing
         runner = load(folder, replace(config, **settings))
         answers.append(serve(runner, requests()))
+        if backend == "cpu":
+            assert isinstance(runner, PagedRunner)
+            assert runner._model.replay is not None
+            assert runner._model.replay.num_replayed > 20
         runner.close()
     for other in answers[1:]:
         assert other.keys() == answers[0].keys()
