@@ -2,63 +2,62 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Run
-from itertools import pairwise
-from operator import itemgetter
+from heapq import heapify, heappop, heappush
 
+from octavo.block_manager.recency import Recency
+from octavo.block_manager.returns import AGES, GAPS, NUM_AGES, Returns, Seen, kind_of
 from octavo.block_manager.types import Digest, PageId
 
-UNKNOWN, TAIL, NEW = -1, 0, 1  # classes: the end of a new sequence, another new page, then by uses
-NUM_CLASSES = 12  # ... up to 10 uses and more
-NUM_AGES = 14
-YOUNG = 4  # releases; the first age ends there, and each lasts twice as long as the one before
-AGES = (0.0, *(float(YOUNG * 2**age) for age in range(NUM_AGES - 1)))  # where each begins
-WIDTHS = (*(end - begin for begin, end in pairwise(AGES)), AGES[-1])
-PRIOR = 1.0  # a class that was released so often counts as much as all classes together
-DOUBT = 16.0  # releases without a return that are added to what was seen at each age
-HALF_LIFE = 8192  # releases after which what was learned counts half
-RERANK_FIRST, RERANK_LAST = 16, 256  # releases between two rankings: at first, and in the long run
+ENDS = kind_of(uses=0, num_new=0, gap=0)  # a kind of its own, as it has nothing new behind it
+UNKNOWN = -1  # uses of a page that nothing is known of
+RERANK_FIRST, RERANK_LAST = 16, 512  # releases between two rankings: at first, and in the long run
 
 
 class _Batch:
-    """Pages of one class that were released together; the next to go at the end.
+    """Pages of one kind that were released together; the next to go at the end.
 
-    A page that has been used again stays in ``pages`` until it is met or swept: what counts is
-    which batch the policy has for a page.
+    A page that has been used again stays in ``pages`` until it is met: what counts is which batch
+    the policy has for a page.
     """
 
-    __slots__ = ("age", "kind", "num_live", "pages", "released_at", "weight")
+    __slots__ = (
+        "age", "behind", "num_awaited", "num_live", "pages", "released_at", "seen", "serial", "uses",
+        "value", "weight",
+    )  # fmt: skip
 
-    def __init__(self, kind: int, released_at: int) -> None:
-        self.kind = kind
+    def __init__(
+        self, pages: list[PageId], seen: Seen, *, uses: int, released_at: int, behind: _Batch | None
+    ) -> None:
+        self.pages = pages
+        self.seen = seen  # where its kind is counted
+        self.uses = uses  # of each page, so far
         self.released_at = released_at
+        self.behind = behind  # what is of no use without these pages
         self.age = 0
-        self.pages: list[PageId] = []
-        self.num_live = 0
-        self.weight = 1.0  # of one page: a sequence counts once in what is learned, however long
+        self.num_live = self.num_awaited = len(pages)  # listed; listed, or evicted and remembered
+        self.weight = 1 / len(pages)  # of one page in what is counted
+        self.value = 0.0
+        self.serial = 0  # of its one valid entry in the heap
 
 
 class Gittins:
     """Gives up the page that promises the fewest hits for the room it takes.
 
-    Pages are classed by how often they were found, and the last page of a sequence apart. Per class
-    the policy learns how many come back at which age, and keeps that up for evicted pages whose
-    digests it remembers: else it could not see what it misses. What a page of class c and age a
-    promises is its Gittins index,
+    What a page promises is its Gittins index: the most hits per time that keeping it for a while can
+    give, by the chances that pages of its kind come back at its age and later (``Returns``, which says
+    what is a kind; J. Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc.
+    B 41, 1979; hit density as in Beckmann, Chen and Cidon's LHD, NSDI 2018, is the same with a fixed
+    horizon). Evicted pages are remembered for a while: else it could not see what it misses.
 
-        max over t of  P(used within t) / E[time until it is used, at most t],
+    A page is worth at least what the pages behind it in its sequence are worth, as they need it; so
+    heads outlive tails. Before anything is learned, and while LRU would find more (``Recency``), older
+    pages go first.
 
-    the most hits per time that keeping it for a while can give (J. Gittins, "Bandit processes and
-    dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; hit density as in Beckmann, Chen and
-    Cidon's LHD, NSDI 2018, is the same with a fixed horizon). A page that was used more often is
-    never worth less than another of the same age, so heads outlive the tails that need them.
-
-    Time is the number of releases, and before anything is learned older pages go first, ends of
-    sequences before all others. All operations are O(1) per page: the 168 cells, one per class
-    and age, are looked through once per eviction of a run, and ranked again now and then.
+    Time is the number of releases. All operations are O(1) per page. A batch of pages is looked at
+    up to ``NUM_AGES`` times as it grows older, O(log n) each, and all are ranked again now and then.
 
     num_ghosts   evicted pages it remembers
     """
@@ -67,19 +66,17 @@ class Gittins:
         self._num_ghosts = num_ghosts
         self._ghosts: OrderedDict[Digest, _Batch] = OrderedDict()
         self._batch_of: list[_Batch | None] = [None] * num_pages  # None: not listed
-        self._kinds = [UNKNOWN] * num_pages
+        self._uses = [UNKNOWN] * num_pages
+        self._gaps = [0] * num_pages  # between uses, on average; classes as in ``GAPS``
         self._num_listed = 0
         self._digests: Run[Digest | None] = ()  # the pool's
-        self._cells: list[list[OrderedDict[_Batch, None]]] = [
-            [OrderedDict() for _ in range(NUM_AGES)] for _ in range(NUM_CLASSES)
-        ]
         self._now = 0
-        self._released = [0.0] * NUM_CLASSES
-        self._used = [[0.0] * NUM_AGES for _ in range(NUM_CLASSES)]
-        self._history: list[tuple[int, list[float]]] = []  # when, and _released then; oldest first
-        self._order: list[OrderedDict[_Batch, None]] = []
-        self._rerank_at = self._grow_at = 0
-        self._halve_at = HALF_LIFE
+        self._due: dict[int, list[_Batch]] = {}  # by time: what reaches its next age; tails before heads
+        self._heap: list[tuple[float, int, int, _Batch]] = []  # value, when released, serial
+        self._serial = 0
+        self._returns = Returns()
+        self._recency = Recency(num_pages)
+        self._rerank_at = RERANK_FIRST
 
     def __len__(self) -> int:
         return self._num_listed
@@ -91,64 +88,90 @@ class Gittins:
         self._digests = digests
         self._now += 1
         self._num_listed += len(pages)
-        kinds, batch_of = self._kinds, self._batch_of
-        batches: dict[int, _Batch] = {}
-        last = UNKNOWN
-        for page in reversed(pages):
-            kind = kinds[page]
-            if kind == UNKNOWN:
-                kind = kinds[page] = self._recall(digests[page], is_tail=page == pages[0])
-            if kind != last:
-                batch = batches.get(kind) or batches.setdefault(kind, _Batch(kind, self._now))
-                append, last = batch.pages.append, kind
-            append(page)
-            batch_of[page] = batch
-        for kind, batch in batches.items():
-            batch.num_live = len(batch.pages)
-            batch.weight = 1 / len(pages)
-            self._released[kind] += batch.num_live / len(pages)
-            self._cells[kind][0][batch] = None
-
-    def reuse(self, pages: Run[PageId]) -> None:
-        kinds, batch_of = self._kinds, self._batch_of
-        for page in pages:
-            kinds[page] = _found_again(kinds[page])
-            batch = batch_of[page]
-            if batch is None:
-                continue
-            batch_of[page] = None
-            self._num_listed -= 1
-            self._learn(batch)
-            batch.num_live -= 1
-            if not batch.num_live:
-                del self._cells[batch.kind][batch.age][batch]
-            elif 2 * batch.num_live < len(batch.pages):
-                batch.pages = [page for page in batch.pages if batch_of[page] is batch]
-
-    def evict(self, num_pages: int) -> list[PageId]:
-        if self._now >= self._grow_at:
-            self._grow_older()
+        self._grow_older(self._due.pop(self._now, ()))
         if self._now >= self._rerank_at:
             self._rerank()
+        all_uses, gaps = self._uses, self._gaps
+        by_uses: dict[int, list[PageId]] = {}
+        run: list[PageId] = []
+        last, gap = UNKNOWN, 0
+        for page in reversed(pages):
+            uses = all_uses[page]
+            if uses == UNKNOWN:
+                uses = self._recall(page, digests[page])
+            if uses != last:
+                run, last = by_uses.setdefault(uses, []), uses
+            run.append(page)
+            if uses:
+                gap = gaps[page]  # of the deepest page that came back
+        self._list(by_uses, gap)
+        if self._recency.release(len(pages)):
+            self._rerank()
+
+    def _list(self, by_uses: dict[int, list[PageId]], gap: int) -> None:
+        """Make batches of a sequence's pages by how often they were used, the head's first."""
+        num_new = len(by_uses.get(0, ()))
+        kinds = {uses: kind_of(uses=uses, num_new=num_new, gap=gap) for uses in by_uses}
+        behind: _Batch | None = None
+        for uses, pages in reversed(by_uses.items()):
+            body = pages if uses else pages[:-1]
+            if not uses:  # what ends a sequence differs from turn to turn more than what is before
+                behind = self._add(pages[-1:], ENDS, 0, behind)
+            if body:
+                behind = self._add(body, kinds[uses], uses, behind)
+
+    def _add(self, pages: list[PageId], kind: int, uses: int, behind: _Batch | None) -> _Batch:
+        seen, batch_of = self._returns.seen(kind), self._batch_of
+        batch = _Batch(pages, seen, uses=uses, released_at=self._now, behind=behind)
+        seen.reached[0] += 1
+        for page in pages:
+            batch_of[page] = batch
+        self._due.setdefault(self._now + AGES[1], []).append(batch)
+        self._value(batch)
+        heappush(self._heap, (batch.value, self._now, batch.serial, batch))
+        return batch
+
+    def reuse(self, pages: Run[PageId]) -> None:
+        all_uses, gaps, batch_of = self._uses, self._gaps, self._batch_of
+        want = self._recency.want
+        last, gap = None, GAPS[0]
+        for page in pages:
+            uses = all_uses[page]
+            all_uses[page] = uses + 1 if uses != UNKNOWN else 1
+            batch = batch_of[page]
+            if batch is None:
+                gaps[page] = gaps[page] or GAPS[0]
+                continue
+            if batch is not last:
+                last, gap, used = batch, GAPS[batch.age], batch.seen.used
+            used[batch.age] += batch.weight
+            want(batch.released_at, found=True)
+            batch.num_awaited -= 1
+            batch.num_live -= 1
+            batch_of[page] = None
+            self._num_listed -= 1
+            gaps[page] = (gaps[page] + gap + 1) // 2 if gaps[page] else gap
+
+    def evict(self, num_pages: int) -> list[PageId]:
         evicted: list[PageId] = []
-        for cell in self._order:
-            while cell:
-                batch = next(iter(cell))
+        heap = self._heap
+        while len(evicted) < num_pages:
+            _, _, serial, batch = heap[0]
+            if batch.num_live and batch.serial == serial:
                 evicted += self._shrink(batch, num_pages - len(evicted))
-                if batch.num_live:
-                    break
-                del cell[batch]
-            if len(evicted) == num_pages:
-                break
+            else:
+                heappop(heap)
         self._num_listed -= num_pages
+        if not self._num_listed:
+            self._recency.clear()
         ghosts = self._ghosts
         for _ in range(len(ghosts) - self._num_ghosts):
-            ghosts.popitem(last=False)
+            ghosts.popitem(last=False)[1].num_awaited -= 1
         return evicted
 
     def _shrink(self, batch: _Batch, num_pages: int) -> list[PageId]:
         """Up to so many pages of a batch, which are no longer listed but remembered."""
-        batch_of, kinds, digests = self._batch_of, self._kinds, self._digests
+        batch_of, all_uses, gaps, digests = self._batch_of, self._uses, self._gaps, self._digests
         if batch.num_live != len(batch.pages):
             batch.pages = [page for page in batch.pages if batch_of[page] is batch]
         split = max(batch.num_live - num_pages, 0)
@@ -161,97 +184,60 @@ class Gittins:
             assert digest is not None, f"page {page} is listed and cannot be found"
             self._ghosts[digest] = batch
             batch_of[page] = None
-            kinds[page] = UNKNOWN
+            all_uses[page] = UNKNOWN
+            gaps[page] = 0
         return pages
 
-    def _recall(self, digest: Digest | None, *, is_tail: bool) -> int:
-        """The class of a page that is new, or was evicted and has been computed again."""
+    def _recall(self, page: PageId, digest: Digest | None) -> int:
+        """Uses of a page that is new, or was evicted and has been computed again."""
         assert digest is not None, "released without a digest"
         batch = self._ghosts.pop(digest, None)
-        if batch is None:
-            return TAIL if is_tail else NEW
-        self._learn(batch)
-        return _found_again(batch.kind)
+        uses = 0
+        if batch is not None:
+            batch.seen.used[batch.age] += batch.weight
+            self._recency.want(batch.released_at, found=False)
+            batch.num_awaited -= 1
+            self._gaps[page] = GAPS[batch.age]
+            uses = batch.uses + 1
+        self._uses[page] = uses
+        return uses
 
-    def _learn(self, batch: _Batch) -> None:
-        """A page of this batch was wanted again."""
-        age = bisect_right(AGES, self._now - batch.released_at) - 1
-        self._used[batch.kind][age] += batch.weight
+    def _grow_older(self, batches: Iterable[_Batch]) -> None:
+        """These reach their next age; what neither is listed nor remembered is forgotten."""
+        due, heap = self._due, self._heap
+        for batch in batches:
+            if not batch.num_awaited:
+                continue
+            batch.age = age = batch.age + 1
+            batch.seen.reached[age] += batch.num_awaited * batch.weight
+            if age + 1 < NUM_AGES:
+                due.setdefault(batch.released_at + AGES[age + 1], []).append(batch)
+            if batch.num_live:
+                self._value(batch)
+                heappush(heap, (batch.value, batch.released_at, batch.serial, batch))
 
-    def _grow_older(self) -> None:
-        """Move batches to the cells of their ages; each moves at most NUM_AGES times, ever."""
-        self._grow_at = self._now + YOUNG
-        for cells in self._cells:
-            for age in range(NUM_AGES - 2, -1, -1):
-                cell, begin = cells[age], self._now - AGES[age + 1]
-                while cell and (batch := next(iter(cell))).released_at <= begin:
-                    del cell[batch]
-                    batch.age = age + 1
-                    cells[age + 1][batch] = None
+    def _value(self, batch: _Batch) -> None:
+        """Value a batch anew; what is behind it has been. Only its next entry in the heap is valid."""
+        self._serial += 1
+        batch.serial = self._serial
+        value = 0.0 if self._recency.follow_lru else self._returns.promises(batch.seen.kind)[batch.age]
+        behind = batch.behind
+        if behind is not None:
+            if not behind.num_live:
+                batch.behind = None
+            elif behind.value > value:
+                value = behind.value
+        batch.value = value
 
     def _rerank(self) -> None:
-        """Order the cells by what their pages promise; where that is equal, the oldest first."""
-        now = self._now
-        self._rerank_at = now + min(max(now // 8, RERANK_FIRST), RERANK_LAST)
-        if now >= self._halve_at:
-            self._halve_at = now + HALF_LIFE
-            self._released = [count / 2 for count in self._released]
-            self._used = [[count / 2 for count in used] for used in self._used]
-            self._history = [(at, [count / 2 for count in counts]) for at, counts in self._history]
-        reached = self._reached()
-        guess = 0.5 / NUM_AGES / (sum(self._released) + 1)  # before anything comes back: LRU
-        shares = [
-            sum(used) / (sum(counts) + DOUBT) + guess
-            for used, counts in zip(zip(*self._used, strict=True), reached, strict=True)
+        """Value everything by what was learned since the last time."""
+        self._rerank_at = self._now + min(max(self._now // 8, RERANK_FIRST), RERANK_LAST)
+        self._returns.refresh(self._now)
+        live = [
+            (serial, batch) for _, _, serial, batch in self._heap if batch.serial == serial and batch.num_live
         ]
-        ranked: list[tuple[float, int, int]] = []
-        floor = [0.0] * NUM_AGES
-        for kind in range(NUM_CLASSES):
-            chances = [
-                (count + PRIOR * share) / (counts[kind] + PRIOR)
-                for count, share, counts in zip(self._used[kind], shares, reached, strict=True)
-            ]
-            floor = [max(low, value) for low, value in zip(floor, gittins_index(chances), strict=True)]
-            ranked += [(value, -age, kind) for age, value in enumerate(floor)]
-        ranked.sort()
-        self._order = [self._cells[kind][-age] for _, age, kind in ranked]
-
-    def _reached(self) -> list[list[float]]:
-        """By age, how much of each class was released so long ago that it can have come back at
-        that age: what is too young for it says nothing."""
-        history = self._history
-        history.append((self._now, list(self._released)))
-        del history[: max(bisect_right(history, self._now - AGES[-1], key=itemgetter(0)) - 1, 0)]
-        reached = []
-        for age in AGES:  # from the next time that was noted: rather too many than too few
-            index = bisect_left(history, self._now - age, key=itemgetter(0))
-            reached.append(history[index][1])
-        return reached
-
-
-def _found_again(kind: int) -> int:
-    """The class a page moves to when it is found."""
-    return min(max(kind, NEW) + 1, NUM_CLASSES - 1)
-
-
-def gittins_index(chances: Run[float]) -> list[float]:
-    """By age, the best hits per time of keeping a page for a while, see ``Gittins``.
-
-    chances   that a page is used at each age, and not before; if they add up to more than
-              one, the first of them count
-    """
-    left = 1.0
-    lasting = []  # the time that a page spends at each age, on average
-    for chance, width in zip(chances, WIDTHS, strict=True):
-        stay = max(left - chance, 0.0)
-        lasting.append(width * max((left + stay) / 2, 1e-9))
-        left = stay
-    index = []
-    for age in range(NUM_AGES):
-        best = hits = time = 0.0
-        for chance, spent in zip(chances[age:], lasting[age:], strict=True):
-            hits += chance
-            time += spent
-            best = max(best, hits / time)
-        index.append(best)
-    return index
+        live.sort()  # serials are distinct, and tails have the lower ones
+        for _, batch in live:
+            self._value(batch)
+        self._heap = [(batch.value, batch.released_at, batch.serial, batch) for _, batch in live]
+        heapify(self._heap)
