@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -36,7 +37,7 @@ def with_gaps(table: Ints, case: Case, first: int, twins: PoolSpec, after: int) 
 
 
 def run_mixed(
-    case: Case, pool: MixedPool, after: list[int], *, dtype: mx.Dtype = mx.float32
+    case: Case, pool: MixedPool[Any], after: list[int], *, dtype: mx.Dtype = mx.float32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Write every row of a case in two steps, attend in the last; what came out, and the truth."""
     rng = np.random.default_rng(3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ RAGGED = Case(name="each its own", page_size=4, sequences=((30, 1), (30, 1), (0,
 SPLIT = Case(name="split", page_size=32, sinks=True, sequences=((1100, 1), (3, 1)))
 
 
-def create(backend: MetalBackend, case: Case, formats: tuple[str, str], window: int, keep: int) -> MixedPool:
+def create(
+    backend: MetalBackend, case: Case, formats: tuple[str, str], window: int, keep: int
+) -> MixedPool[Any]:
     spec = case.spec(*formats)
     pool = backend.create_mixed_pool(spec, twin_spec(case, spec, window=window, keep=keep))
     assert isinstance(pool, MixedPool)

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 from octavo.block_manager import BlockManager
 from octavo.engine.batch import build_batch
-from octavo.engine.config import EngineConfig
+from octavo.engine.config import Backend, EngineConfig
 from octavo.engine.model.paged import PagedRunner
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import ModelRunner, load_runner
@@ -88,7 +88,7 @@ def requests(max_tokens: int = 40) -> list[Sequence]:
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3_text"])
 def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
-    tmp_path: Path, architecture: str, backend: str
+    tmp_path: Path, architecture: str, backend: Backend
 ) -> None:
     folder = tiny_models.make_model(tmp_path, architecture)
     config = replace(CONFIG, backend=backend)

@@ -73,7 +73,7 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
         ({"num_fp16_pages": 0, "kv_format": "fp4"}, "num_fp16_pages must be at least 1"),
     ):
         with pytest.raises(InvalidConfig, match=message):
-            EngineConfig(**settings)  # type: ignore[arg-type]
+            EngineConfig(**settings)
 
 
 def test_a_plan_shows_both_kinds_of_pages() -> None:
