@@ -11,7 +11,7 @@ HTTP := $(VENV)/.installed-http
 PYTEST_ARGS ?= -n 2 --dist loadfile
 SERVE_ARGS ?=
 
-.PHONY: help demo serve serve-http test test-slow lint format types cross-aarch64 check clean
+.PHONY: help demo serve serve-http test test-slow lint format types cross-aarch64 sanitize check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint       ruff: rules and formatting; make format applies them"
 	@echo "make types      mypy --strict"
 	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"
+	@echo "make sanitize   the native kernels, built with ASan and UBSan, under their tests (PYTEST_ARGS=FILES)"
 	@echo "make check      lint, types and test"
 	@echo "make clean      remove the environment, builds and caches"
 
@@ -65,6 +66,9 @@ types: $(DEV)
 
 cross-aarch64: $(RUNTIME)
 	@PYTHON=$(BIN)/python tools/cross_aarch64.sh
+
+sanitize: $(DEV)
+	@PYTHON=$(BIN)/python tools/sanitize.sh $(if $(filter command line environment,$(origin PYTEST_ARGS)),$(PYTEST_ARGS))
 
 check: lint types test
 

@@ -80,14 +80,13 @@ class SampleState:
     @property
     def plain(self) -> bool:
         """Whether the token is drawn from the logits as they are, and nothing else is asked."""
-        return (
-            self.constraint is None
-            and self.params.logprobs is None
-            and not len(self._bias)
-            and not self._holds
-            and self._seen is None
-            and self._output is None
-        )
+        return self.params.logprobs is None and not self._adjusts
+
+    @property
+    def _adjusts(self) -> bool:
+        """Whether it draws from other logits than the model's."""
+        counted = self._seen is not None or self._output is not None
+        return self.constraint is not None or len(self._bias) > 0 or self._holds or counted
 
     @property
     def plain_greedy(self) -> bool:
@@ -113,13 +112,10 @@ class SampleState:
             if counts is not None:
                 counts.add(token)
 
-    def adjust(self, logits: Floats) -> Floats:
-        """Logits [V] after bias, penalties, min_tokens and structured output; the input itself when
-        there are none. Raises ConstraintFailed."""
-        constraint, counted = self.constraint, self._seen is not None or self._output is not None
-        if constraint is None and not len(self._bias) and not self._holds and not counted:
-            return logits
-        logits = logits.copy()
+    def adjust_in_place(self, logits: Floats) -> None:
+        """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises
+        ConstraintFailed."""
+        constraint = self.constraint
         logits[self._bias_ids] += self._bias
         if self._seen is not None:
             ids, penalty = self._seen.ids, np.float32(self.params.repetition_penalty)
@@ -133,7 +129,6 @@ class SampleState:
             logits[self._held_ids] = -np.inf
         if constraint is not None:
             logits[~constraint.allowed(may_end=self.may_end)] = -np.inf
-        return logits
 
     def uniform(self) -> float:
         """The number in [0, 1) that draws the next token."""
@@ -152,17 +147,17 @@ def chosen(token: int, logit: float) -> Sampled:
     return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
 
 
-def adjust_row(logits: Floats, state: SampleState) -> Floats | Sampled:
-    """The logits [V] that a token is drawn from, or why it cannot be."""
+def adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
+    """Make logits [V], in place, those that a token is drawn from; why it cannot be drawn, or None."""
     if not np.isfinite(logits[np.argmax(logits)]):  # of the first NaN, if there is one
         return Sampled(token=None, error=NOT_FINITE)
     try:
-        adjusted = state.adjust(logits)
+        state.adjust_in_place(logits)
     except ConstraintFailed as error:
         return Sampled(token=None, error=str(error))
-    if state.constraint is not None and not np.isfinite(adjusted.max()):
+    if state.constraint is not None and not np.isfinite(logits.max()):
         return Sampled(token=None, error=NOT_FINITE)
-    return adjusted
+    return None
 
 
 def with_logprob(drawn: Sampled, logits: Floats, params: SamplingParams) -> Sampled:
@@ -173,9 +168,9 @@ def with_logprob(drawn: Sampled, logits: Floats, params: SamplingParams) -> Samp
 
 
 def _sample_row(logits: Floats, state: SampleState) -> Sampled:
-    params, adjusted = state.params, adjust_row(logits, state)
-    if isinstance(adjusted, Sampled):
-        return adjusted
+    params, adjusted = state.params, logits if state.plain else logits.copy()
+    if (failure := adjust_row(adjusted, state)) is not None:
+        return failure
     if state.greedy:
         token = int(np.argmax(adjusted))
     else:

@@ -1,6 +1,8 @@
 """The native CPU extension, built from csrc/; ImportError where it was not built or does not fit."""
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 mlx_version: str
 
@@ -123,6 +125,7 @@ class Draw:
     ) -> None: ...
 
 def draw_tokens(logits: mx.array, draws: list[Draw]) -> list[int | None]: ...
+def draw_tokens_from_numpy(logits: NDArray[np.float32], draws: list[Draw]) -> list[int | None]: ...
 def set_tracing(on: bool) -> None: ...
 def measure_roofline() -> dict[str, float]: ...
 

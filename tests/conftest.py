@@ -6,6 +6,8 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
+from native import load_extension
+
 settings.register_profile(
     "default", max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -21,4 +23,5 @@ settings.register_profile(  # for tests/mutants: whether a bug is found, not how
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],
 )
+load_extension()
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS", "default"))

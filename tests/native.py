@@ -16,6 +16,9 @@ import x86_emulator
 LEVELS = ("generic", "avx2", "avx512", "amx")
 _TESTS = Path(__file__).resolve().parent
 
+EXTENSION_VARIABLE = "OCTAVO_TEST_EXTENSION"
+"""The file of an extension to test instead of the installed one (tools/sanitize.sh)."""
+
 # By its file: an editable installation finds `_ext` by a finder of its own, whatever the path says.
 _LOAD = """
 import importlib.util, sys
@@ -31,6 +34,12 @@ at_every_level = pytest.mark.parametrize(
 """A test's ``level``, for `run_at_level`; the first to be emulated may wait for a build."""
 
 
+def load_extension() -> None:
+    """Take the extension that EXTENSION_VARIABLE names, if it names one."""
+    if built := os.environ.get(EXTENSION_VARIABLE):
+        exec(_LOAD.format(path=built), {})
+
+
 def require_extension() -> ModuleType:
     """The extension, or an explicit skip that says why there is none."""
     try:
@@ -41,7 +50,9 @@ def require_extension() -> ModuleType:
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh interpreter that finds the helpers of the tests."""
+    """Run ``code`` in a fresh interpreter that finds the helpers of the tests, with the same extension."""
+    if built := os.environ.get(EXTENSION_VARIABLE):
+        code = _LOAD.format(path=built) + code
     paths = [str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment
     return subprocess.run(

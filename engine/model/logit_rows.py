@@ -15,12 +15,19 @@ DrawTokens = Callable[[mx.array, Sequence[int], Sequence[SampleState]], list[Sam
 
 
 def float_row(logits: mx.array, row: int) -> Floats:
-    """One row of evaluated logits [S, V] as float32: the upper half of a float32 is a bfloat16."""
+    """One row of evaluated logits [S, V] as float32."""
+    values = np.empty(logits.shape[1], np.float32)
+    copy_float_row(logits, row, values)
+    return values
+
+
+def copy_float_row(logits: mx.array, row: int, out: Floats) -> None:
+    """The same into ``out`` [V]: the upper half of a float32 is a bfloat16."""
     if logits.dtype == mx.bfloat16:
-        bits = np.array(logits.view(mx.uint16), copy=False)[row].astype(np.uint32) << 16
-        values: Floats = bits.view(np.float32)
-        return values
-    return np.array(logits[row].astype(mx.float32))
+        bits = np.array(logits.view(mx.uint16), copy=False)[row]
+        np.left_shift(bits, 16, out=out.view(np.uint32), dtype=np.uint32)
+    else:
+        out[:] = np.array(logits, copy=False)[row]
 
 
 def sample_in_numpy(logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:

@@ -81,9 +81,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
 
 def _draw_tokens(native: bool) -> DrawTokens:
     if native:
-        from octavo.engine.model.native_sampling import sample_natively
+        from octavo.engine.model.native_sampling import NativeSampling
 
-        return sample_natively
+        return NativeSampling()
     return sample_in_numpy
 
 

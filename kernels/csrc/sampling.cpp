@@ -1,6 +1,7 @@
 #include "sampling.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
@@ -56,34 +57,49 @@ int draw_row(const RowDraw& call) {
   return OCTAVO_DRAW(generic, call);
 }
 
-void check(const mx::array& logits, const std::vector<Draw>& draws) {
-  require(logits.ndim() == 2 && logits.shape(1) > 0 && is_float(logits.dtype()),
-          "logits must be floats [rows, vocabulary], got " + dtype_text(logits.dtype()) + " " + shape_text(logits));
+// Evaluated logits, row after row.
+struct Rows {
+  const char* data;
+  Float type;
+  int count, size;
+};
+
+std::vector<std::optional<int>> draw_from(const Rows& rows, const std::vector<Draw>& draws) {
   for (const Draw& draw : draws) {
-    require(draw.row >= 0 && draw.row < logits.shape(0),
-            "row must lie in [0, " + std::to_string(logits.shape(0)) + "), got " + std::to_string(draw.row));
+    require(draw.row >= 0 && draw.row < rows.count,
+            "row must lie in [0, " + std::to_string(rows.count) + "), got " + std::to_string(draw.row));
     require(draw.temperature >= 0 && draw.top_k >= 0 && draw.top_p > 0 && draw.min_p >= 0 && draw.min_p <= 1,
             "temperature and top_k must not be negative, top_p must be above 0 and min_p lie in [0, 1]");
   }
-}
-
-std::vector<std::optional<int>> draw_tokens(const mx::array& logits, const std::vector<Draw>& draws) {
-  check(logits, draws);
-  if (draws.empty()) return {};
-  mx::array evaluated = mx::contiguous(logits);
-  evaluated.eval();
-  const int size = evaluated.shape(1);
-  const std::size_t width = evaluated.itemsize();
   std::vector<std::optional<int>> tokens(draws.size());
   const nb::gil_scoped_release release;
   parallel_for(static_cast<int>(draws.size()), [&](int i) {
     const Draw& draw = draws[i];
-    const RowDraw call{evaluated.data<char>() + width * size * draw.row, float_of(evaluated.dtype()), size,
-                       draw.temperature, draw.top_k, draw.top_p, draw.min_p,
-                       static_cast<double>(philox(draw.seed, draw.counter) >> 11) * 0x1p-53};
+    const std::size_t start = static_cast<std::size_t>(draw.row) * rows.size * float_size(rows.type);
+    const RowDraw call{rows.data + start, rows.type, rows.size, draw.temperature, draw.top_k, draw.top_p,
+                       draw.min_p, static_cast<double>(philox(draw.seed, draw.counter) >> 11) * 0x1p-53};
     if (const int token = draw_row(call); token != kNotFinite) tokens[i] = token;
   });
   return tokens;
+}
+
+std::vector<std::optional<int>> draw_tokens(const mx::array& logits, const std::vector<Draw>& draws) {
+  require(logits.ndim() == 2 && logits.shape(1) > 0 && is_float(logits.dtype()),
+          "logits must be floats [rows, vocabulary], got " + dtype_text(logits.dtype()) + " " + shape_text(logits));
+  if (draws.empty()) return {};
+  mx::array evaluated = mx::contiguous(logits);
+  evaluated.eval();
+  return draw_from({evaluated.data<char>(), float_of(evaluated.dtype()), evaluated.shape(0), evaluated.shape(1)},
+                   draws);
+}
+
+using NumpyRows = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+std::vector<std::optional<int>> draw_tokens_from_numpy(const NumpyRows& logits, const std::vector<Draw>& draws) {
+  require(logits.shape(1) > 0, "logits must be floats [rows, vocabulary], got rows of none");
+  return draw_from({reinterpret_cast<const char*>(logits.data()), Float::f32, static_cast<int>(logits.shape(0)),
+                    static_cast<int>(logits.shape(1))},
+                   draws);
 }
 
 }  // namespace
@@ -94,6 +110,8 @@ void bind_sampling(nb::module_& m) {
            [](Draw* self, int row, float temperature, int top_k, double top_p, float min_p, uint64_t seed,
               uint64_t counter) { new (self) Draw{row, temperature, top_k, top_p, min_p, seed, counter}; },
            "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a);
+  m.def("draw_tokens_from_numpy", &draw_tokens_from_numpy, "logits"_a.noconvert(), "draws"_a,
+        "draw_tokens from a float32 array of NumPy's, which is not copied.");
   m.def("draw_tokens", &draw_tokens, "logits"_a, "draws"_a,
         "The token of each draw from logits [rows, vocabulary], as engine/truncation.py draws with the "
         "number of Philox(key=seed, counter=counter); None for a row that is not finite. temperature 0 "

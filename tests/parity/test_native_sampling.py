@@ -17,9 +17,10 @@ from octavo.engine.sampler import NOT_FINITE, SampleState
 
 require_extension()
 
-from octavo.engine.model.native_sampling import sample_natively  # noqa: E402
+from octavo.engine.model.native_sampling import NativeSampling  # noqa: E402
 from octavo.kernels import _ext  # noqa: E402
 
+sample_natively = NativeSampling()
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
 PARAMS: tuple[dict[str, float], ...] = (
     {"temperature": 0.0},

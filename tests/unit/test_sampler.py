@@ -82,11 +82,15 @@ def test_penalties_use_the_prompt_only_for_repetition() -> None:
         one = SampleState(SamplingParams(**params), seed=0, prompt_ids=[0], vocab_size=3)  # type: ignore[arg-type]
         for token in (2, 2):
             one.record(token)
-        return one.adjust(row[0])
+        adjusted = row[0].copy()
+        one.adjust_in_place(adjusted)
+        return adjusted
 
     np.testing.assert_allclose(drawn(repetition_penalty=2.0), [1.0, 1.9, -2.0])
     np.testing.assert_allclose(drawn(presence_penalty=0.5), [2.0, 1.9, -1.5])
     np.testing.assert_allclose(drawn(frequency_penalty=0.5), [2.0, 1.9, -2.0])
+    one = SampleState(SamplingParams(repetition_penalty=2.0), seed=0, prompt_ids=[0], vocab_size=3)
+    assert sample(row, [one])[0].token == 1
     assert row[0].tolist() == pytest.approx([2.0, 1.9, -1.0]), "the model's logits must stay as they were"
 
 
@@ -94,7 +98,8 @@ def test_counts_keep_up_with_many_tokens() -> None:
     one = SampleState(SamplingParams(frequency_penalty=1.0), seed=0, prompt_ids=[], vocab_size=500)
     for token in list(range(300)) * 2:
         one.record(token)
-    adjusted = one.adjust(np.zeros(500, np.float32))
+    adjusted = np.zeros(500, np.float32)
+    one.adjust_in_place(adjusted)
     assert (adjusted[:300] == -2).all()
     assert (adjusted[300:] == 0).all()
 
