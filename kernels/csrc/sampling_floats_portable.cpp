@@ -92,13 +92,15 @@ struct Boundary {
 
 Boundary find_boundary(const float* weights, int size, double target) {
   // Weights lie in [0, 1]: their bits are in their order.
-  double* const masses = static_cast<double*>(thread_scratch(8 * kHalf));
-  std::memset(masses, 0, 8 * kHalf);
+  constexpr int kUpper = (0x3f800000 >> 16) + 1;  // upper halves of the bits of 0 to 1
+  double* const masses = static_cast<double*>(thread_scratch(4 * kHalf));
+  static_assert(sizeof(double) * kUpper <= 4 * kHalf);
+  std::memset(masses, 0, sizeof(double) * kUpper);
   for (int i = 0; i < size; ++i)
     if (weights[i] > 0) masses[as_bits(weights[i]) >> 16] += weights[i];
   double above = 0;
   int upper = -1;
-  for (int at = static_cast<int>(as_bits(1.0f) >> 16); at >= 0; --at) {
+  for (int at = kUpper - 1; at >= 0; --at) {
     if (masses[at] == 0) continue;
     if (upper >= 0) above += masses[upper];
     upper = at;
