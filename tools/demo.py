@@ -1,6 +1,6 @@
 """`make demo`: serve the embedded model and watch several prompts stream at once over gRPC.
 
-Starts `octavo serve` on a free port with FP4 pages, asks nine short questions that share a system
+Starts `octavo serve` on a free port with fp5 K and fp4 V pages, asks nine short questions that share a system
 prompt and one about a long text, shows the tokens as they come, checks the answers against the truth,
 sums up and stops the server. Exit code 0 when everything went right, 1 otherwise.
 """
@@ -29,7 +29,7 @@ from octavo.engine.client import Client
 from octavo.engine.outputs import FinishReason
 
 SERVE = ("serve", "--model", "demo", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
-PAGES = ("--kv-format", "fp4", "--page-size", "32", "--num-pages", "128")
+PAGES = ("--kv-format", "fp5/fp4", "--page-size", "32", "--num-pages", "128")
 START_TIMEOUT, STOP_TIMEOUT, REQUEST_TIMEOUT = 120.0, 30.0, 120.0
 
 

@@ -18,7 +18,7 @@ class FormatPair:
 
 
 RECIPE = "fp5/fp4"
-"""The fewest bits that kept the answers of 16-bit pages where it was measured (kernels/README.md)."""
+"""The fewest bits measured to answer within a point of 16-bit pages (kernels/README.md)."""
 
 
 def format_pair(name: str, *, k_format: str | None = None, v_format: str | None = None) -> FormatPair:
