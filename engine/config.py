@@ -36,6 +36,9 @@ class EngineConfig:
     page_size         positions per page
     kv_memory         bytes for the page pool; or give num_pages instead
     max_model_len     positions a sequence may have (None: the model's own limit)
+    max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
+                      the first keep_tokens; sequences may then outgrow the model's limit (None: all)
+    keep_tokens       first positions that stay visible (attention sinks) under max_kv_size (None: 4)
     max_running       sequences computed at once
     max_step_tokens   tokens computed per step, decodes and prompt chunks together
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
@@ -67,6 +70,8 @@ class EngineConfig:
     kv_memory: int | None = None
     num_pages: int | None = None
     max_model_len: int | None = None
+    max_kv_size: int | None = None
+    keep_tokens: int | None = None
     max_running: int = 64
     max_step_tokens: int = 512
     max_waiting: int = 1024
@@ -126,6 +131,7 @@ class EngineConfig:
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
         self._check_residency()
+        self._check_streaming()
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
         if self.cache_dir is not None and not self.prefix_cache:
@@ -140,6 +146,23 @@ class EngineConfig:
                 f"({self.max_running}), or a full decode batch would not fit in one step; raise the first "
                 "or lower the second"
             )
+
+    def _check_streaming(self) -> None:
+        if self.keep_tokens is not None and self.max_kv_size is None:
+            raise InvalidConfig(
+                f"keep_tokens is {self.keep_tokens}, but without max_kv_size every position stays visible; "
+                "give max_kv_size, or leave it out"
+            )
+        if self.max_kv_size is not None and not 0 <= self.num_kept_tokens < self.max_kv_size:
+            raise InvalidConfig(
+                f"max_kv_size must be more than the {self.num_kept_tokens} keep_tokens, which must be at "
+                f"least 0, got {self.max_kv_size}; raise the first or lower the second"
+            )
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Under max_kv_size; four sinks are what window attention needs to stay stable."""
+        return 4 if self.keep_tokens is None else self.keep_tokens
 
     def _check_residency(self) -> None:
         for name in ("keep_fp16_pages", "recent_fp16_pages", "quantize_after"):

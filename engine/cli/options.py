@@ -20,7 +20,8 @@ DEFAULTS = EngineConfig()
 _SETTINGS = (
     "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "keep_fp16_pages", "recent_fp16_pages", "quantize_after", "num_fp16_pages",
-    "page_size", "kv_memory", "num_pages", "max_model_len", "max_running", "max_waiting",
+    "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
+    "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "stream_interval", "max_step_tokens", "prefix_cache",
     "cache_policy", "max_pinned_pages", "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
@@ -47,6 +48,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     pool.add_argument("--num-pages", type=int, metavar="N", help="size of the page pool in pages")
     add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
+    add("--max-kv-size", type=int, metavar="N",
+        help="positions that a token sees; sequences may then outgrow the model (all)")  # fmt: skip
+    add("--keep-tokens", type=int, metavar="N", help="first positions among these, as attention sinks (4)")
     add("--max-running", type=int, metavar="N", help=f"sequences computed at once ({DEFAULTS.max_running})")
     add("--max-waiting", type=int, metavar="N", help=f"requests that may queue ({DEFAULTS.max_waiting})")
     add("--max-waiting-tokens", type=int, metavar="N",

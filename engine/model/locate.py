@@ -73,15 +73,23 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def model_length(config: dict[str, Any], wanted: int | None, *, setting: str = "max_model_len") -> int:
+def model_length(
+    config: dict[str, Any],
+    wanted: int | None,
+    *,
+    setting: str = "max_model_len",
+    max_kv_size: int | None = None,
+) -> int:
     """Positions a sequence may have: ``wanted``, or what the model says, or 4,096 if it does not.
 
-    Raises InvalidConfig for more than the model was made for.
+    Raises InvalidConfig for more than the model was made for; where queries see ``max_kv_size``
+    positions, that number counts.
     """
     flat = text_config(config)
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)
-    if wanted is not None and limit is not None and wanted > limit:
+    seen, setting = (wanted, setting) if max_kv_size is None else (max_kv_size, "max_kv_size")
+    if seen is not None and limit is not None and seen > limit:
         raise InvalidConfig(
-            f"{setting} is {wanted}, but the model was made for {limit} positions; give at most that"
+            f"{setting} is {seen}, but the model was made for {limit} positions; give at most that"
         )
     return wanted or limit or DEFAULT_MODEL_LEN

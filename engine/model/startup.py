@@ -13,7 +13,7 @@ from octavo.engine.errors import InvalidConfig
 from octavo.engine.info import MemoryBudget, ModelInfo
 from octavo.engine.memory import available_memory, format_size, workspace_bytes
 from octavo.engine.model.forward import PagedModel
-from octavo.engine.model.layers import CacheLayout, discover_layout
+from octavo.engine.model.layers import CacheLayout, discover_layout, with_max_kv_size
 from octavo.engine.model.loader import LoadedModel, load_model, num_weight_bytes
 from octavo.engine.model.locate import model_length, read_config, resolve_model
 from octavo.engine.model.logit_rows import DrawTokens, sample_in_numpy
@@ -31,14 +31,16 @@ log = logging.getLogger(__name__)
 def load_paged_runner(config: EngineConfig) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
     path = resolve_model(config.model)
-    max_model_len = model_length(read_config(path), config.max_model_len)
+    max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     choice = choose_device(config)
     native = choice.backend.name == "cpu"
     loaded = load_model(path, weights=config.weights)
-    layout = discover_layout(loaded.model, loaded.architecture)
+    probed = layout = discover_layout(loaded.model, loaded.architecture)
+    if config.max_kv_size is not None:
+        layout = with_max_kv_size(layout, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
     size = _sizing(config, layout.layers, max_model_len)
     num_pages = _num_pages(config, size, max_model_len)
-    ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
+    ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
     if config.residency is not None and result.tier != "paged":
