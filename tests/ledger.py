@@ -101,6 +101,19 @@ class Ledger:
                 expected = (salt, tuple(tokens[: position + 1]))
                 assert entry == expected, f"position {position}: expected {expected}, found {entry}"
 
+    def fill(self, group: int, page: int, tokens: list[int], positions: range, salt: bytes) -> None:
+        """A page comes from elsewhere, with what its positions would hold."""
+        for offset, position in enumerate(positions):
+            self._slots[group, page * self.page_size + offset] = (salt, tuple(tokens[: position + 1]))
+
+    def check_page(self, group: int, page: int, tokens: list[int], salt: bytes) -> None:
+        """Raise AssertionError unless a full page holds the last positions of ``tokens``."""
+        first = len(tokens) - self.page_size
+        for offset in range(self.page_size):
+            entry = self._slots.get((group, page * self.page_size + offset), "empty")
+            expected = (salt, tuple(tokens[: first + offset + 1]))
+            assert entry == expected, f"page {page} is found as {expected} and holds {entry}"
+
     def run(self, step: Step, live: Iterable[Sequence], broken: frozenset[Sequence] = frozenset()) -> None:
         """Compute a step: copies, then every write, then every read."""
         self.copy(step.copies)

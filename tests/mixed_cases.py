@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_cases import Case, as_numpy, build_metadata, shuffled_tables
+from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.mixed import MixedPool, twin_starts
@@ -43,7 +43,6 @@ def run_mixed(
     rng = np.random.default_rng(3)
     specs = pool.quantized.spec, pool.twins.spec
     tables = [shuffled_tables(case, rng, spec.num_pages) for spec in specs]
-    sinks = rng.standard_normal(case.kv_heads * case.group).astype(np.float32) if case.sinks else None
     parts = [[_empty(case, spec, part) for part in (0, 1)] for spec in specs]
     numbers = np.array(after, np.int32)
     for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
@@ -68,22 +67,16 @@ def run_mixed(
         )
         pool.begin_step(step)
         pool.write(0, keys, values)
-        out = queries
+        out, extras = queries, Extras.of(case, rng, step)
         if sequences is case.sequences:
-            out = pool.attend(
-                0,
-                queries,
-                scale=case.head_dim**-0.5,
-                sinks=None if sinks is None else mx.array(sinks),
-                softcap=case.softcap,
-            )
+            out = pool.attend(0, queries, scale=case.head_dim**-0.5, **extras.arrays())
         mx.eval(out, *pool.pending())
         assert pool.nonfinite_tokens() == []
         assert out.dtype == dtype
         for stored, metadata in zip(parts, whole, strict=True):
             for part, rows in zip(stored, (keys, values), strict=True):
                 part.write(metadata.slots, as_numpy(rows))
-    want = _truth(case, specs, parts, (step, whole), as_numpy(queries), sinks)
+    want = _truth(case, specs, parts, (step, whole), as_numpy(queries), extras)
     return as_numpy(out).astype(np.float64), want
 
 
@@ -103,7 +96,7 @@ def _truth(
     parts: list[list[StoredPart]],
     steps: tuple[AttentionMetadata, list[AttentionMetadata]],
     queries: NDArray[np.float32],
-    sinks: NDArray[np.float32] | None,
+    extras: Extras,
 ) -> NDArray[np.float64]:
     """Row by row: of each position, K and V of the kind that the row reads."""
     step, whole = steps
@@ -132,7 +125,9 @@ def _truth(
                 scale=case.head_dim**-0.5,
                 window=case.window,
                 keep=case.keep,
-                sinks=sinks,
-                softcap=case.softcap,
+                softcap=extras.softcap,
+                sinks=extras.sinks,
+                slopes=extras.slopes,
+                mask=None if extras.mask is None else extras.mask[t : t + 1, :, :length],
             )
     return out

@@ -17,10 +17,13 @@ from hypothesis.stateful import (
 )
 
 from ledger import Ledger
-from octavo.block_manager import BlockManager, PageCopy, PageGroup, PageTable
+from octavo.block_manager import BlockManager, Digest, PageCopy, PageGroup, PageId, PageTable
 
 PAGE_SIZE = 4
 NUM_PAGES = 12
+
+Prefix = tuple[bytes, tuple[int, ...]]
+"""A salt, and the tokens up to a page's end."""
 
 tokens = st.lists(st.integers(1, 2), min_size=1, max_size=24)
 salts = st.sampled_from([b"", b"other tenant"])
@@ -42,6 +45,16 @@ class Machine(RuleBasedStateMachine):
         self.salts: dict[PageTable, bytes] = {}
         self.rest: dict[PageTable, list[int]] = {}  # of a prompt that was opened: to be written first
         self.copies: list[PageCopy] = []
+        self.names: dict[Digest, Prefix] = {}  # of every page that was ever published
+        self.digests: dict[Prefix, Digest] = {}
+
+    def name(self, digests: list[Digest], written: list[int], salt: bytes) -> None:
+        """These digests stand for the pages of ``written``: no two tenants' pages have one name, and none
+        has two."""
+        for index, digest in enumerate(digests):
+            prefix = (salt, tuple(written[: (index + 1) * PAGE_SIZE]))
+            assert self.names.setdefault(digest, prefix) == prefix, "one name for two contents"
+            assert self.digests.setdefault(prefix, digest) == digest, "two names for one prefix"
 
     def carry_out(self) -> None:
         self.ledger.copy(self.copies)
@@ -77,7 +90,40 @@ class Machine(RuleBasedStateMachine):
             return
         self.ledger.write(table, wanted, range(table.num_written, len(wanted)), salt=self.salts[table])
         self.blocks.commit(table, wanted, len(wanted))
+        self.name(table.digests[: len(wanted) // PAGE_SIZE], wanted, self.salts[table])
         self.tokens[table], self.rest[table] = wanted, rest[len(more) :]
+
+    @rule(prompt=tokens, salt=salts, data=st.data())
+    def adopt(self, prompt: list[int], salt: bytes, data: st.DataObject) -> None:
+        """Pages of a prompt come from a disk, in one group."""
+        self.carry_out()
+        group = data.draw(st.sampled_from(range(len(self.groups))))
+        digests = self.blocks.name_pages([*prompt, 0], [], salt=salt)
+        first = data.draw(st.integers(0, len(digests)))
+        self.name(digests, prompt, salt)
+        idle, filled = self.blocks.idle_pages(), list[int]()
+
+        def fill(indices: list[int], pages: list[PageId]) -> None:
+            filled.extend(indices)
+            for index, page in zip(indices, pages, strict=True):
+                self.ledger.fill(group, page, prompt, range(index * PAGE_SIZE, (index + 1) * PAGE_SIZE), salt)
+
+        found = [self.blocks.find(digest, group) is not None for digest in digests]
+        new = self.blocks.adopt(
+            prompt[: len(digests) * PAGE_SIZE], digests, first, fill, group=group, salt=salt
+        )
+        missing = [index for index in range(first, len(digests)) if not found[index]]
+        assert filled == (missing if new else [])
+        assert new in (None, len(missing))
+        if self.groups[group].window is None and not all(found[:first]):
+            assert new is None, "nobody could go on after them"
+        elif len(missing) <= idle[group] - sum(found):
+            assert new is not None, "there was room, whatever of the sequence is idle itself"
+        assert self.blocks.idle_pages() == idle, "nobody holds them"
+        for index, digest in enumerate(digests):
+            now = self.blocks.find(digest, group) is not None
+            assert now >= found[index], "what could be found of the sequence gave way to the rest of it"
+            assert now >= (new is not None and index >= first)
 
     @rule(target=tables, table=tables)
     def fork(self, table: PageTable) -> object:
@@ -130,6 +176,14 @@ class Machine(RuleBasedStateMachine):
             for table, written in self.tokens.items():
                 assert table.num_written == len(written)
                 self.ledger.check(table, written, len(written), salt=self.salts[table])
+
+    @invariant()
+    def what_can_be_found_is_what_its_name_says(self) -> None:
+        """By the tenant who may, and for as long as anybody can: contents and name never part."""
+        for group in self.blocks._groups:
+            for digest, page in group.pool._page_of.items():
+                salt, written = self.names[digest]
+                self.ledger.check_page(group.index, page, list(written), salt)
 
     def teardown(self) -> None:
         self.carry_out()
