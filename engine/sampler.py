@@ -138,7 +138,8 @@ class SampleState:
 
 def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
     """One token for each row [V] of float32 logits; a row with NaN or +infinity as its
-    largest value fails alone. Does not record the tokens. ValueError if the numbers differ."""
+    largest value fails alone. Bias and penalties change the rows in place. Does not record the
+    tokens. ValueError if the numbers differ."""
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 

@@ -30,7 +30,7 @@ from octavo.engine.params import SamplingParams
 from octavo.engine.plan import layer_specs, plan, render
 from octavo.engine.runner import RunOutput, load_runner
 from octavo.engine.sampler import SampleState
-from octavo.kernels.formats import FORMAT_NAMES
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
 PAGE_SIZE = 8
@@ -301,7 +301,7 @@ def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, ar
 def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:
     """Groups of 32 or 64 values have no rows of 16: a clear refusal, in the plan too."""
     result = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)
-    assert list(result["formats"]) == FITTING
+    assert list(result["formats"]) == [*FITTING, RECIPE]
     assert sorted(result["refused"]) == sorted(set(FORMAT_NAMES) - set(FITTING))
     for name, reason in result["refused"].items():
         assert "head_dim 16" in reason

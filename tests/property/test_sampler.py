@@ -106,7 +106,7 @@ def draws(row: Floats, num: int, **params: object) -> NDArray[np.int64]:
         SampleState(SamplingParams(**params), seed=seed, prompt_ids=[], vocab_size=len(row))  # type: ignore[arg-type]
         for seed in range(num)
     ]
-    tokens = [drawn.token for drawn in sample(np.broadcast_to(row, (num, len(row))), states)]
+    tokens = [drawn.token for drawn in sample(np.tile(row, (num, 1)), states)]
     return np.bincount(np.array(tokens, np.int64), minlength=len(row))
 
 

@@ -82,7 +82,7 @@ def test_penalties_use_the_prompt_only_for_repetition() -> None:
         one = SampleState(SamplingParams(**params), seed=0, prompt_ids=[0], vocab_size=3)  # type: ignore[arg-type]
         for token in (2, 2):
             one.record(token)
-        adjusted = row[0].copy()
+        adjusted: Floats = row[0].copy()
         one.adjust_in_place(adjusted)
         return adjusted
 
