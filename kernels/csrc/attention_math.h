@@ -17,6 +17,7 @@ inline constexpr int kLanes = 4;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint32_t UintVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
 inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
@@ -38,7 +39,7 @@ inline Vec exp2(Vec x) {
   power = power * fraction + 2.4022651e-1f;
   power = power * fraction + 6.9314718e-1f;
   power = power * fraction + 1.0f;
-  return (Vec)((IntVec)power + ((IntVec)shifted << 23));
+  return (Vec)((UintVec)power + ((UintVec)shifted << 23));  // unsigned: a NaN's bits may wrap
 }
 
 // cap * tanh(x / cap) in units of log2: x is a logit, the result is multiplied by log2(e).
