@@ -150,6 +150,8 @@ async def test_ctrl_c_ends_generate_quietly() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "octavo.engine.cli", "generate", PROMPT, "--ignore-eos", "--max-tokens", "7000",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        # Shells start what runs in the background with SIGINT ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     assert await process.stdout.read(1), "it never began"
