@@ -130,9 +130,9 @@ MUTANTS = (
     Mutant("close gives heads back before tails", GROUP, "tail.reverse()", "pass"),
     Mutant(
         "a miss of the last token is called partial",
-        MANAGER,
-        "if tail == self.page_size else",
-        "if tail > self.page_size else",
+        "block_manager/misses.py",
+        "if tail == self._page_size else",
+        "if tail > self._page_size else",
     ),
     Mutant(
         "windows give back a page too many", GROUP, "num_written - window + 1,", "num_written - window + 2,"

@@ -156,7 +156,7 @@ MUTANTS = (
     ),
     Mutant(
         "an eviction is explained as news",
-        "block_manager/manager.py",
+        "block_manager/misses.py",
         "if evicted_at is not None:",
         "if evicted_at is None and page < 0:",
     ),
