@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.block_manager import PageGroup
 from octavo.block_manager.group import pages_touched
@@ -69,6 +69,15 @@ class Sizing:
             )
             for index, (group, pages) in enumerate(zip(self.all_groups, self.pages(num_pages), strict=True))
         )
+
+
+def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int, keep: int) -> tuple[LayerSpec, ...]:
+    """The same with a window in layers that have none: a token sees ``max_kv_size`` positions, the first
+    ``keep`` of the sequence among them. What mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does."""
+    return tuple(
+        replace(layer, window=max_kv_size - keep, keep=keep) if layer.window is None else layer
+        for layer in layers
+    )
 
 
 def sizing(

@@ -21,7 +21,7 @@ from octavo.engine.memory import (
     workspace_bytes,
 )
 from octavo.engine.model.locate import model_length, read_config, resolve_model
-from octavo.engine.page_groups import Sizing, sizing
+from octavo.engine.page_groups import Sizing, sizing, with_max_kv_size
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.mixed import SIXTEEN_BITS, Residency
@@ -56,18 +56,25 @@ def plan(
     page_size: int = 32,
     formats: Sequence[FormatPair] = tuple(map(format_pair, (*FORMAT_NAMES, RECIPE))),
     residency: Residency | None = None,
+    max_kv_size: int | None = None,
+    keep_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
     cannot hold this model's rows. ``residency``: what is read in 16 bits beside quantized pages.
+    ``max_kv_size``, ``keep_tokens``: as in EngineConfig.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
     """
     path = resolve_model(model)
     config = read_config(path)
-    settings = EngineConfig(model=model, page_size=page_size)
-    positions = model_length(config, context, setting="context")
+    settings = EngineConfig(
+        model=model, page_size=page_size, max_kv_size=max_kv_size, keep_tokens=keep_tokens
+    )
+    positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
     layers = layer_specs(path, config)
+    if max_kv_size is not None:
+        layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
     weights = weights_bytes(path)
     workspace = workspace_bytes(
         config,
@@ -175,6 +182,7 @@ def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
     groups: list[dict[str, Any]] = [
         {
             "window": group.window,
+            "keep": group.keep,
             "fp16_twins": index >= len(size.groups),
             "layers": len(group.members),
             "bytes_per_page": group_bytes,
@@ -193,6 +201,12 @@ def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
         "sequences": min(group["pages"] // group["pages_per_sequence"] for group in groups),
         "groups": groups,
     }
+
+
+def _seen(group: Mapping[str, Any]) -> str:
+    if group["keep"]:
+        return f"the first {group['keep']} positions and the last {group['window']}"
+    return f"{group['window']} positions"
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -221,7 +235,7 @@ def render(result: Mapping[str, Any]) -> str:
         if group["fp16_twins"]
     ]
     lines += [
-        f"{group['layers']} layers see {group['window']} positions: {group['pages_per_sequence']} pages of "
+        f"{group['layers']} layers see {_seen(group)}: {group['pages_per_sequence']} pages of "
         "their own per sequence, however long"
         for group in groups
         if group["window"] is not None and not group["fp16_twins"]

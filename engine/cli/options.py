@@ -48,9 +48,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     pool.add_argument("--num-pages", type=int, metavar="N", help="size of the page pool in pages")
     add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
-    add("--max-kv-size", type=int, metavar="N",
-        help="positions that a token sees; sequences may then outgrow the model (all)")  # fmt: skip
-    add("--keep-tokens", type=int, metavar="N", help="first positions among these, as attention sinks (4)")
+    add_attention_sink_arguments(group)
     add("--max-running", type=int, metavar="N", help=f"sequences computed at once ({DEFAULTS.max_running})")
     add("--max-waiting", type=int, metavar="N", help=f"requests that may queue ({DEFAULTS.max_waiting})")
     add("--max-waiting-tokens", type=int, metavar="N",
@@ -98,6 +96,14 @@ def add_residency_arguments(group: argparse._ActionsContainer) -> None:
     add("--quantize-after", type=int, metavar="TOKENS",
         help="read sequences up to this long in 16 bits alone; requests may have their own number "
         f"({DEFAULTS.quantize_after})")  # fmt: skip
+
+
+def add_attention_sink_arguments(group: argparse._ActionsContainer) -> None:
+    """What a token sees of a long sequence; all default to None."""
+    add = group.add_argument
+    add("--max-kv-size", type=int, metavar="N",
+        help="positions that a token sees; sequences may then outgrow the model (all)")  # fmt: skip
+    add("--keep-tokens", type=int, metavar="N", help="first positions among these, as attention sinks (4)")
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:

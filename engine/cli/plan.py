@@ -6,6 +6,7 @@ import argparse
 
 from octavo.engine.cli.options import (
     DEFAULTS,
+    add_attention_sink_arguments,
     add_format_arguments,
     add_json_argument,
     add_residency_arguments,
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
+    add_attention_sink_arguments(parser)
     add_format_arguments(parser)
     add_residency_arguments(parser)
     add_json_argument(parser)
@@ -46,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         page_size=args.page_size,
         formats=_formats(args),
         residency=_residency(args),
+        max_kv_size=args.max_kv_size,
+        keep_tokens=args.keep_tokens,
     )
     print(render(result))
     if args.json:

@@ -9,128 +9,32 @@ import gc
 import logging
 import signal
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.engine.cli.options import (
-    add_engine_arguments,
-    add_log_level_argument,
-    budget_lines,
-    engine_config,
-    memory_size,
-    set_up_logging,
-)
-from octavo.engine.cli.security import add_security_arguments, tls_files
-from octavo.engine.cli.usage import checked, seconds
+from octavo.engine.cli.options import budget_lines, engine_config, set_up_logging
+from octavo.engine.cli.serve_options import ServeOptions, add_arguments, serve_options
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import OctavoError
 from octavo.engine.info import ModelInfo
-from octavo.engine.server.address import Address, check_free, parse_address
+from octavo.engine.server.address import Address, check_free
 from octavo.engine.stats import Gauges, Observer
 
 if TYPE_CHECKING:
-    from octavo.engine.server.security import Security, TlsFiles
+    from octavo.engine.server.security import Security
     from octavo.engine.server.server import GrpcServer
     from octavo.engine.service import AsyncEngine
     from octavo.engine.tracing import Tracing
+
+__all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
 SWITCH_INTERVAL_S = 0.0005
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """listen   where gRPC listens
-    metrics  where /metrics, /healthz and /readyz listen; None: nowhere
-    vllm_metrics   export the gauges that gateways read under vLLM's names too
-    otlp_endpoint   where spans of requests go; None: none are made
-    reflection   tell clients what the services are
-    max_message_bytes   of a message that comes in
-    tls, auth_token_file   who may use gRPC; read again on SIGHUP
-    """
-
-    listen: Address
-    metrics: Address | None
-    drain_timeout: float
-    reflection: bool = True
-    max_message_bytes: int
-    vllm_metrics: bool = False
-    otlp_endpoint: str | None = None
-    tls: TlsFiles | None = None
-    auth_token_file: Path | None = None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--listen",
-        type=checked(parse_address),
-        metavar="HOST:PORT",
-        default="127.0.0.1:50051",
-        help="where gRPC listens; port 0 picks a free one",
-    )
-    parser.add_argument(
-        "--metrics",
-        type=checked(_metrics_address),
-        metavar="HOST:PORT|off",
-        default="127.0.0.1:9400",
-        help="where /metrics, /healthz and /readyz listen",
-    )
-    parser.add_argument(
-        "--vllm-metrics",
-        action="store_true",
-        help="export queue depth, running requests, cache usage and cache shape under vLLM's names too, "
-        "for schedulers of inference gateways such as llm-d's",
-    )
-    parser.add_argument(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="send an OpenTelemetry span per request there, over gRPC (extra `tracing`)",
-    )
-    parser.add_argument(
-        "--drain-timeout",
-        type=seconds,
-        metavar="SECONDS",
-        default=30.0,
-        help="how long running requests may finish after SIGTERM",
-    )
-    parser.add_argument(
-        "--no-reflection",
-        dest="reflection",
-        action="store_false",
-        help="do not tell clients what the services and their messages are",
-    )
-    parser.add_argument(
-        "--max-message-size",
-        type=checked(memory_size),
-        metavar="SIZE",
-        default="64MiB",
-        help="largest message that is read",
-    )
-    add_security_arguments(parser)
-    add_log_level_argument(parser, "info")
-    add_engine_arguments(parser)
-
-
-def _metrics_address(text: str) -> Address | None:
-    return None if text == "off" else parse_address(text)
-
-
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
-    options = ServeOptions(
-        listen=args.listen,
-        metrics=args.metrics,
-        vllm_metrics=args.vllm_metrics,
-        otlp_endpoint=args.otlp_traces_endpoint,
-        drain_timeout=args.drain_timeout,
-        reflection=args.reflection,
-        max_message_bytes=args.max_message_size,
-        tls=tls_files(args),
-        auth_token_file=args.auth_token_file,
-    )
-    return asyncio.run(serve(engine_config(args), options))
+    return asyncio.run(serve(engine_config(args), serve_options(args)))
 
 
 async def serve(config: EngineConfig, options: ServeOptions) -> int:

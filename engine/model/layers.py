@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -26,16 +26,6 @@ class CacheLayout:
     pool_index: tuple[int | None, ...]
     dtype: mx.Dtype
     vocab_size: int
-
-
-def with_max_kv_size(layout: CacheLayout, *, max_kv_size: int, keep: int) -> CacheLayout:
-    """The same with a window in layers that have none: a token sees ``max_kv_size`` positions, the first
-    ``keep`` of the sequence among them. What mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does."""
-    bounded = (
-        replace(spec, window=max_kv_size - keep, keep=keep) if spec.window is None else spec
-        for spec in layout.layers
-    )
-    return replace(layout, layers=tuple(bounded))
 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -13,14 +14,14 @@ from octavo.engine.errors import InvalidConfig
 from octavo.engine.info import MemoryBudget, ModelInfo
 from octavo.engine.memory import available_memory, format_size, workspace_bytes
 from octavo.engine.model.forward import PagedModel
-from octavo.engine.model.layers import CacheLayout, discover_layout, with_max_kv_size
+from octavo.engine.model.layers import CacheLayout, discover_layout
 from octavo.engine.model.loader import LoadedModel, load_model, num_weight_bytes
 from octavo.engine.model.locate import model_length, read_config, resolve_model
 from octavo.engine.model.logit_rows import DrawTokens, sample_in_numpy
 from octavo.engine.model.paged import PagedRunner
 from octavo.engine.model.probe import ProbeResult, describe
 from octavo.engine.model.ready import choose_device, make_ready
-from octavo.engine.page_groups import Sizing, num_pages_for, sizing
+from octavo.engine.page_groups import Sizing, num_pages_for, sizing, with_max_kv_size
 from octavo.kernels.backends import Choice
 from octavo.kernels.groups import create_pools
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
@@ -37,7 +38,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     loaded = load_model(path, weights=config.weights)
     probed = layout = discover_layout(loaded.model, loaded.architecture)
     if config.max_kv_size is not None:
-        layout = with_max_kv_size(layout, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
+        bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
+        layout = replace(layout, layers=bounded)
     size = _sizing(config, layout.layers, max_model_len)
     num_pages = _num_pages(config, size, max_model_len)
     ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse)

@@ -65,6 +65,22 @@ def test_k_and_v_may_be_planned_apart(tmp_path: Path) -> None:
     assert "int8/fp4" in plan.render(result)
 
 
+def test_a_bounded_cache_needs_the_same_pages_however_long_the_sequence(tmp_path: Path) -> None:
+    path = str(folder(tmp_path, **QWEN))
+    plans = [
+        plan.plan(model=path, memory=4 * 1024**3, context=context, max_kv_size=1024, keep_tokens=8)
+        for context in (4096, 100_000)  # the second is more than the model was made for
+    ]
+    short, long = (result["formats"]["fp4"] for result in plans)
+    assert short == long
+    (group,) = long["groups"]
+    assert (group["window"], group["keep"]) == (1016, 8)
+    assert group["pages_per_sequence"] == 1 + 33  # a window of 1,016 may touch 33 pages of 32
+    assert "28 layers see the first 8 positions and the last 1016: 34 pages" in plan.render(plans[1])
+    with pytest.raises(InvalidConfig, match="max_kv_size is 50000, but the model was made for 40960"):
+        plan.plan(model=path, memory=4 * 1024**3, max_kv_size=50_000)
+
+
 def test_fp4_holds_almost_four_times_the_tokens_of_bf16(tmp_path: Path) -> None:
     rows = plan.plan(model=str(folder(tmp_path, **QWEN)), memory=4 * 1024**3)["formats"]
     assert rows["fp4"]["tokens"] / rows["bf16"]["tokens"] >= 3.8
