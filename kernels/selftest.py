@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from octavo.kernels.formats import FORMAT_NAMES, page_format
 from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.mixed import SIXTEEN_BITS
+from octavo.kernels.selftest_mixed import attend_over_twins
 from octavo.kernels.truth import TruthPool
 
 TOLERANCE = 0.02
@@ -54,7 +56,7 @@ _VARIANTS = (
 
 
 def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
-    """Write and attend in every format: stored rows, attention, and rows with NaN.
+    """Write and attend in every format: stored rows, attention, twins, and rows with NaN.
 
     A format that the backend refuses is one result that says so: refusing is not failing.
     """
@@ -70,6 +72,8 @@ def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
                 continue
             results += _attempt(f"{name}, {variant.name}", partial(_check, backend, name, variant))
         results += _attempt(f"{name}, long", partial(_check_long, backend, name))
+        if name not in SIXTEEN_BITS:
+            results += _attempt(f"{name} beside 16-bit pages", partial(_check_mixed, backend, name))
         results += _attempt(f"NaN is reported, {name}", partial(_check_nonfinite, backend, name))
     return results
 
@@ -170,6 +174,16 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
             want = truth.attend(metadata, queries, scale=0.125)
         mx.eval(out, *pool.pending())
     return [_result(f"attend, {format_name}, {length} positions", _relative_error(np.array(out), want))]
+
+
+def _check_mixed(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
+    """Queries that read some positions from quantized pages and some from their 16-bit twins."""
+    name = f"{format_name} beside 16-bit pages"
+    try:
+        got, want = attend_over_twins(backend, format_name)
+    except ValueError as refusal:
+        return [SelfTestResult(f"{name} is refused: {refusal}", 0.0, ok=True)]
+    return [_result(f"attend, {name}", _relative_error(got, want))]
 
 
 def _check_nonfinite(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:

@@ -39,6 +39,12 @@ class MetalBackend:
                 "window; leave keep_fp16_pages, recent_fp16_pages and quantize_after out, or use the "
                 "reference backend"
             )
+        for layer in twins.layers:
+            if layer.keep % twins.page_size:
+                raise ValueError(
+                    f"the metal backend reads whole pages in 16 bits: keep must be a multiple of the "
+                    f"{twins.page_size} positions of a page, got {layer.keep}"
+                )
         from octavo.kernels.metal.mixed import MetalMixedPool
 
         return MetalMixedPool(self.create_pool(spec), self.create_pool(twins))

@@ -155,7 +155,7 @@ def _kinds(metadata: AttentionMetadata, twins: PoolSpec) -> tuple[_Kind, _Kind]:
     after = np.zeros(len(counts), np.int32) if metadata.quantize_after is None else metadata.quantize_after
     positions = metadata.positions
     start = twin_starts(positions, after[sequence], window=layer.window, page_size=size) // size
-    kept = np.minimum(start, -(-layer.keep // size))
+    kept = np.minimum(start, layer.keep // size)
     column = np.arange(metadata.page_table.shape[1])
     tables, (shown,) = metadata.page_table[sequence], metadata.others
     own = np.where(column < kept[:, None], column, column + (start - kept)[:, None])

@@ -60,3 +60,8 @@ def test_rows_read_each_position_from_the_kind_of_page_they_should(
 def test_layers_with_a_window_are_refused() -> None:
     with pytest.raises(ValueError, match="in layers with a window; leave keep_fp16_pages"):
         create(Emulator().backend(), NAMED["window17"], ("fp4", "fp4"), 1, 0)
+
+
+def test_less_than_a_page_cannot_be_kept() -> None:
+    with pytest.raises(ValueError, match="a multiple of the 32 positions of a page, got 33"):
+        create(Emulator().backend(), SPLIT, ("fp4", "fp4"), 1, 33)
