@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 from octavo.engine.bench.arguments import counts
 from octavo.engine.bench.plots import log_ticks, picture, require_matplotlib
+from octavo.engine.bench.prefix_cost import cost_without_reuse
 from octavo.engine.bench.prefix_runs import (
     ANSWER_TOKENS,
     SUFFIX_TOKENS,
     Bench,
     Chats,
     converse,
-    cost_without_reuse,
     pool_sizes,
     warm_against_cold,
 )
@@ -35,6 +35,7 @@ from octavo.engine.errors import InvalidConfig
 from octavo.engine.runner import load_runner
 from octavo.engine.tokenizer import load_tokenizer
 
+COST_TOKENS, COST_ROUNDS = 64, 10  # short, so that there are many pairs; rounds for each of --runs
 EXPERIMENTS = ("ttft", "pools", "salts", "cost")
 
 
@@ -111,7 +112,9 @@ def _measure(bench: Bench, wanted: tuple[str, ...], lengths: tuple[int, ...], ru
                 for name, salts in (("shared", False), ("per_conversation", True))
             }
         if "cost" in wanted:
-            result["cost"] = cost_without_reuse(bench, prompt_tokens=min(512, room), rounds=runs)
+            result["cost"] = cost_without_reuse(
+                bench, prompt_tokens=min(COST_TOKENS, room), rounds=COST_ROUNDS * runs
+            )
             bar.update(2)
     return result
 
@@ -135,10 +138,12 @@ def _print_tables(result: dict[str, Any]) -> None:
             f"after {1000 * row['ttft_s']:.1f} ms"
         )
     if "cost" in result:
-        cost = result["cost"]
+        cost, control = result["cost"], result["cost"]["control"]
+        low, high = cost["cost_interval"]
         print(
-            f"nothing shared: with the cache {100 * cost['cost']:+.2f} % of time, "
-            f"{100 * cost['cpu_cost']:+.2f} % of CPU time (fastest rounds)"
+            f"nothing shared: {100 * cost['cost']:+.2f} % of time with the cache, 90 % sure of "
+            f"{100 * low:+.2f} to {100 * high:+.2f} ({cost['rounds']} pairs); without it against itself "
+            f"{100 * control['median']:+.2f}, {100 * control['low']:+.2f} to {100 * control['high']:+.2f}"
         )
 
 

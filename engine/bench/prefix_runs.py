@@ -79,13 +79,22 @@ class Bench:
         self._tokenizer = tokenizer
         self._rng = np.random.default_rng(SEED)
 
-    def core(self, num_pages: int | None = None, *, prefix_cache: bool = True) -> EngineCore:
+    def core(
+        self, num_pages: int | None = None, *, prefix_cache: bool = True, used: bool = False
+    ) -> EngineCore:
+        """``used``: every page was published and let go before, with tokens that nobody asks for."""
         blocks = BlockManager(
             num_pages or self.info.num_pages,
             self.info.page_size,
             prefix_cache=prefix_cache,
             policy=self._config.cache_policy,
         )
+        if used:
+            words = self.tokens(blocks.num_pages * blocks.page_size)
+            table = blocks.open(words)
+            assert blocks.reserve(table, len(words)), "a new pool has room for all its pages"
+            blocks.commit(table, words, len(words))
+            blocks.close(table)
         limits = Limits(max_step_tokens=self._config.max_step_tokens, max_running=self._config.max_running)
         transfer = PageTransfer(self._runner, blocks)
         return EngineCore(self._runner, self._tokenizer, blocks, Scheduler(blocks, limits), transfer=transfer)
@@ -93,11 +102,8 @@ class Bench:
     def tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(0, self.info.vocab_size, count)]
 
-    def serve(
-        self, core: EngineCore, prompt: list[int], max_tokens: int = ANSWER_TOKENS, salt: bytes = b""
-    ) -> Served:
-        """Serve one request to its end. Raises RequestFailed."""
-        request = Request(
+    def request(self, prompt: list[int], max_tokens: int, salt: bytes = b"") -> Request:
+        return Request(
             "bench",
             prompt,
             SamplingParams(max_tokens=max_tokens, ignore_eos=True),
@@ -107,6 +113,12 @@ class Bench:
             arrived_at=time.monotonic(),
             salt=salt,
         )
+
+    def serve(
+        self, core: EngineCore, prompt: list[int], max_tokens: int = ANSWER_TOKENS, salt: bytes = b""
+    ) -> Served:
+        """Serve one request to its end. Raises RequestFailed."""
+        request = self.request(prompt, max_tokens, salt)
         began, first = time.perf_counter(), None
         core.add(request)
         answer: list[int] = []
@@ -170,30 +182,6 @@ def converse(
     found = sum(each.cached_tokens for each in served)
     asked = sum(each.prompt_tokens for each in served)
     return Outcome(num_pages, found / asked, statistics.median(later))
-
-
-def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict[str, Any]:
-    """Seconds for prompts that share nothing, cache on and off in turn, and how much more the
-    fastest round took with the cache on than with it off: of time, and of CPU time, which other
-    programs on the machine disturb less."""
-    wall: dict[bool, list[float]] = {True: [], False: []}
-    cpu: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 * rounds):
-        prefix_cache = number % 4 in (0, 3)  # on, off, off, on
-        core = bench.core(prefix_cache=prefix_cache)
-        prompts = [bench.tokens(prompt_tokens) for _ in range(2)]
-        began, cpu_began = time.perf_counter(), time.process_time()
-        for prompt in prompts:
-            bench.serve(core, prompt)
-        wall[prefix_cache].append(time.perf_counter() - began)
-        cpu[prefix_cache].append(time.process_time() - cpu_began)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "on_s": min(wall[True]),
-        "off_s": min(wall[False]),
-        "cost": min(wall[True]) / min(wall[False]) - 1,
-        "cpu_cost": min(cpu[True]) / min(cpu[False]) - 1,
-    }
 
 
 def pool_sizes(pages: int, smallest: int) -> Iterator[int]:

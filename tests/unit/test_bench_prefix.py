@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.engine.bench.prefix_cost import share
 from octavo.engine.bench.prefix_runs import ANSWER_TOKENS, Chats
 from octavo.engine.cli import main
 
@@ -36,8 +37,18 @@ def test_the_experiments(
     found = 2 * 64 + 3 * (first + ANSWER_TOKENS - 1) // 16 * 16
     assert result["salts"]["shared"]["hit_ratio"] == pytest.approx(found / (3 * (first + second)), abs=0.08)
     assert result["salts"]["per_conversation"]["hit_ratio"] < result["salts"]["shared"]["hit_ratio"]
-    assert result["cost"]["on_s"] > 0
+    low, high = result["cost"]["cost_interval"]
+    assert low <= result["cost"]["cost"] <= high
+    assert result["cost"]["control"]["low"] <= result["cost"]["control"]["high"]
     assert picture.stat().st_size > 10_000
+
+
+def test_an_interval_of_pairs() -> None:
+    """Ten pairs: P(at most 1 below the median) is 0.011, at most 2 is 0.055: the second of each end."""
+    times = [1.10, 0.90, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09]
+    found = share([2 * time for time in times], [2.0] * 10)
+    assert (found.low, found.median, found.high) == pytest.approx((0.02, 0.055, 0.09))
+    assert (share([1.0, 3.0], [1.0, 1.0]).low, share([1.0, 3.0], [1.0, 1.0]).high) == (0.0, 2.0)
 
 
 def test_one_experiment_alone(capsys: pytest.CaptureFixture[str]) -> None:
