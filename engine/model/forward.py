@@ -80,11 +80,11 @@ class PagedModel:
         self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None, *, choose: bool
     ) -> list[mx.array]:
         self._context.begin(metadata)
-        arrays = [mx.array(token_ids), self._context.positions]
-        if rows is not None:
-            arrays.append(mx.array(rows))
+        values = [token_ids, metadata.positions] if rows is None else [token_ids, metadata.positions, rows]
         build = self._build_choices if choose else self._build_logits
-        return build(arrays, False) if self.replay is None else self.replay(build, arrays)
+        if self.replay is not None:
+            return self.replay(build, values)
+        return build([mx.array(value) for value in values], False)
 
     def _build_logits(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
         """The graph of the step that has begun: of its tokens, positions and wanted rows."""

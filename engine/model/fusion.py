@@ -9,7 +9,7 @@ saying so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +19,7 @@ from octavo.kernels.metadata import AttentionMetadata, Ints
 
 PAGE_SIZE = 8
 NUM_ROWS = 3
-NUM_STEPS = 3  # the first shape is seen, the second traced, the third replayed
+NUM_STEPS = 3  # the first shape is seen, the second kept, the third replayed
 LAST = range(NUM_STEPS - 1, NUM_STEPS)
 ROWS: Ints = np.arange(NUM_ROWS, dtype=np.int32)
 NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
@@ -27,11 +27,13 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Why modules are not fused, why graphs are not replayed, and why greedy tokens are chosen from
-    stored logits and not by the head; empty where they are."""
+    """Why modules are not fused, why graphs are not replayed, why those that are were not recorded as
+    programs, and why greedy tokens are chosen from stored logits and not by the head; empty where it
+    is otherwise."""
 
     not_fused: str = ""
     not_replayed: str = ""
+    not_recorded: str = ""
     not_chosen: str = ""
 
 
@@ -45,26 +47,26 @@ def check_fusion(
         wanted = _logits(create(False), vocab_size, LAST)
     finally:
         set_fused(True)
-    not_fused, not_replayed = _check_logits(create, vocab_size, wanted)
-    not_chosen = "modules are not fused" if not_fused else ""
-    if not not_fused:
-        not_chosen = _check_choices(create(not not_replayed), vocab_size, wanted)
-    return FusionResult(not_fused, not_replayed, not_chosen)
+    result = _check_logits(create, vocab_size, wanted)
+    if result.not_fused:
+        return replace(result, not_chosen="modules are not fused")
+    not_chosen = _check_choices(create(not result.not_replayed), vocab_size, wanted)
+    return replace(result, not_chosen=not_chosen)
 
 
-def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted: mx.array) -> tuple[str, str]:
-    """Why modules are not fused, and why graphs are not replayed."""
+def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted: mx.array) -> FusionResult:
+    """All of it but why tokens are not chosen by the head."""
     try:
         model = create(True)
         got = _logits(model, vocab_size, range(NUM_STEPS))
         if model.replay is None:
-            return _difference(got, wanted), "the page pool does not allow it"
+            return FusionResult(_difference(got, wanted), "the page pool does not allow it")
         if mx.array_equal(got, wanted) and model.replay.num_replayed:
-            return "", ""
+            return FusionResult(not_recorded=model.replay.not_recorded)
         refusal = "graphs that are replayed give other logits"
     except Exception as error:  # model code of any architecture meets tracing here
         refusal = str(error).partition("\n")[0] or type(error).__name__
-    return _difference(_logits(create(False), vocab_size, LAST), wanted), refusal
+    return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
 
 
 def _check_choices(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:

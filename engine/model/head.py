@@ -10,6 +10,7 @@ Rows that are drawn greedily need their largest logit only: a head that finds it
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+TakeRows = Callable[[mx.array, mx.array], mx.array]
 HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"})
 
 
@@ -37,16 +39,18 @@ class RowSelection:
     """Which rows of the batch the head is to compute; None: all of them.
 
     With ``choosing`` set the head leaves its own choice in ``choice``, where it can make one.
+    ``take(x, rows)`` is x[rows].
     """
 
-    def __init__(self) -> None:
+    def __init__(self, take: TakeRows = operator.getitem) -> None:
+        self._take = take
         self.rows: mx.array | None = None
         self.choosing = False
         self.choice: HeadChoice | None = None
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
         """The logits ``compute`` gives of the wanted rows of x; ``head`` is the module that owns them."""
-        x = x if self.rows is None else x[self.rows]
+        x = x if self.rows is None else self._take(x, self.rows)
         logits = compute(x)
         if self.choosing and hasattr(head, "argmax"):
             chosen = head.argmax(x)
@@ -71,12 +75,12 @@ class SelectingHead(Module):
         return super().__getattr__(name) if inner is None or name == "inner" else getattr(inner, name)
 
 
-def select_rows(model: Module, *, vocab_size: int) -> RowSelection:
+def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.getitem) -> RowSelection:
     """Put a selection before the output head of ``model``, whose logits are ``vocab_size`` wide.
 
     Do it before layers are made native: their weights do not lie about for everyone to see.
     """
-    selection = RowSelection()
+    selection = RowSelection(take)
     for path, module in list(model.named_modules()):
         parent_path, _, name = path.rpartition(".")
         if hasattr(module, "as_linear"):

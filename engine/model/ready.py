@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfig
 from octavo.engine.model.forward import PagedModel
 from octavo.engine.model.fusion import NUM_PAGES, PAGE_SIZE, FusionResult, check_fusion
-from octavo.engine.model.head import RowSelection, select_rows
+from octavo.engine.model.head import RowSelection, TakeRows, select_rows
 from octavo.engine.model.layers import CacheLayout
 from octavo.engine.model.loader import LoadedModel, materialize
 from octavo.engine.model.probe import ProbeResult, probe
@@ -64,13 +65,21 @@ def make_ready(
 ) -> ReadyModel:
     """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly."""
     model, native = loaded.model, choice.backend.name == "cpu"
-    selection = select_rows(model, vocab_size=layout.vocab_size)
+    selection = select_rows(model, vocab_size=layout.vocab_size, take=_take_rows(native))
     report = materialize(model, native=native, exact=exact, fuse=fuse)
     result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture)
     fusion = None
     if native and fuse and result.tier == "paged":
         fusion = _checked_fusion(loaded, layout, choice, selection if result.selects_rows else None)
     return ReadyModel(selection, report, result, fusion)
+
+
+def _take_rows(native: bool) -> TakeRows:
+    if native:
+        from octavo.kernels import _ext
+
+        return _ext.select_rows
+    return operator.getitem
 
 
 def _checked_fusion(
@@ -98,6 +107,8 @@ def _checked_fusion(
         unfuse(loaded.model)
     if fusion.not_replayed:
         log.warning("%s runs its Python code in every step: %s", loaded.architecture, fusion.not_replayed)
+    elif fusion.not_recorded:
+        log.info("%s replays graphs and not programs: %s", loaded.architecture, fusion.not_recorded)
     if fusion.not_chosen:
         log.info("%s stores the logits of greedy tokens: %s", loaded.architecture, fusion.not_chosen)
     return fusion

@@ -1,17 +1,22 @@
 """Replaying the graph of a step instead of running the model's Python code again.
 
-Decode steps repeat: the same number of rows, other numbers in them. Model code that met such a
-step twice is traced once, by ``mx.compile`` without any code generation: the arrays of the step and
-the pages are inputs, and MLX clones the nodes between them and the logits. That costs a fraction of
-building the graph in Python, and gives the same graph, so the same bits.
+Decode steps repeat: the same number of rows, other numbers in them. When such a step comes for the
+second time its graph is kept in one of two forms.
 
-What the model takes from the step must reach it through arrays. Model code that asks for a
-length as a number cannot be traced; the probe finds out, and such models run their code in every step.
+A *program* (``Recorded``) is the list of what our kernels do in it, with the addresses they read and
+write: no graph is left, and a step costs its kernels. That takes a graph of our own operations.
+
+Where MLX computes some of it, the graph is *traced* (``Traced``) by ``mx.compile`` without any code
+generation: the arrays of the step and the pages are inputs, and MLX clones the nodes between them and
+the results. That costs a fraction of building the graph in Python.
+
+Both compute what the graph would have, to the bit. What the model takes from the step must reach it
+through arrays. Model code that asks for a length as a number cannot be replayed; the probe finds out, and
+such models run their code in every step.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,18 +24,44 @@ from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 
-MAX_TRACES = 32  # shapes of steps whose graphs are kept
-MAX_SEEN = 256  # shapes of steps that are remembered as seen once
+from octavo.kernels.metadata import Ints
+
+MAX_REPLAYS = 128  # shapes of steps whose graphs are kept
+MAX_SEEN = 1024  # shapes of steps that are remembered as seen once
 
 Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
+
+
+class Program(Protocol):
+    """``run`` computes ``outputs`` of the values of the arrays it was recorded with."""
+
+    @property
+    def outputs(self) -> list[mx.array]: ...
+
+    def run(self, values: Sequence[Ints]) -> None: ...
+
+
+class Programs(Protocol):
+    """Records programs that never run at the same time: they share memory."""
+
+    def record(
+        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
+    ) -> Program:
+        """What computes ``outputs`` from int32 arrays that are ``filled`` in each run and ``fixed`` ones;
+        ValueError names what cannot be recorded."""
+        ...
 
 
 @runtime_checkable
 class ReplayablePool(Protocol):
     """A ``KVPool`` whose steps depend on arrays only, once their shapes are given."""
 
+    def step_values(self) -> list[Ints]:
+        """The indices and flags of the step that has begun, where NumPy holds them."""
+        ...
+
     def step_inputs(self) -> list[mx.array]:
-        """What the step that has begun reads: its indices, flags and the pages of every layer."""
+        """The same as arrays of MLX's, in that order, then the pages of every layer."""
         ...
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
@@ -47,6 +78,10 @@ class ReplayablePool(Protocol):
         """Let ``mx.compile`` trace and replay in this process, or not."""
         ...
 
+    def programs(self) -> Programs:
+        """What records programs of steps of one model."""
+        ...
+
 
 class Replay:
     """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or replays its graph."""
@@ -54,39 +89,106 @@ class Replay:
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
         self._seen: OrderedDict[object, None] = OrderedDict()
-        self._traces: OrderedDict[object, Any] = OrderedDict()
+        self._replays: OrderedDict[object, Recorded | Traced] = OrderedDict()
+        self._programs = pools[0].programs()
+        self.not_recorded = ""  # why a graph was traced when that was last decided
         self.num_replayed = 0
 
-    def __call__(self, build: Build, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """The result of ``build``, by which graphs are told apart. Raises what tracing it raises; the
-        pools are then as before."""
-        inputs = [pool.step_inputs() for pool in self._pools]
-        key = build, tuple(tuple(a.shape) for a in itertools.chain(arrays, *inputs))
-        trace = self._traces.get(key)
-        if trace is None:
+    def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
+        """The result of ``build``, by which graphs are told apart, of ``values`` as arrays. Raises what
+        recording or tracing it raises; the pools are then as before. Results of a program hold until the
+        next step."""
+        host = [*values, *(value for pool in self._pools for value in pool.step_values())]
+        key = build, tuple(value.shape for value in host)
+        replay = self._replays.get(key)
+        if replay is None:
             if key not in self._seen:
                 _remember(self._seen, key, None, MAX_SEEN)
-                return build(arrays, False)
-            trace = mx.compile(self._tracer(build))
+                return build([mx.array(value) for value in values], False)
+            replay = self._keep(build, values)
+        outputs = replay.run(host)
+        _remember(self._replays, key, replay, MAX_REPLAYS)
+        self.num_replayed += 1
+        return outputs
+
+    def _keep(self, build: Build, values: Sequence[Ints]) -> Recorded | Traced:
+        try:
+            return Recorded(self._pools, self._programs, build, values)
+        except CannotRecord as error:
+            self.not_recorded = str(error)
+            return Traced(self._pools, build, len(values))
+
+
+class CannotRecord(Exception):
+    """A graph has operations that are not ours."""
+
+
+class Recorded:
+    """A graph as a program: the graph is built once, of arrays that get the values of each step."""
+
+    def __init__(
+        self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]
+    ) -> None:
+        self._pools = pools
+        inputs = [pool.step_inputs() for pool in pools]
+        counts = [len(pool.step_values()) for pool in pools]
+        arrays = [mx.array(value) for value in values]
+        own = [
+            [*map(mx.array, pool.step_values()), *before[count:]]
+            for pool, before, count in zip(pools, inputs, counts, strict=True)
+        ]
+        filled = [
+            *arrays,
+            *(array for mine, count in zip(own, counts, strict=True) for array in mine[:count]),
+        ]
+        fixed = [array for mine, count in zip(own, counts, strict=True) for array in mine[count:]]
+        try:
+            _bind(pools, own)
+            outputs = build(arrays, True)
+            pending = [pool.pending() for pool in pools]
+            self._program = programs.record(
+                filled, fixed, [*outputs, *(array for written in pending for array in written)]
+            )
+        except ValueError as error:
+            raise CannotRecord(str(error)) from None
+        finally:
+            _bind(pools, inputs)
+        results = iter(self._program.outputs)
+        self._outputs = [next(results) for _ in outputs]
+        self._pending = [[next(results) for _ in written] for written in pending]
+
+    def run(self, host: Sequence[Ints]) -> list[mx.array]:
+        """``host`` as given to ``Replay``, with the step's values of every pool behind it."""
+        self._program.run(host)
+        for pool, written in zip(self._pools, self._pending, strict=True):
+            pool.bind_pending(written)
+        return self._outputs
+
+
+class Traced:
+    """A graph that MLX clones for every step."""
+
+    def __init__(self, pools: Sequence[ReplayablePool], build: Build, num_values: int) -> None:
+        self._pools = pools
+        self._num_values = num_values
+        self._trace = mx.compile(self._tracer(build))
+
+    def run(self, host: Sequence[Ints]) -> list[mx.array]:
+        """As ``Recorded.run``."""
+        inputs = [pool.step_inputs() for pool in self._pools]
         with self._tracing(inputs):
-            result, *pending = trace(list(arrays), inputs)
+            result, *pending = self._trace([mx.array(value) for value in host[: self._num_values]], inputs)
         for pool, written in zip(self._pools, pending, strict=True):
             pool.bind_pending(written)
-        _remember(self._traces, key, trace, MAX_TRACES)
-        self.num_replayed += 1
         outputs: list[mx.array] = result
         return outputs
 
     def _tracer(self, build: Build) -> Callable[..., list[Any]]:
         def trace(arrays: Sequence[mx.array], inputs: Sequence[Sequence[mx.array]]) -> list[Any]:
-            self._bind(inputs)
+            _bind(self._pools, inputs)
             return [build(arrays, True), *(pool.pending() for pool in self._pools)]
 
         return trace
-
-    def _bind(self, inputs: Sequence[Sequence[mx.array]]) -> None:
-        for pool, arrays in zip(self._pools, inputs, strict=True):
-            pool.bind_inputs(arrays)
 
     @contextmanager
     def _tracing(self, inputs: Sequence[Sequence[mx.array]]) -> Iterator[None]:
@@ -94,10 +196,15 @@ class Replay:
         try:
             yield
         except BaseException:
-            self._bind(inputs)
+            _bind(self._pools, inputs)
             raise
         finally:
             self._pools[0].tracing(False)
+
+
+def _bind(pools: Sequence[ReplayablePool], inputs: Sequence[Sequence[mx.array]]) -> None:
+    for pool, arrays in zip(pools, inputs, strict=True):
+        pool.bind_inputs(arrays)
 
 
 def _remember(kept: OrderedDict[object, Any], key: object, value: Any, limit: int) -> None:

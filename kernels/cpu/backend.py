@@ -22,7 +22,7 @@ from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_
 
 @dataclass(frozen=True, slots=True)
 class CpuStep:
-    """The step's metadata as MLX arrays, uploaded once for all layers."""
+    """The step's metadata as MLX arrays, for all layers."""
 
     num_tokens: int
     longest: int
@@ -41,7 +41,9 @@ class CpuPool:
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # the pages of each layer
         self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # of the dtype of the rows last written
-        self._step: CpuStep | None = None
+        self._values: list[Ints] = []  # of the step that has begun, in the order of CpuStep, then no flags
+        self._longest = 0
+        self._step: CpuStep | None = None  # made when it is first asked for
         self._flags: mx.array | None = None
 
     @property
@@ -56,19 +58,20 @@ class CpuPool:
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
         metadata.check(self._spec.num_pages)
-        self._step = CpuStep(
-            num_tokens=metadata.num_tokens,
-            longest=int(metadata.kv_len.max()) if metadata.num_sequences else 0,
-            slots=mx.array(metadata.slots),
-            q_start=mx.array(metadata.q_start),
-            kv_len=mx.array(metadata.kv_len),
-            page_table=mx.array(_widened(metadata.page_table)),
-            quantize_after=mx.array(_or_zeros(metadata.quantize_after, metadata.num_sequences)),
-        )
+        self._values = [
+            metadata.slots,
+            metadata.q_start,
+            metadata.kv_len,
+            _widened(metadata.page_table),
+            _or_zeros(metadata.quantize_after, metadata.num_sequences),
+            np.zeros(metadata.num_tokens, np.int32),
+        ]
+        self._longest = int(metadata.kv_len.max()) if metadata.num_sequences else 0
+        self._step = None
         self._flags = None
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        step, flags = self.step, self._no_flags() if self._flags is None else self._flags
+        step, flags = self.step, mx.array(self._values[-1]) if self._flags is None else self._flags
         self._layers[layer], self._flags = _ext.write_pages(
             self._layouts[layer],
             self._layers[layer],
@@ -127,10 +130,14 @@ class CpuPool:
     def pending(self) -> list[mx.array]:
         return self._layers if self._flags is None else [*self._layers, self._flags]
 
+    def step_values(self) -> list[Ints]:
+        """The indices and flags of the step that has begun, as NumPy holds them."""
+        return self._values
+
     def step_inputs(self) -> list[mx.array]:
         """Everything that the graph of a step reads, so that it can be replayed with other steps."""
         step = self.step
-        flags = self._no_flags() if self._flags is None else self._flags
+        flags = mx.array(self._values[-1]) if self._flags is None else self._flags
         indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.quantize_after]
         return [*indices, flags, *self._layers]
 
@@ -151,8 +158,8 @@ class CpuPool:
     def tracing(self, on: bool) -> None:
         _ext.set_tracing(on)
 
-    def _no_flags(self) -> mx.array:
-        return mx.array(np.zeros(self.step.num_tokens, np.int32))
+    def programs(self) -> CpuPrograms:
+        return CpuPrograms()
 
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
@@ -190,8 +197,24 @@ class CpuPool:
     def step(self) -> CpuStep:
         """The one that has begun."""
         if self._step is None:
-            raise ValueError("no step has begun; call begin_step first")
+            if not self._values:
+                raise ValueError("no step has begun; call begin_step first")
+            *indices, flags = self._values
+            self._step = CpuStep(len(flags), self._longest, *map(mx.array, indices))
         return self._step
+
+
+class CpuPrograms:
+    """Records programs; those of one object share the memory of their intermediate results."""
+
+    def __init__(self) -> None:
+        self._arena = _ext.Arena()
+
+    def record(
+        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
+    ) -> _ext.Program:
+        """See ``_ext.Program``."""
+        return _ext.Program(self._arena, list(filled), list(fixed), list(outputs))
 
 
 def _widened(page_table: Ints) -> Ints:

@@ -173,8 +173,7 @@ class NativeEmbedding(_Packed, Embedding):
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
-            rows: mx.array = Embedding.__call__(self, x)
-            return rows
+            return _ext.select_rows(self["weight"], x)
         return _ext.take_rows(self.packed, x)
 
     def as_linear(self, x: mx.array) -> mx.array:
@@ -182,12 +181,11 @@ class NativeEmbedding(_Packed, Embedding):
 
 
 class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
-    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights; packed like NativeEmbedding."""
+    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights. Packed when it is first called."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
-            rows: mx.array = QuantizedEmbedding.__call__(self, x)
-            return rows
+            self.pack()
         return _ext.take_rows(self.packed, x)
 
     def as_linear(self, x: mx.array) -> mx.array:

@@ -11,7 +11,7 @@
 
 #include "attention_ops.h"
 #include "attention_plan.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "encoder.h"
 #include "mlx/primitives.h"
 #include "pages.h"
 #include "threads.h"
@@ -58,7 +58,7 @@ class Attend : public mx::Primitive {
   // pool, queries, page_table, q_start, kv_len, maybe sinks, maybe slopes, maybe a mask -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    allocate(out);
     AttendArgs args{};
     args.layout = layout_;
     args.pool = inputs[0].data<uint8_t>();
@@ -78,7 +78,7 @@ class Attend : public mx::Primitive {
     args.softcap = options_.softcap;
     args.window = options_.window;
     args.keep = options_.keep;
-    mx::cpu::get_command_encoder(stream()).dispatch([args] { run_attention(args); });
+    Encoder(stream()).dispatch([args] { run_attention(args); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");

@@ -13,7 +13,7 @@
 
 #include "attention_math.h"
 #include "attention_ops.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "encoder.h"
 #include "mlx/primitives.h"
 #include "pages.h"
 #include "threads.h"
@@ -70,7 +70,7 @@ class AttendMixed : public mx::Primitive {
   // pool, twins, queries, page_table, twin_table, q_start, kv_len, quantize_after, maybe sinks, slopes, mask -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    allocate(out);
     AttendArgs args{};
     args.layout = layout_;
     args.queries = view_rows(inputs[2]);
@@ -92,7 +92,7 @@ class AttendMixed : public mx::Primitive {
     const uint8_t *pool = inputs[0].data<uint8_t>(), *twin_pool = inputs[1].data<uint8_t>();
     const int32_t *table = view_ints(inputs[3]), *twin_table = view_ints(inputs[4]);
     const int num_tokens = inputs[2].shape(0);
-    mx::cpu::get_command_encoder(stream()).dispatch(
+    Encoder(stream()).dispatch(
         [args, pool, twin_pool, table, twin_table, num_tokens, twins = twins_] {
           const Part first = attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens);
           const Part second = attend_part(args, twins, twin_pool, twin_table, Residency::twins, num_tokens);

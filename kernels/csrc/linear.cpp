@@ -15,7 +15,7 @@ class Linear : public CpuPrimitive {
   const char* name() const override { return "octavo.linear"; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     const mx::array x = row_contiguous(inputs[0], encoder);
     mx::array& y = outputs[0];
     allocate(y);
@@ -40,7 +40,7 @@ class LinearArgMax : public CpuPrimitive {
   const char* name() const override { return "octavo.linear_argmax"; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     const mx::array x = row_contiguous(inputs[0], encoder);
     for (mx::array& output : outputs) allocate(output);
     const int rows = static_cast<int>(outputs[0].size());
@@ -78,7 +78,7 @@ class TakeRows : public CpuPrimitive {
   const char* name() const override { return "octavo.take_rows"; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     const mx::array ids = row_contiguous(inputs[0], encoder);
     allocate(outputs[0]);
     encoder.dispatch([weight = weight_, ids = ids.data<int32_t>(), count = static_cast<int>(ids.size()),

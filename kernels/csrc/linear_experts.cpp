@@ -49,7 +49,7 @@ class GatherLinear : public CpuPrimitive {
   const char* name() const override { return "octavo.gather_linear"; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     // A broadcast x stays as small as it is: rows are found by its strides.
     const bool whole_rows = inputs[0].strides(-1) == 1;
     const mx::array x = whole_rows ? inputs[0] : row_contiguous(inputs[0], encoder);

@@ -44,7 +44,7 @@ class Norm : public CpuPrimitive {
   float eps() const { return eps_; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     std::vector<mx::array> plain;
     for (const mx::array& input : inputs) plain.push_back(row_contiguous(input, encoder));
     for (mx::array& output : outputs) allocate(output);
@@ -95,7 +95,7 @@ class Gated : public CpuPrimitive {
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     mx::array& y = outputs[0];
     allocate(y);
     if (y.size() == 0) return;
@@ -112,7 +112,7 @@ class Gated : public CpuPrimitive {
 
  private:
   static StridedRows place(const mx::array& input, const std::optional<Rows>& rows,
-                           mx::cpu::CommandEncoder& encoder) {
+                           Encoder& encoder) {
     if (rows) return {input.data<char>() + rows->offset * input.itemsize(), rows->stride};
     if (const auto stride = row_stride(input.shape(), input.strides())) return {input.data<void>(), *stride};
     return {row_contiguous(input, encoder).data<void>(), input.shape(-1)};

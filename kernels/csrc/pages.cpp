@@ -4,8 +4,8 @@
 #include <cstring>
 #include <memory>
 
+#include "encoder.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
 #include "pool_memory.h"
 #include "threads.h"
@@ -27,7 +27,7 @@ class PagePrimitive : public mx::Primitive {
  protected:
   template <class Task>
   void dispatch(Task&& task) {
-    mx::cpu::get_command_encoder(stream()).dispatch(std::forward<Task>(task));
+    Encoder(stream()).dispatch(std::forward<Task>(task));
   }
 
   PageLayout layout_;
@@ -91,7 +91,7 @@ class GatherPages : public PagePrimitive {
 
   // pool, page_table, kv_len -> K, V
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
-    for (mx::array& out : outputs) out.set_data(mx::allocator::malloc(out.nbytes()));
+    for (mx::array& out : outputs) allocate(out);
     GatherArgs args{};
     args.layout = layout_;
     args.pool = inputs[0].data<uint8_t>();

@@ -6,8 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "encoder.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
@@ -18,8 +17,6 @@ namespace octavo {
 namespace mx = mlx::core;
 
 inline mx::Stream cpu_stream(mx::StreamOrDevice stream) { return mx::to_stream(stream, mx::Device::cpu); }
-
-inline void allocate(mx::array& output) { output.set_data(mx::allocator::malloc(output.nbytes())); }
 
 inline std::string shape_text(const mx::array& a) {
   std::string text = "[";
@@ -59,7 +56,7 @@ void copy_strided(const T* source, const mx::Shape& shape, const mx::Strides& st
 }
 
 // `input` itself if it is row-contiguous, else a copy that is once the stream gets there.
-inline mx::array row_contiguous(const mx::array& input, mx::cpu::CommandEncoder& encoder) {
+inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
   if (input.flags().row_contiguous) return input;
   mx::array copy(input.shape(), input.dtype(), nullptr, {});
   allocate(copy);

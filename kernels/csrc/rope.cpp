@@ -39,7 +39,7 @@ class RopeAngles : public CpuPrimitive {
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     const mx::array offsets = row_contiguous(inputs[0], encoder);
     const mx::array frequencies = row_contiguous(inputs[1], encoder);
     mx::array& y = outputs[0];
@@ -75,7 +75,7 @@ class Rope : public CpuPrimitive {
   const char* name() const override { return "octavo.rope"; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
+    Encoder encoder(stream());
     mx::array& y = outputs[0];
     allocate(y);
     if (y.size() == 0) return;
@@ -103,7 +103,7 @@ class Rope : public CpuPrimitive {
   }
 
  private:
-  Heads place(const mx::array& input, mx::cpu::CommandEncoder& encoder, RopeCall& call) const {
+  Heads place(const mx::array& input, Encoder& encoder, RopeCall& call) const {
     if (heads_) {
       call.x = input.data<char>() + heads_->offset * input.itemsize();
       return *heads_;
