@@ -95,7 +95,7 @@ class Group:
         """Take pages up to ``num_pages``, which the pool has."""
         pages = self.pool.take(num_pages - len(part.pages))
         assert pages is not None, "more pages are taken than are idle"
-        part.pages.extend(pages)
+        part.pages.fromlist(cast("list[int]", pages))
 
     def release(self, table: PageTable) -> None:
         """Give back what no query of a table from now on can see."""

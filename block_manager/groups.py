@@ -80,15 +80,17 @@ class Groups:
 
     def reserve(self, table: PageTable, num_tokens: int) -> bool:
         """Pages for ``num_tokens`` positions and for what was promised; or none, and False."""
-        goals: list[int] = []
+        short: list[tuple[Group, GroupPages, int]] = []  # of pages, and how many there should be
         for group, part in self._parts(table):
             group.release(table)
-            goal = max(group.wanted(table, num_tokens, self.max_chunk), len(part.pages))
-            if goal - len(part.pages) > group.pool.num_idle:
+            goal, num_pages = group.wanted(table, num_tokens, self.max_chunk), len(part.pages)
+            if goal <= num_pages:
+                continue
+            if goal - num_pages > group.pool.num_idle:
                 table.measure()
                 return False
-            goals.append(goal)
-        for (group, part), goal in zip(self._parts(table), goals, strict=True):
+            short.append((group, part, goal))
+        for group, part, goal in short:
             group.extend(part, goal)
         table.measure()
         return True

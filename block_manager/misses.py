@@ -35,34 +35,46 @@ class Miss:
 
 
 class Evictions:
-    """When digests were evicted last, of at least the ``capacity`` latest evictions."""
+    """When digests were evicted last, of at least the ``capacity`` latest evictions.
+
+    They are noted a run at a time, and indexed when somebody asks: where nobody does, an
+    eviction costs nothing per page.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._latest: dict[Digest, int] = {}  # number of the run it was last evicted with
         self._runs: deque[tuple[float, Run[Digest]]] = deque()
         self._first = 0  # number of the oldest run
+        self._indexed = 0  # the runs before this number are in ``_latest``
         self._size = 0  # digests in all runs
 
     def add(self, digests: Run[Digest], now: float) -> None:
-        self._latest.update(dict.fromkeys(digests, self._first + len(self._runs)))
         self._runs.append((now, digests))
         self._size += len(digests)
         while self._size - len(self._runs[0][1]) >= self._capacity:
             self._forget_oldest()
 
+    def when(self, digest: Digest) -> float | None:
+        self._index()
+        number = self._latest.get(digest)
+        return None if number is None else self._runs[number - self._first][0]
+
     def _forget_oldest(self) -> None:
         _, digests = self._runs.popleft()
         latest, number = self._latest, self._first
-        for digest in digests:
-            if latest.get(digest) == number:
-                del latest[digest]
+        if number < self._indexed:
+            for digest in digests:
+                if latest.get(digest) == number:
+                    del latest[digest]
         self._size -= len(digests)
         self._first += 1
 
-    def when(self, digest: Digest) -> float | None:
-        number = self._latest.get(digest)
-        return None if number is None else self._runs[number - self._first][0]
+    def _index(self) -> None:
+        end = self._first + len(self._runs)
+        for number in range(max(self._indexed, self._first), end):
+            self._latest.update(dict.fromkeys(self._runs[number - self._first][1], number))
+        self._indexed = end
 
 
 class FirstPages:

@@ -145,11 +145,10 @@ class PagePool:
         num_holders, digest_of, cached = self._num_holders, self._digest_of, []
         for page in pages:
             left = num_holders[page] - 1
-            assert left >= 0, f"page {page} is dropped more often than held"
             num_holders[page] = left
             if left:
-                continue
-            if digest_of[page] is None:
+                assert left > 0, f"page {page} is dropped more often than held"
+            elif digest_of[page] is None:
                 self._empty.append(page)
             else:
                 cached.append(page)
@@ -172,6 +171,13 @@ class PagePool:
         contents   tokens of each page, if the log is to keep them; salt: of the sequence
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
+        new = dict(zip(digests, pages, strict=True))
+        if len(new) == len(pages) and page_of.keys().isdisjoint(new):  # nearly always
+            page_of.update(new)
+            for digest, page in new.items():  # not published: its digest would be the one it has
+                digest_of[page] = digest
+            events.add_stored(digests, parent, salt, contents)
+            return
         stored: list[Digest] = []
         for index, (page, digest) in enumerate(zip(pages, digests, strict=True)):
             if digest_of[page] is None and page_of.setdefault(digest, page) is page:

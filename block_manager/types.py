@@ -112,7 +112,7 @@ class PageTable:
 
     def measure(self) -> None:
         """Bring ``capacity`` up to date with the pages."""
-        self.capacity = min(len(part.pages) for part in self.parts) * self.page_size
+        self.capacity = min([len(part.pages) for part in self.parts]) * self.page_size
 
     def slot(self, position: int, group: int = 0) -> int:
         """Where one position's K/V lives in a group: ``page * page_size + offset``."""

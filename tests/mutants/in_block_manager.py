@@ -7,6 +7,8 @@ from mutant import Mutant
 POOL = "block_manager/pool.py"
 POLICY = "block_manager/policy.py"
 MANAGER = "block_manager/manager.py"
+COPIES = "block_manager/copies.py"
+MISSES = "block_manager/misses.py"
 GROUP = "block_manager/group.py"
 GROUPS = "block_manager/groups.py"
 DIGESTS = "block_manager/digests.py"
@@ -14,7 +16,9 @@ DIGESTS = "block_manager/digests.py"
 MUTANTS = (
     Mutant("take leaves the digest findable", POOL, "del page_of[digest]", "pass"),
     Mutant("take keeps the digest on the page", POOL, "digest_of[page] = None\n", "pass\n"),
-    Mutant("take evicts the most recent", POLICY, "popitem(last=False)[0]", "popitem(last=True)[0]"),
+    Mutant(
+        "take evicts the most recent", POLICY, "islice(idle, num_pages)", "islice(reversed(idle), num_pages)"
+    ),
     Mutant("take hands out pages nobody holds", POOL, "num_holders[page] = 1", "num_holders[page] = 0"),
     Mutant(
         "found pages stay idle",
@@ -31,13 +35,15 @@ MUTANTS = (
         "                continue\n            num_holders",
     ),
     Mutant("forks do not count their pages", POOL, "self._num_holders[page] += 1", "pass"),
-    Mutant("drop frees while others hold", POOL, "            if left:\n                continue\n", ""),
+    Mutant("drop frees while others hold", POOL, "            if left:\n", "            if False:\n"),
     Mutant(
         "contents of idle pages are lost",
         POOL,
-        "if digest_of[page] is None:\n                self._empty",
-        "if True:\n                self._empty",
+        "elif digest_of[page] is None:\n                self._empty",
+        "elif True:\n                self._empty",
     ),
+    Mutant("a run is published over another", POOL, "page_of.keys().isdisjoint(new)", "True"),
+    Mutant("only the first evictions are explained", MISSES, "self._indexed = end", "self._indexed = 2**62"),
     Mutant(
         "the last page of a digest wins",
         POOL,
@@ -56,7 +62,7 @@ MUTANTS = (
         "return self._num_holders[page] == 1 and self._digest_of[page] is None",
         "return self._digest_of[page] is None",
     ),
-    Mutant("digests ignore what came before", DIGESTS, "sha256(digest + packed", "sha256(packed"),
+    Mutant("digests ignore what came before", DIGESTS, "sha256(digest + page", "sha256(page"),
     Mutant("digests ignore the salt", DIGESTS, "+ salt)", ")"),
     Mutant(
         "digests keep their first parent", DIGESTS, "digest = sha256(digest +", "digest = sha256(parent +"
@@ -64,8 +70,8 @@ MUTANTS = (
     Mutant(
         "the last token may be found",
         MANAGER,
-        "num_pages = max(len(tokens) - 1, 0)",
-        "num_pages = len(tokens)",
+        "            num_pages = max(len(tokens) - 1, 0)",
+        "            num_pages = len(tokens)",
     ),
     Mutant(
         "the cache never hits",
@@ -96,41 +102,41 @@ MUTANTS = (
     ),
     Mutant(
         "fork shares the partial page",
-        MANAGER,
-        "num_full, partial = divmod(table.num_written, self.page_size)\n        if partial and",
-        "num_full, partial = -(-table.num_written // self.page_size), 0\n        if partial and",
+        COPIES,
+        "num_full, partial = divmod(table.num_written, self._page_size)\n        if partial and",
+        "num_full, partial = -(-table.num_written // self._page_size), 0\n        if partial and",
     ),
     Mutant(
         "fork forgets the salt",
-        MANAGER,
+        COPIES,
         "            table.salt,\n            parts",
         '            b"",\n            parts',
     ),
     Mutant(
         "fork shares the list of digests",
-        MANAGER,
+        COPIES,
         "digests=table.digests[:num_full],",
         "digests=table.digests,",
     ),
-    Mutant("rollback keeps old digests", MANAGER, "del table.digests[num_full:]", "pass"),
+    Mutant("rollback keeps old digests", COPIES, "del table.digests[num_full:]", "pass"),
     Mutant(
         "rollback writes where others read",
-        MANAGER,
+        COPIES,
         "return self._own_partial_page(table, num_full) if partial else ()",
         "return ()",
     ),
-    Mutant("rollback keeps the tail", MANAGER, "self._groups.trim(table, num_full + (partial > 0))", "pass"),
+    Mutant("rollback keeps the tail", COPIES, "self._groups.trim(table, num_full + (partial > 0))", "pass"),
     Mutant(
         "rollback leaks the source",
-        MANAGER,
+        COPIES,
         "            group.pool.drop([page])\n",
         "",
     ),
-    Mutant("copies do not hold their pages", MANAGER, "group.pool.hold((copy.source, copy.target))", "pass"),
+    Mutant("copies do not hold their pages", COPIES, "group.pool.hold((copy.source, copy.target))", "pass"),
     Mutant("close gives heads back before tails", GROUP, "tail.reverse()", "pass"),
     Mutant(
         "a miss of the last token is called partial",
-        "block_manager/misses.py",
+        MISSES,
         "if tail == self._page_size else",
         "if tail > self._page_size else",
     ),
@@ -177,7 +183,7 @@ MUTANTS = (
     ),
     Mutant(
         "a fork forgets when it is quantized",
-        MANAGER,
+        COPIES,
         "            quantize_after=table.quantize_after,\n",
         "",
     ),
@@ -223,8 +229,13 @@ MUTANTS = (
     Mutant(
         "a short group is not noticed", GROUPS, "> group.pool.num_idle:", "> self._groups[0].pool.num_idle:"
     ),
-    Mutant("a fork looks for room in one group", MANAGER, "not all(self.idle_pages())", "not self.num_idle"),
-    Mutant("copies forget their group", MANAGER, "PageId(target), group.index)", "PageId(target), 0)"),
+    Mutant(
+        "a fork looks for room in one group",
+        COPIES,
+        "not all(self._groups.idle_pages())",
+        "not self._groups[0].pool.num_idle",
+    ),
+    Mutant("copies forget their group", COPIES, "PageId(target), group.index)", "PageId(target), 0)"),
     Mutant(
         "a lost window page is news",
         GROUPS,
