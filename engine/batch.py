@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.block_manager import PageCopy
+from octavo.block_manager import PageCopy, PageTable
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.scheduler import Step, Work
 
@@ -50,6 +51,61 @@ def build_batch(step: Step, page_size: int) -> Batch:
     Python's work is per sequence, never per position: page tables are copied as raw memory and
     everything per token is NumPy.
     """
+    if all(stop - start == 1 for _, start, stop, *_ in step.work):
+        return _build_decodes(step, page_size)
+    return _build_mixed(step, page_size)
+
+
+def _build_decodes(step: Step, page_size: int) -> Batch:
+    """The same where every sequence has one row, in a tenth of the time: there is nothing to lay out."""
+    work = step.work
+    starts = [item.start for item in work]
+    kv_len = np.array([item.stop for item in work], np.int32)
+    positions, quantize_after = np.array(starts, np.int32), _quantize_after(work)
+    rows = counting(len(work) + 1)
+
+    def in_group(group: int, others: tuple[AttentionMetadata, ...] = ()) -> AttentionMetadata:
+        slots = [
+            table.parts[group].pages[start // page_size] * page_size + start % page_size
+            for start, table in zip(starts, map(_table, work), strict=True)
+        ]
+        assert len(set(slots)) == len(slots), f"two rows of a step would write one slot: {slots}"
+        return AttentionMetadata(
+            positions=positions,
+            slots=np.array(slots, np.int32),
+            q_start=rows,
+            kv_len=kv_len,
+            page_table=_page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group),
+            page_size=page_size,
+            quantize_after=quantize_after,
+            others=others,
+        )
+
+    every = all(samples and not siblings for *_, samples, siblings in work)
+    return Batch(
+        token_ids=_token_ids(work),
+        sample_rows=counting(len(work)) if every else _sample_rows(work, rows),
+        attention=in_group(0, tuple(in_group(group) for group in range(1, _num_groups(work)))),
+        copies=step.copies,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def counting(count: int) -> Ints:
+    """0, 1, ..., count - 1; nobody can write to it."""
+    numbers: Ints = np.arange(count, dtype=np.int32)
+    numbers.setflags(write=False)
+    return numbers
+
+
+def _table(item: Work) -> PageTable:
+    table = item.sequence.table
+    assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
+    return table
+
+
+def _build_mixed(step: Step, page_size: int) -> Batch:
+    """Of any number of rows each."""
     work = step.work
     starts = np.array([item.start for item in work], np.int32)
     stops = np.array([item.stop for item in work], np.int32)
@@ -98,9 +154,8 @@ def _page_tables(work: tuple[Work, ...], width: int, page_size: int, group: int)
     """Row b: the group's pages of ``work[b]`` up to its last position of this step, then zeros."""
     rows = np.zeros((len(work), width), np.int32)
     for row, item in zip(rows, work, strict=True):
-        assert item.sequence.table is not None, f"{item.sequence.sequence_id} was planned without pages"
         used = -(-item.stop // page_size)
-        row[:used] = np.frombuffer(item.sequence.table.parts[group].pages, np.int32, used)
+        row[:used] = np.frombuffer(_table(item).parts[group].pages, np.int32, used)
     return rows
 
 

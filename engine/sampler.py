@@ -76,17 +76,13 @@ class SampleState:
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._seen = _TokenCounts(prompt_ids) if params.repetition_penalty != 1 else None
         self._output = _TokenCounts(()) if counts else None
+        adjusts = constraint is not None or bool(params.logit_bias) or self._seen is not None or counts
+        self._is_plain = not adjusts and params.logprobs is None  # once it may end
 
     @property
     def plain(self) -> bool:
         """Whether the token is drawn from the logits as they are, and nothing else is asked."""
-        return self.params.logprobs is None and not self._adjusts
-
-    @property
-    def _adjusts(self) -> bool:
-        """Whether it draws from other logits than the model's."""
-        counted = self._seen is not None or self._output is not None
-        return self.constraint is not None or len(self._bias) > 0 or self._holds or counted
+        return self._is_plain and not self._holds
 
     @property
     def plain_greedy(self) -> bool:
@@ -96,7 +92,7 @@ class SampleState:
     @property
     def _holds(self) -> bool:
         """Whether the next token must not be an end token."""
-        return self.num_generated < self.params.min_tokens and len(self._held_ids) > 0
+        return len(self._held_ids) > 0 and self.num_generated < self.params.min_tokens
 
     @property
     def may_end(self) -> bool:

@@ -12,10 +12,12 @@ from mlx.nn.layers.base import Module
 from octavo.engine.model.head import RowSelection
 from octavo.engine.model.hook import HookError, LayerShim, StepContext
 from octavo.engine.model.layers import CacheLayout
-from octavo.engine.model.replay import Replay, ReplayablePool
+from octavo.engine.model.replay import Build, Replay, ReplayablePool
 from octavo.kernels.groups import page_pools
 from octavo.kernels.interface import KVPool
 from octavo.kernels.metadata import AttentionMetadata, Ints
+
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
 
 
 class UnusedShim:
@@ -64,9 +66,14 @@ class PagedModel:
     def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
         """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
 
-        Evaluate them together with ``pool.pending()``, exactly once, before the next call.
+        ``evaluate`` them, or with ``pool.pending()`` whatever is made of them, exactly once, before the
+        next call.
         """
-        return self._step(token_ids, metadata, rows, choose=False)[0]
+        return self._step(self._build_logits, token_ids, metadata, rows)[0]
+
+    def write(self, token_ids: Ints, metadata: AttentionMetadata) -> None:
+        """Only the K/V of the step, for rows that nobody draws from; evaluated like ``forward``."""
+        self._step(self._build_nothing, token_ids, metadata, FIRST_ROW)
 
     def choose(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints) -> Choices:
         """The greedy choice of each of those rows, without their logits; evaluated like ``forward``.
@@ -74,14 +81,18 @@ class PagedModel:
         Raises HookError if the model's output is not exactly what its head gives, or its head
         cannot choose: a matter of the model, which the check at load asks once.
         """
-        return Choices(*self._step(token_ids, metadata, rows, choose=True))
+        return Choices(*self._step(self._build_choices, token_ids, metadata, rows))
+
+    def evaluate(self, out: Sequence[mx.array]) -> None:
+        """Compute what the last step gave, and its writes, unless that is done."""
+        if self.replay is None or not self.replay.is_computed:
+            mx.eval(*out, *self.pool.pending())
 
     def _step(
-        self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None, *, choose: bool
+        self, build: Build, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None
     ) -> list[mx.array]:
         self._context.begin(metadata)
         values = [token_ids, metadata.positions] if rows is None else [token_ids, metadata.positions, rows]
-        build = self._build_choices if choose else self._build_logits
         if self.replay is not None:
             return self.replay(build, values)
         return build([mx.array(value) for value in values], False)
@@ -99,6 +110,11 @@ class PagedModel:
             return [self._output(token_ids).squeeze(1)]
         finally:
             self.selection.rows = None
+
+    def _build_nothing(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+        """The same without results: the output head stays without a reader."""
+        self._build_logits(arrays, traced)
+        return []
 
     def _build_choices(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
         """The same, ending in what the head chose: logits of the graph stay without a reader."""

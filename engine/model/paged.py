@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
@@ -18,12 +19,11 @@ from octavo.engine.sampler import Sampled, SampleState, chosen, logprob_of
 from octavo.engine.store.fingerprint import model_fingerprint
 from octavo.engine.store.page_runs import PageKind
 from octavo.kernels.groups import page_pools
-from octavo.kernels.metadata import Ints
+from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
 
 KV_NOT_FINITE = "the model computed keys or values that are not finite (NaN or infinity)"
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
-FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
 
 
@@ -61,8 +61,8 @@ class PagedRunner:
         """As ``ModelRunner.run``. Raises ValueError for token ids or pages that do not exist:
         neither the embedding nor the kernels check."""
         vocab_size = self._info.vocab_size
-        low, high = int(batch.token_ids.min()), int(batch.token_ids.max())
-        if low < 0 or high >= vocab_size:
+        if batch.token_ids.view(np.uint32).max() >= vocab_size:  # negative ones, too
+            low, high = batch.token_ids.min(), batch.token_ids.max()
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
         for group, pages in enumerate(page_pools(self._model.pool) if batch.copies else ()):
             if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
@@ -73,32 +73,37 @@ class PagedRunner:
 
     def _run_choosing(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         """Every token is the position of its row's largest logit, and nobody asks for more."""
-        rows, which = np.unique(batch.sample_rows, return_inverse=True)
+        rows, which = _each_once(batch.sample_rows)
         drawn: list[Sampled] = []  # one for each of rows
         failed: list[int] = []
         for first, stop in self._slices(batch):
-            wanted = rows[(rows >= first) & (rows < stop)] - first
+            wanted = _rows_between(rows, first, stop, batch) - first
             part = slice_rows(batch.attention, first, stop)
-            out = self._model.choose(batch.token_ids[first:stop], part, wanted if len(wanted) else FIRST_ROW)
-            failed += self._evaluate([out.ids, out.logits] if len(wanted) else [], first)
-            if len(wanted):
-                drawn += map(chosen, np.array(out.ids).tolist(), np.array(out.logits).tolist())
-        samples = [drawn[i] for i, _ in zip(which.tolist(), states, strict=True)]
+            if not len(wanted):
+                failed += self._write(batch.token_ids[first:stop], part, first)
+                continue
+            out = self._model.choose(batch.token_ids[first:stop], part, wanted)
+            failed += self._evaluate([out.ids, out.logits], first)
+            ids, logits = np.array(out.ids, copy=False), np.array(out.logits, copy=False)
+            drawn += map(chosen, ids.tolist(), logits.tolist())
+        samples = [drawn[i] for i, _ in zip(which, states, strict=True)]
         return RunOutput(_with_failures(samples, batch, failed), tuple(failed))
 
     def _run_sampling(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         rows = batch.sample_rows if batch.scored is None else np.r_[batch.sample_rows, batch.scored.rows]
-        rows = np.unique(rows)
+        rows, _ = _each_once(rows)
         samples: dict[int, Sampled] = {}  # by the index of their state
         scores: list[TokenLogprob] = []
         failed: list[int] = []
         for first, stop in self._slices(batch):
-            wanted = rows[(rows >= first) & (rows < stop)]
+            wanted = _rows_between(rows, first, stop, batch)
             part = slice_rows(batch.attention, first, stop)
-            asked = wanted - first if len(wanted) else FIRST_ROW
-            out = self._model.forward(batch.token_ids[first:stop], part, asked)
-            failed += self._evaluate([out] if len(wanted) else [], first)
-            which = np.flatnonzero((batch.sample_rows >= first) & (batch.sample_rows < stop)).tolist()
+            if not len(wanted):
+                failed += self._write(batch.token_ids[first:stop], part, first)
+                continue
+            out = self._model.forward(batch.token_ids[first:stop], part, wanted - first)
+            failed += self._evaluate([out], first)
+            which = [i for i, row in enumerate(batch.sample_rows.tolist()) if first <= row < stop]
             places = np.searchsorted(wanted, batch.sample_rows[which]).tolist()
             samples.update(zip(which, self._draw(out, places, [states[i] for i in which]), strict=True))
             if batch.scored is not None:
@@ -106,12 +111,16 @@ class PagedRunner:
         drawn = [samples[i] for i, _ in enumerate(states)]
         return RunOutput(_with_failures(drawn, batch, failed), tuple(failed), tuple(scores))
 
+    def _write(self, token_ids: Ints, part: AttentionMetadata, first: int) -> list[int]:
+        """Compute a slice of the step that nobody wants anything of; as ``_evaluate``."""
+        self._model.write(token_ids, part)
+        return self._evaluate([], first)
+
     def _evaluate(self, out: list[mx.array], first: int) -> list[int]:
         """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
-        of the step. What is left out of ``out`` (nobody wants it) is never computed."""
-        pool = self._model.pool
-        mx.eval(out, *pool.pending())
-        return [first + row for row in pool.nonfinite_tokens()]
+        of the step."""
+        self._model.evaluate(out)
+        return [first + row for row in self._model.pool.nonfinite_tokens()]
 
     @functools.cached_property
     def page_kind(self) -> PageKind:
@@ -141,6 +150,20 @@ class PagedRunner:
         """Drop the weights and the pool; the runner must not be used afterwards."""
         del self._model
         mx.clear_cache()
+
+
+def _each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:
+    """The rows in rising order, each once, and where each of ``rows`` is among them."""
+    if all(a < b for a, b in itertools.pairwise(rows.tolist())):  # as in every step of decodes
+        return rows, range(len(rows))
+    once, places = np.unique(rows, return_inverse=True)
+    return once, places.tolist()
+
+
+def _rows_between(rows: Ints, first: int, stop: int, batch: Batch) -> Ints:
+    """Those that lie in ``[first, stop)``."""
+    whole = first == 0 and stop == len(batch.token_ids)
+    return rows if whole else rows[(rows >= first) & (rows < stop)]
 
 
 def _scores(

@@ -91,6 +91,7 @@ class Replay:
         self._seen: OrderedDict[object, None] = OrderedDict()
         self._replays: OrderedDict[object, Recorded | Traced] = OrderedDict()
         self._programs = pools[0].programs()
+        self.is_computed = False  # whether the last step's results are there, without any evaluation
         self.not_recorded = ""  # why a graph was traced when that was last decided
         self.num_replayed = 0
 
@@ -104,10 +105,12 @@ class Replay:
         if replay is None:
             if key not in self._seen:
                 _remember(self._seen, key, None, MAX_SEEN)
+                self.is_computed = False
                 return build([mx.array(value) for value in values], False)
             replay = self._keep(build, values)
         outputs = replay.run(host)
         _remember(self._replays, key, replay, MAX_REPLAYS)
+        self.is_computed = isinstance(replay, Recorded)
         self.num_replayed += 1
         return outputs
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "indices.h"
 #include "primitive.h"
 #include "program.h"
 #include "rows.h"
@@ -35,6 +36,24 @@ void run(Program& program, const std::vector<Values>& values) {
   program.run();
 }
 
+using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+bool are_ints(const Array& array, std::size_t num_dims) {
+  return array.ndim() == num_dims && array.dtype() == nb::dtype<int32_t>();
+}
+
+Ints ints(const Array& array) { return {static_cast<const int32_t*>(array.data()), array.size()}; }
+
+bool indices_are_inside(const Array& positions, const Array& slots, const Array& q_start, const Array& kv_len,
+                        const Array& page_table, int64_t page_size, int64_t num_pages) {
+  for (const Array* array : {&positions, &slots, &q_start, &kv_len})
+    if (!are_ints(*array, 1)) return false;
+  if (!are_ints(page_table, 2) || page_table.shape(0) != kv_len.size()) return false;
+  return are_inside({ints(positions), ints(slots), ints(q_start), ints(kv_len), ints(page_table),
+                     static_cast<int64_t>(page_table.shape(1))},
+                    page_size, num_pages);
+}
+
 }  // namespace
 
 void bind_program(nb::module_& m) {
@@ -52,6 +71,9 @@ void bind_program(nb::module_& m) {
            "`outputs` until a program of the same arena is recorded or run.")
       .def_prop_ro("outputs", &Program::outputs)
       .def_prop_ro("num_tasks", &Program::num_tasks);
+  m.def("indices_are_inside", &indices_are_inside, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
+        "page_table"_a, "page_size"_a, "num_pages"_a,
+        "Whether AttentionMetadata.check has nothing to say of these arrays, in a hundredth of its time.");
   m.def("kernel_seconds", &KernelTime::seconds,
         "Time that this process has spent in our kernels, on the threads that call them.");
   m.def("select_rows", &select_rows, "x"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),

@@ -16,6 +16,7 @@ import tiny_models
 from octavo.block_manager import PageCopy, PageId
 from octavo.engine.model import paged
 from octavo.engine.model.forward import slice_rows
+from octavo.engine.model.replay import Build
 from octavo.engine.params import SamplingParams
 from octavo.kernels.metadata import Ints
 from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
@@ -144,13 +145,13 @@ def test_the_gather_tier_in_slices_is_the_gather_tier_at_once(
     runner.run(make_batch([(PROMPT, 0, [1, 2])], []), [])
     once = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
     calls: list[int] = []
-    forward = runner._model.forward
+    compute = runner._model._step
 
-    def counted(ids: Ints, *rest: Any) -> mx.array:
+    def counted(build: Build, ids: Ints, *rest: Any) -> list[mx.array]:
         calls.append(len(ids))
-        return forward(ids, *rest)
+        return compute(build, ids, *rest)
 
-    monkeypatch.setattr(runner._model, "forward", counted)
+    monkeypatch.setattr(runner._model, "_step", counted)
     monkeypatch.setattr(paged, "GATHER_BYTES", 4 * 12 * runner._dense_row_bytes)  # type: ignore[operator]
     sliced = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
     assert calls == [4, 4, 4, 4, 1]
