@@ -14,9 +14,9 @@
 //
 // Rounding moves an activation by at most a / 2, hence
 //   |error| <= sum over blocks of  max|x| / 254 (8 bits) or max|x| / 65534 (16 bits) * sum|w|.
-#include <utility>
-
 #include "integer_rows_avx2.h"
+#include "integer_weights_avx2.h"
+#include "unrolled.h"
 
 namespace octavo::avx2 {
 namespace {
@@ -24,95 +24,6 @@ namespace {
 constexpr int kTileRows = 6;
 constexpr int kItemTiles = 8;  // row tiles that share what they read of a panel
 constexpr int kAhead = 3072;   // bytes of codes fetched before they are used
-
-// How four codes each of eight outputs become bytes of a register.
-template <int kCodeBits, bool kE2m1 = false>
-struct Format {
-  static constexpr bool kWide = kCodeBits > 4;  // 16-bit activations
-  static constexpr int kLow = kCodeBits >= 4 && kCodeBits < 8 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
-  static constexpr int kHigh = kCodeBits - kLow;
-  static constexpr int kMiddle = kE2m1 ? 12 : kWide ? 0 : 1 << (kCodeBits - 1);
-  // Quads in a row after which words of all planes begin anew.
-  static constexpr int kQuads = kE2m1                          ? 2
-                                : kHigh == 1 || kCodeBits == 1 ? 8
-                                : kLow == 2 || kHigh == 2      ? 4
-                                                               : 2;
-
-  static __m256i plane(const uint8_t* words, int bits, int quad, int above) {
-    const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + quad * bits / 8 * 256));
-    const int right = quad * bits % 8 - above;
-    const __m256i mask = _mm256_set1_epi8(static_cast<char>(((1 << bits) - 1) << above));
-    if (bits == 8) return word;
-    return _mm256_and_si256(right < 0 ? _mm256_slli_epi16(word, -right) : _mm256_srli_epi16(word, right),
-                            mask);
-  }
-
-  static __m256i load(const uint8_t* low, const uint8_t* high, int quad) {
-    __m256i codes = plane(low, kLow, quad, 0);
-    if constexpr (kHigh > 0) codes = _mm256_or_si256(codes, plane(high, kHigh, quad, kLow));
-    if constexpr (kE2m1) {
-      const __m128i values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-      codes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
-    }
-    return codes;
-  }
-};
-
-// A block's scales and biases of the 64 outputs, as the sums want them.
-struct Parameters {
-  alignas(32) float scale[kPanel];
-  alignas(32) float bias[kPanel];
-};
-
-// Eight affine scales or biases.
-inline __m256 load_eight(const uint8_t* from, Float type, int at) {
-  if (type == Float::f32) return _mm256_loadu_ps(reinterpret_cast<const float*>(from) + at);
-  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * at));
-  if (type == Float::f16) return _mm256_cvtph_ps(halves);
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-
-// Eight scales of E2M1 groups: fp4_scale.
-inline __m256 load_eight_fp4(const uint8_t* from, bool e8m0, int at) {
-  const __m256i bits = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + at)));
-  if (e8m0) {
-    const __m256i zero = _mm256_cmpeq_epi32(bits, _mm256_setzero_si256());
-    const __m256i least = _mm256_and_si256(zero, _mm256_set1_epi32(0x00400000));
-    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(bits, 23), least));
-  }
-  const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(127)), 20);
-  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(bits, 7), 31);
-  const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p120f));
-  return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
-}
-
-template <class F>
-inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
-  const __m256 middle = _mm256_set1_ps(static_cast<float>(F::kMiddle)), half = _mm256_set1_ps(0.5f);
-  if (shape.affine()) {
-    for (int n = 0; n < kPanel; n += 8) {
-      const __m256 scale = load_eight(from, shape.scale_type, n);
-      const __m256 bias = load_eight(from, shape.scale_type, kPanel + n);
-      _mm256_store_ps(out.scale + n, scale);
-      _mm256_store_ps(out.bias + n, _mm256_fmadd_ps(middle, scale, bias));
-    }
-    return;
-  }
-  for (int n = 0; n < kPanel; n += 8) {  // codes are twice the values
-    const __m256 scale = load_eight_fp4(from, shape.kind == WeightKind::mxfp4, n);
-    _mm256_store_ps(out.scale + n, _mm256_mul_ps(half, scale));
-    _mm256_store_ps(out.bias + n, _mm256_setzero_ps());
-  }
-}
-
-// body(integral constant i) for i in [0, count), unrolled before the compiler looks at arrays: sums that a
-// loop indexes would stay in memory.
-template <int count, class Body>
-inline __attribute__((always_inline)) void unrolled(Body&& body) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (body(std::integral_constant<int, I>()), ...);
-  }(std::make_integer_sequence<int, count>());
-}
 
 // Sums of R rows by 8 C outputs.
 template <int R, int C>
@@ -126,17 +37,40 @@ inline __m256i settled(__m256i sum) {
   return sum;
 }
 
+// One word of activations times the codes of two vectors of outputs. Written out because it takes just the
+// four registers that twelve sums leave; compilers want more, and move or spill sums.
+template <bool kWide>
+inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i codes_0, __m256i codes_1,
+                                                    __m256i& sum_0, __m256i& sum_1) {
+  __m256i to_0 = sum_0, to_1 = sum_1, product, value;
+#define OCTAVO_ADD_PAIR(multiply, add)                                                            \
+  asm("vpbroadcastd %[x], %[value]\n\t" multiply " %[value], %[codes_0], %[product]\n\t" multiply \
+      " %[value], %[codes_1], %[value]\n\t" add " %[product], %[to_0], %[to_0]\n\t" add           \
+      " %[value], %[to_1], %[to_1]"                                                               \
+      : [to_0] "+x"(to_0), [to_1] "+x"(to_1), [product] "=&x"(product), [value] "=&x"(value)      \
+      : [x] "m"(*x), [codes_0] "x"(codes_0), [codes_1] "x"(codes_1))
+  if constexpr (kWide) OCTAVO_ADD_PAIR("vpmaddwd", "vpaddd");
+  else OCTAVO_ADD_PAIR("vpmaddubsw", "vpaddw");
+#undef OCTAVO_ADD_PAIR
+  sum_0 = to_0;
+  sum_1 = to_1;
+}
+
 // One word of activations per row, times `codes`.
 template <bool kWide, int R, int C>
 inline __attribute__((always_inline)) void add_products(const int32_t* x, const __m256i (&codes)[C],
                                                         Sums<R, C>& sums) {
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
-    const __m256i value = _mm256_set1_epi32(x[m]);
-    unrolled<C>([&](auto c) __attribute__((always_inline)) {
-      __m256i& sum = sums.at[m][c];
-      if constexpr (kWide) sum = settled(_mm256_add_epi32(sum, _mm256_madd_epi16(codes[c], value)));
-      else sum = settled(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[c], value)));
-    });
+    if constexpr (C == 2) {
+      add_pair<kWide>(x + m, codes[0], codes[1], sums.at[m][0], sums.at[m][1]);
+    } else {
+      const __m256i value = _mm256_set1_epi32(x[m]);
+      unrolled<C>([&](auto c) __attribute__((always_inline)) {
+        __m256i& sum = sums.at[m][c];
+        if constexpr (kWide) sum = settled(_mm256_add_epi32(sum, _mm256_madd_epi16(codes[c], value)));
+        else sum = settled(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[c], value)));
+      });
+    }
   });
 }
 
@@ -191,7 +125,6 @@ struct BlockView {
   const uint8_t* high;
   const Parameters* parameters;
   int quads;
-  bool affine;
 };
 
 // sums[R][64] += one block.
@@ -209,7 +142,7 @@ __attribute__((noinline)) void multiply_block(const BlockView& block, const int3
         float* target = sums + m * kPanel + column + 8 * c;
         const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(dots.at[m][c]), scale);
         __m256 sum = _mm256_fmadd_ps(product, _mm256_set1_ps(scales[m]), _mm256_loadu_ps(target));
-        if (block.affine) sum = _mm256_fmadd_ps(bias, _mm256_set1_ps(x_sums[m]), sum);
+        if constexpr (F::kAffine) sum = _mm256_fmadd_ps(bias, _mm256_set1_ps(x_sums[m]), sum);
         _mm256_storeu_ps(target, sum);
       });
     });
@@ -233,7 +166,7 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
     if (inside == 0) load_parameters<F>(shape, group + shape.code_bytes(), parameters);
     const BlockView view{group + PackedShape::plane_bytes(inside, F::kLow),
                          group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), &parameters,
-                         block / 4, shape.affine()};
+                         block / 4};
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile), size = tiles.size(tile);
       const std::size_t at = static_cast<std::size_t>(row) * x.blocks + static_cast<std::size_t>(b) * size;

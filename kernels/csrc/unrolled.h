@@ -1,0 +1,20 @@
+// Loops that are gone before the compiler looks at arrays: sums that a loop indexes would stay in memory.
+// Internal linkage: see numeric.h.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+namespace octavo {
+namespace {
+
+// body(integral constant i) for i in [0, count).
+template <int count, class Body>
+inline __attribute__((always_inline)) void unrolled(Body&& body) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, count>());
+}
+
+}  // namespace
+}  // namespace octavo
