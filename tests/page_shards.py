@@ -1,12 +1,8 @@
-"""Pages whose bytes follow from their digest, and a process that writes them until it is killed."""
+"""Pages whose bytes follow from their digest."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import os
-import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -50,29 +46,3 @@ def make_run(number: int, index: int, kind: PageKind) -> tuple[Digest, PageRun]:
 def read_page(folder: ShardFolder, number: int, index: int) -> PageBytes:
     digest, run = make_run(number, index, folder.kind)
     return folder.get(digest, parent=run.parent, token_ids=run.token_ids)
-
-
-def write_for_ever(root_folder: Path, first: int) -> None:
-    """Chains of three pages, one line of output for each page that is there."""
-    folder = ShardFolder(root_folder, make_kind(), max_bytes=1 << 30)
-    for number in itertools.count(first):
-        for index in range(3):
-            digest, run = make_run(number, index, folder.kind)
-            folder.put(digest, run)
-            print(digest.hex(), flush=True)
-
-
-def main(root_folder: Path) -> None:
-    """For each line of input, the number of the first chain, a process that writes: its id is printed
-    when it begins, and "ended" when it has."""
-    for line in sys.stdin:
-        if child := os.fork():
-            os.waitpid(child, 0)
-            print("ended", flush=True)
-        else:
-            print(os.getpid(), flush=True)
-            write_for_ever(root_folder, int(line))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

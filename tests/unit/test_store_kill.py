@@ -2,66 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import page_shards
-from octavo.block_manager import Digest
+from fakes import FakeCore, small_config
+from killable import FOUR_TOKENS, GROUPS, kill_one, nursery, prompt_of
+from octavo.block_manager import Digest, PageGroup
+from octavo.engine import LLM
 from octavo.engine.store import folder as folder_module
 from octavo.engine.store.folder import ShardFolder
 from octavo.engine.store.page_files import read_run
+from oracle import alone
 from page_shards import bytes_of, make_kind
 
-
-@contextmanager
-def writers(path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, str(Path(page_shards.__file__)), str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # its children as well
-        process.communicate()
+HOW_OFTEN = pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 
 
-def kill_one(process: subprocess.Popen[str], first: int, rng: random.Random) -> set[str]:
-    """Let a process write for a moment, kill it, and return the digests it has announced."""
-    into, out = process.stdin, process.stdout
-    assert into is not None
-    assert out is not None
-    print(first, file=into, flush=True)
-    pid = int(out.readline())
-    announced = [out.readline().strip() for _ in range(rng.randrange(8))]
-    time.sleep(rng.random() * 0.004)
-    os.kill(pid, signal.SIGKILL)
-    announced += iter(lambda: out.readline().strip(), "ended")
-    return set(announced)
-
-
-@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.slow)])
+@HOW_OFTEN
 def test_killed_at_random_moments(kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, kind = random.Random(kills), make_kind()
     announced: set[str] = set()
-    with writers(tmp_path) as process:
+    with nursery("shards", tmp_path) as process:
         for number in range(kills):
-            announced |= kill_one(process, rng.randrange(number + 1) * 2, rng)  # some is written again
+            first = rng.randrange(number + 1) * 2  # some is written again
+            announced |= kill_one(process, first, rng, most_s=0.004)
             found = {path.stem: path for path in tmp_path.rglob("*.safetensors")}
             assert announced <= found.keys(), "what was there is there"
             for name, path in found.items():
@@ -75,3 +42,38 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(folder_module, "STALE_S", -1.0)
     ShardFolder(tmp_path, kind, max_bytes=1 << 30).prune()
     assert {path.stem for path in tmp_path.rglob("*") if path.is_file()} == found.keys()
+
+
+def restart(folder: Path, groups: tuple[PageGroup, ...], numbers: list[int]) -> int:
+    """Serve prompts that a killed engine may have served; returns how many tokens were on disk."""
+    prompts = [prompt_of(number) for number in numbers]
+    fake = FakeCore(groups=groups)
+    with LLM(small_config(cache_dir=folder), core_factory=fake) as llm:
+        outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
+    for prompt, output in zip(prompts, outputs, strict=True):  # the ledger has checked every position
+        assert output.outputs[0].token_ids == alone(prompt, FOUR_TOKENS).token_ids
+    assert fake.core is not None
+    fake.core._blocks.check()
+    counts = fake.core._measure().store
+    assert counts is not None
+    assert not counts.dropped, "nothing that is not whole has its name"
+    return counts.loaded * fake.core._blocks.page_size
+
+
+@HOW_OFTEN
+@pytest.mark.parametrize("groups", GROUPS)
+def test_engines_killed_at_random_moments(groups: str, kills: int, tmp_path: Path) -> None:
+    """With layers of windows, a prompt's pages lie in several folders, and any of them may be there without
+    the others: what is found is then a beginning for which every group has what its queries see."""
+    rng, loaded, known = random.Random(kills), 0, set[Path]()
+    with nursery(groups, tmp_path) as process:
+        for number in range(kills):
+            served = kill_one(process, 3 * number, rng, most_s=0.02)
+            found = set(tmp_path.rglob("*.safetensors"))
+            assert known <= found
+            for path in found - known:
+                read_run(path)  # raises for what is not whole
+            last = 3 * number + len(served)  # the one that was interrupted
+            loaded += restart(tmp_path, GROUPS[groups], [last, 3 * number, last + 1])
+            known = found
+    assert loaded > 4 * kills
