@@ -199,6 +199,7 @@ def attend(
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
     mask: mx.array | None,
+    exact: bool,
 ) -> mx.array: ...
 def attend_mixed(
     layout: PageLayout,
@@ -220,4 +221,5 @@ def attend_mixed(
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
     mask: mx.array | None,
+    exact: bool,
 ) -> mx.array: ...

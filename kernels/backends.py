@@ -26,10 +26,11 @@ class Choice:
     reason: str
 
 
-def choose_backend(name: str, threads: int | None = None) -> Choice:
+def choose_backend(name: str, threads: int | None = None, *, exact: bool = False) -> Choice:
     """The backend asked for; "auto" takes the best there is. Call it on the engine's thread.
 
-    ``threads`` is for the native CPU kernels (None: all cores this process may use).
+    ``threads`` is for the native CPU kernels (None: all cores this process may use), and so is ``exact``:
+    attention over 4-bit pages that rounds queries and weights to 15 bits, not to 8.
     Raises ValueError for an unknown name, and for one that cannot run here.
     """
     if name not in get_args(BackendName):
@@ -44,7 +45,7 @@ def choose_backend(name: str, threads: int | None = None) -> Choice:
         )
     if name == "metal" or (name == "auto" and mx.metal.is_available()):
         return _choose_metal(asked_for=name == "metal")
-    native, problem = _load_native(threads)
+    native, problem = _load_native(threads, exact=exact)
     if native is not None:
         return native
     if name == "cpu":
@@ -77,7 +78,7 @@ def _choose_metal(*, asked_for: bool) -> Choice:
     )
 
 
-def _load_native(threads: int | None) -> tuple[Choice | None, str]:
+def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, str]:
     """The native backend, or the reason why it does not load."""
     try:
         from octavo.kernels import _ext
@@ -90,5 +91,5 @@ def _load_native(threads: int | None) -> tuple[Choice | None, str]:
         )
     from octavo.kernels.cpu.backend import CpuBackend
 
-    backend = CpuBackend(threads)
+    backend = CpuBackend(threads, exact=exact)
     return Choice(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

@@ -51,7 +51,7 @@ class ReadyModel:
 def choose_device(config: EngineConfig) -> Choice:
     """The backend, with MLX set up for it. InvalidConfig if it cannot run here."""
     try:
-        choice = choose_backend(config.backend, config.threads)
+        choice = choose_backend(config.backend, config.threads, exact=config.exact)
     except ValueError as error:
         raise InvalidConfig(str(error)) from error
     if not mx.metal.is_available():

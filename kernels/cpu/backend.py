@@ -34,10 +34,11 @@ class CpuStep:
 
 
 class CpuPool:
-    """``KVPool`` on the native extension."""
+    """``KVPool`` on the native extension; ``exact``: attention without arithmetic of 8 bits."""
 
-    def __init__(self, spec: PoolSpec) -> None:
+    def __init__(self, spec: PoolSpec, *, exact: bool = False) -> None:
         self._spec = spec
+        self.exact = exact
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # the pages of each layer
         self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # of the dtype of the rows last written
@@ -113,6 +114,7 @@ class CpuPool:
             sinks,
             alibi_slopes,
             mask,
+            self.exact,
         )
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
@@ -265,7 +267,8 @@ def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:
 class CpuBackend:
     """``AttentionBackend`` of the native extension; ``threads`` None leaves their number as it is."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, exact: bool = False) -> None:
+        self._exact = exact
         if threads is not None:
             _ext.set_threads(threads)
 
@@ -274,9 +277,9 @@ class CpuBackend:
         return "cpu"
 
     def create_pool(self, spec: PoolSpec) -> CpuPool:
-        return CpuPool(spec)
+        return CpuPool(spec, exact=self._exact)
 
     def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
         from octavo.kernels.cpu.mixed import CpuMixedPool
 
-        return CpuMixedPool(CpuPool(spec), CpuPool(twins))
+        return CpuMixedPool(CpuPool(spec, exact=self._exact), CpuPool(twins, exact=self._exact))

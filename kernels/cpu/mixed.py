@@ -47,4 +47,5 @@ class CpuMixedPool(MixedPool[CpuPool]):
             sinks,
             alibi_slopes,
             mask,
+            quantized.exact,
         )

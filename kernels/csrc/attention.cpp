@@ -48,6 +48,7 @@ struct AttendOptions {
   float scale, softcap;
   int window, keep;
   bool sinks, slopes, mask;  // which of the optional inputs there are
+  bool exact;
 };
 
 class Attend : public mx::Primitive {
@@ -78,6 +79,7 @@ class Attend : public mx::Primitive {
     args.softcap = options_.softcap;
     args.window = options_.window;
     args.keep = options_.keep;
+    args.exact = options_.exact;
     Encoder(stream()).dispatch([args] { run_attention(args); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
@@ -93,7 +95,7 @@ class Attend : public mx::Primitive {
 mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
                  const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
                  int window, int keep, float softcap, const std::optional<mx::array>& sinks,
-                 const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask) {
+                 const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask, bool exact) {
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -110,7 +112,7 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   add_mask(inputs, mask, queries, stream);
   const AttendOptions options{scale,  softcap,           window,
                               keep,   sinks.has_value(), slopes.has_value(),
-                              mask.has_value()};
+                              mask.has_value(), exact};
   return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, options), std::move(inputs));
 }
@@ -140,8 +142,10 @@ void bind_attention(nb::module_& m) {
   m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
         nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
+        nb::arg("exact"),
         "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
-        "float, takes the place of causality and window. The caller checks the indices and L = max kv_len.");
+        "float, takes the place of causality and window. exact: no arithmetic of 8 bits. The caller checks the "
+        "indices and L = max kv_len.");
 }
 
 }  // namespace octavo

@@ -1,15 +1,11 @@
 // The float32 sides of attention, for every page format, head dimension and level: rows of codes become
 // floats, either on their way into a register (16-bit codes) or once per tile in a panel.
-//
-// Codecs say how: `load` gives two vectors of the row's values [at, at + 2 * kLanes), maybe in an order of
-// their own, which queries and accumulators then share (`kSplit`: even elements before odd ones).
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
-#include "attention_math.h"
+#include "attention_codecs.h"
 #include "attention_rows.h"
 #include "attention_sides.h"
 #include "page_codes.h"
@@ -17,68 +13,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kStep = 2 * kLanes;  // values per load
-constexpr int kKeys = 4;           // keys whose products are summed up together
-constexpr int kDirectRows = 2;     // up to so many rows read codes themselves; more share a panel
-
-struct Pair {
-  Vec first, second;
-};
-
-struct FloatCodec {
-  static constexpr bool kSplit = false;
-  static constexpr int kBytes = 4;
-  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
-    const float* values = reinterpret_cast<const float*>(from);
-    return {octavo::load(values), octavo::load(values + kLanes)};
-  }
-};
-
-struct Bf16Codec {
-  static constexpr bool kSplit = true;
-  static constexpr int kBytes = 2;
-  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
-    IntVec both;
-    std::memcpy(&both, from, sizeof both);  // rows lie at any address
-    return {(Vec)(both << 16), (Vec)(both & int32_t(0xffff0000))};
-  }
-};
-
-#if defined(__F16C__)
-struct Fp16Codec {
-  static constexpr bool kSplit = false;
-  static constexpr int kBytes = 2;
-  OCTAVO_INLINE Vec load_vector(const uint8_t* from) {
-    typedef short Halves __attribute__((vector_size(16)));
-    Vec to;
-    for (int lane = 0; lane < kLanes; lane += 8) {
-      Halves halves;
-      std::memcpy(&halves, from + 2 * lane, 16);
-      const auto eight = __builtin_ia32_vcvtph2ps256(halves);
-      std::memcpy(reinterpret_cast<float*>(&to) + lane, &eight, 32);
-    }
-    return to;
-  }
-  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
-    return {load_vector(from), load_vector(from + 2 * kLanes)};
-  }
-};
-#endif
-
-inline int padded_dim(int dim) { return (dim + kStep - 1) / kStep * kStep; }
-
-// A row in the order of a codec that splits, and back.
-inline void split_row(float* row, int dim) {
-  float split[kStep];
-  for (int at = 0; at < dim; at += kStep) {
-    for (int i = 0; i < kLanes; ++i) split[i] = row[at + 2 * i], split[kLanes + i] = row[at + 2 * i + 1];
-    std::memcpy(row + at, split, sizeof split);
-  }
-}
-inline void join_row(const float* row, int dim, float* to) {
-  for (int at = 0; at < dim; at += kStep)
-    for (int i = 0; i < kLanes; ++i) to[at + 2 * i] = row[at + i], to[at + 2 * i + 1] = row[at + kLanes + i];
-}
+constexpr int kDirectRows = 4;  // up to so many rows read codes themselves; more share a panel
 
 // Sums of neighbouring elements, within each 128 bits: those of a, then those of b.
 OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
@@ -91,47 +26,53 @@ OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
 }
 
 // to[i] = sum of sums[i]
-OCTAVO_INLINE void reduce4(const Vec (&sums)[kKeys], float* to) {
+OCTAVO_INLINE void reduce4(const Vec* sums, float (&to)[4]) {
   const Vec four = add_neighbours(add_neighbours(sums[0], sums[1]), add_neighbours(sums[2], sums[3]));
-  for (int i = 0; i < kKeys; ++i) {
+  for (int i = 0; i < 4; ++i) {
     float sum = four[i];
     for (int lane = i + 4; lane < kLanes; lane += 4) sum += four[lane];
     to[i] = sum;
   }
 }
 
-// scores[row][0..4) = queries[row] . keys at `keys`, `stride` bytes apart
-template <class Codec, int kRows>
-OCTAVO_INLINE void score_four(const float* queries, int dim, const uint8_t* keys, int64_t stride, float* scores) {
-  Vec sums[kRows][kKeys] = {};
+// scores[row][key] = queries[row] . keys at `keys`, `stride` bytes apart: kRows * kKeys is 4 or 8
+template <class Codec, int kRows, int kKeys>
+OCTAVO_INLINE void score_keys(const float* queries, int dim, const uint8_t* keys, int64_t stride, float* scores) {
+  Vec sums[kRows * kKeys] = {};
   for (int at = 0; at < dim; at += kStep) {
 #pragma GCC unroll 4
     for (int key = 0; key < kKeys; ++key) {
       const Pair pair = Codec::load_pair(keys + key * stride + at * Codec::kBytes);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        sums[r][key] += pair.first * octavo::load(queries + r * dim + at);
-        sums[r][key] += pair.second * octavo::load(queries + r * dim + at + kLanes);
+        Vec& sum = sums[r * kKeys + key];
+        sum += pair.first * octavo::load(queries + r * dim + at);
+        sum += pair.second * octavo::load(queries + r * dim + at + kLanes);
       }
     }
   }
-  for (int r = 0; r < kRows; ++r) reduce4(sums[r], scores + r * kTileTokens);
+  for (int i = 0; i < kRows * kKeys; i += 4) {
+    float four[4];
+    reduce4(sums + i, four);
+    for (int j = 0; j < 4; ++j) scores[(i + j) / kKeys * kTileTokens + (i + j) % kKeys] = four[j];
+  }
 }
 
 // accumulators[row] += sum over 16 positions of weights[row][position] * values, columns of `kVecs` vectors
 template <class Codec, int kRows, int kVecs>
-OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int64_t stride, int width,
-                               float* accumulators) {
+OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int64_t stride, const uint8_t* ahead,
+                               int width, float* accumulators) {
   Vec sums[kRows][kVecs];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) sums[r][v] = octavo::load(accumulators + r * width + v * kLanes);
   for (int t = 0; t < 16; ++t) {
+    if (ahead != nullptr) prefetch(ahead + t * stride, kVecs * kLanes * Codec::kBytes);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; v += 2) {
       const Pair pair = Codec::load_pair(values + t * stride + v * kLanes * Codec::kBytes);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const float weight = weights[r * kTileTokens + t];
         sums[r][v] += pair.first * weight;
@@ -139,23 +80,35 @@ OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int6
       }
     }
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) store(accumulators + r * width + v * kLanes, sums[r][v]);
 }
 
+// `ahead`: the block that comes next, asked for while this one is computed, or null.
 template <class Codec, int kRows>
-OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_t stride, int width,
-                             float* accumulators) {
-  constexpr int kVecs = kRows == 1 ? 8 : 4;
+OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_t stride, const uint8_t* ahead,
+                             int width, float* accumulators) {
+  constexpr int kVecs = 8 / kRows;
   int column = 0;
-  for (; column + kVecs * kLanes <= width; column += kVecs * kLanes)
-    add_columns<Codec, kRows, kVecs>(weights, values + column * Codec::kBytes, stride, width,
-                                     accumulators + column);
-  for (; column < width; column += kStep)
-    add_columns<Codec, kRows, 2>(weights, values + column * Codec::kBytes, stride, width,
-                                 accumulators + column);
+  const auto add = [&](auto vecs) {
+    const int bytes = column * Codec::kBytes;
+    add_columns<Codec, kRows, vecs()>(weights, values + bytes, stride, ahead != nullptr ? ahead + bytes : nullptr, width,
+                                      accumulators + column);
+    column += vecs() * kLanes;
+  };
+  while (column + kVecs * kLanes <= width) add(std::integral_constant<int, kVecs>{});
+  while (column < width) add(std::integral_constant<int, 2>{});
+}
+
+// body(first_row, std::integral_constant n) over all rows, n of 4, 2 or 1 rows at a time.
+template <class Body>
+OCTAVO_INLINE void for_rows(int num_rows, Body body) {
+  int row = 0;
+  for (; row + 4 <= num_rows; row += 4) body(row, std::integral_constant<int, 4>{});
+  for (; row + 2 <= num_rows; row += 2) body(row, std::integral_constant<int, 2>{});
+  if (row < num_rows) body(row, std::integral_constant<int, 1>{});
 }
 
 // Rows of a block as floats, zeros past the dimension and where `visible` has a 0. A codec that reads the
@@ -217,16 +170,14 @@ struct FloatSides {
   template <class From>
   static void score_block(const float* queries, int num_rows, int dim, const uint8_t* keys, int64_t stride,
                           const uint8_t* ahead, float* scores) {
-    for (int key = 0; key < 16; key += kKeys) {
-      if (ahead != nullptr) prefetch(ahead + key * stride, kKeys * stride);
-      int row = 0;
-      for (; row + 2 <= num_rows; row += 2)
-        score_four<From, 2>(queries + row * dim, dim, keys + key * stride, stride,
-                            scores + row * kTileTokens + key);
-      if (row < num_rows)
-        score_four<From, 1>(queries + row * dim, dim, keys + key * stride, stride,
-                            scores + row * kTileTokens + key);
-    }
+    for_rows(num_rows, [&](int row, auto rows) {
+      constexpr int kKeys = rows() == 4 ? 2 : 4;
+      for (int key = 0; key < 16; key += kKeys) {
+        if (row == 0 && ahead != nullptr) prefetch(ahead + key * stride, kKeys * stride);
+        score_keys<From, rows(), kKeys>(queries + row * dim, dim, keys + key * stride, stride,
+                                        scores + row * kTileTokens + key);
+      }
+    });
   }
 
   static void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* panel,
@@ -252,13 +203,12 @@ struct FloatSides {
   }
 
   template <class From>
-  static void accumulate_block(const float* weights, int num_rows, int width, const uint8_t* values,
-                               int64_t stride, float* accumulators) {
-    int row = 0;
-    for (; row + 2 <= num_rows; row += 2)
-      add_block<From, 2>(weights + row * kTileTokens, values, stride, width, accumulators + int64_t(row) * width);
-    if (row < num_rows)
-      add_block<From, 1>(weights + row * kTileTokens, values, stride, width, accumulators + int64_t(row) * width);
+  static void accumulate_block(const float* weights, int num_rows, int width, const uint8_t* values, int64_t stride,
+                               const uint8_t* ahead, float* accumulators) {
+    for_rows(num_rows, [&](int row, auto rows) {
+      add_block<From, rows()>(weights + row * kTileTokens, values, stride, row == 0 ? ahead : nullptr, width,
+                              accumulators + int64_t(row) * width);
+    });
   }
 
   static void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows,
@@ -268,16 +218,17 @@ struct FloatSides {
     for (int b = 0; b < kBlocks; ++b) {
       const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
       if (block.base == nullptr) continue;
-      if (next.base != nullptr) prefetch(v_codes(layout, next.base, next.offset), 16 * format.row_bytes);
       const uint8_t* codes = v_codes(layout, block.base, block.offset);
+      const uint8_t* ahead = next.base != nullptr ? v_codes(layout, next.base, next.offset) : nullptr;
       if (direct(format, num_rows) && tile.mask(b) == 0xffff) {
-        accumulate_block<Reader>(weights + 16 * b, num_rows, width, codes, format.row_bytes, accumulators);
+        accumulate_block<Reader>(weights + 16 * b, num_rows, width, codes, format.row_bytes, ahead, accumulators);
         continue;
       }
+      if (ahead != nullptr) prefetch(ahead, 16 * format.row_bytes);
       float* rows = static_cast<float*>(panel);
       expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
       accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
-                                   width * 4, accumulators);
+                                   width * 4, nullptr, accumulators);
     }
   }
 

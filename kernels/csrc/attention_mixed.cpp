@@ -59,7 +59,7 @@ struct MixedOptions {
   float scale, softcap;
   int window, keep;            // of the layer
   int twin_window, twin_keep;  // see Residency
-  bool sinks, slopes, mask;
+  bool sinks, slopes, mask, exact;
 };
 
 class AttendMixed : public mx::Primitive {
@@ -84,6 +84,7 @@ class AttendMixed : public mx::Primitive {
     args.softcap = options_.softcap;
     args.window = options_.window;
     args.keep = options_.keep;
+    args.exact = options_.exact;
     args.residency = {Residency::all, options_.twin_window, options_.twin_keep, view_ints(inputs[7])};
     size_t next = 8;
     if (options_.sinks) args.sinks = inputs[next++].data<float>();
@@ -124,7 +125,8 @@ mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const Pa
                        const mx::array& twin_table, const mx::array& q_start, const mx::array& kv_len,
                        const mx::array& quantize_after, float scale, int window, int keep, int twin_window,
                        int twin_keep, float softcap, const std::optional<mx::array>& sinks,
-                       const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask) {
+                       const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
+                       bool exact) {
   require_twins(layout, twins);
   require_pool(layout, pool);
   require_pool(twins, twin_pool);
@@ -147,7 +149,7 @@ mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const Pa
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
   const MixedOptions options{scale,     softcap, window, keep, twin_window, twin_keep, sinks.has_value(),
-                             slopes.has_value(), mask.has_value()};
+                             slopes.has_value(), mask.has_value(), exact};
   return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
                    std::make_shared<AttendMixed>(stream, layout, twins, options), std::move(inputs));
 }
@@ -159,7 +161,7 @@ void bind_attention_mixed(nb::module_& m) {
         nb::arg("twin_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("twin_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("quantize_after"), nb::arg("scale"), nb::arg("window"),
         nb::arg("keep"), nb::arg("twin_window"), nb::arg("twin_keep"), nb::arg("softcap"),
-        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
+        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(), nb::arg("exact"),
         "As attend, over quantized pages and 16-bit twins: a query at p reads as twins its last "
         "twin_window positions, from their page's start (all, if p < quantize_after), and the first twin_keep.");
 }
