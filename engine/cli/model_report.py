@@ -19,7 +19,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
 
     path = resolve_model(config.model)
     choice = choose_device(config)
-    loaded = load_model(path, weights=config.weights)
+    loaded = load_model(path, weights=config.weights, native=choice.backend.name == "cpu")
     layout = discover_layout(loaded.model, loaded.architecture)
     ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
     result, report, fusion = ready.result, ready.report, ready.fusion

@@ -42,7 +42,7 @@ class StepContext:
     def __init__(self, pool: KVPool, *, mask_dims: int | None = None) -> None:
         self.pool = pool
         self.mask_dims = mask_dims
-        self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever begins a step sets them
+        self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
         self.traced = False  # the graph being built is to serve other steps too
         self._metadata: AttentionMetadata | None = None
         self._row_sequences = mx.array([0])
@@ -51,6 +51,7 @@ class StepContext:
         self.pool.begin_step(metadata)
         self._metadata = metadata
         if self.mask_dims is not None:
+            self.positions = mx.array(metadata.positions)
             lengths = np.diff(metadata.q_start)
             self._row_sequences = mx.array(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
 

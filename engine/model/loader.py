@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -59,8 +59,31 @@ class LoadedModel:
     weights: str
 
 
-def load_model(path: Path, *, weights: Weights) -> LoadedModel:
-    """The model of ``path`` by mlx-lm's own code, with the hook in place.
+@contextmanager
+def _weights_mapped(native: bool) -> Iterator[None]:
+    """In this block, mlx-lm gets weights that are mapped from their files and not read, if ``native``."""
+    if not native:
+        yield
+        return
+    from octavo.kernels.cpu.mapped import map_safetensors
+
+    original = mx.load
+
+    def load(file: Any, *unusual: Any, **more: Any) -> Any:
+        plain = not unusual and not more and str(file).endswith(".safetensors")
+        mapped = map_safetensors(file) if plain else None
+        return original(file, *unusual, **more) if mapped is None else mapped
+
+    mx.load = load
+    try:
+        yield
+    finally:
+        mx.load = original
+
+
+def load_model(path: Path, *, weights: Weights, native: bool = False) -> LoadedModel:
+    """The model of ``path`` by mlx-lm's own code, with the hook in place. ``native``: its weights are
+    views of their files until ``materialize``.
 
     Raises ModelLoadError when mlx-lm cannot load it, InvalidConfig when its weights cannot
     become what was asked.
@@ -68,7 +91,8 @@ def load_model(path: Path, *, weights: Weights) -> LoadedModel:
     architecture = read_config(path)["model_type"]
     install_hook()
     try:
-        model, _ = mlx_lm_utils.load_model(path, lazy=True)
+        with _weights_mapped(native):
+            model, _ = mlx_lm_utils.load_model(path, lazy=True)
     except Exception as error:  # mlx-lm and model code of any architecture
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
@@ -95,6 +119,10 @@ def materialize(model: Module, *, native: bool, exact: bool, fuse: bool) -> Repo
             seen = Observed(heads=seen.heads)
         report = replace_modules(model, exact=exact, fuse=fuse, observed=seen)
         log.info("native layers: %s; MLX's own: %s", report.replaced, [kept.name for kept in report.kept])
+    if native:  # what is left may lie in the files
+        from octavo.kernels import _ext
+
+        model.update(tree_map(_ext.copy_of, model.parameters()))
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
     return report

@@ -25,7 +25,7 @@ from octavo.kernels.metadata import AttentionMetadata
 
 PAGE_SIZE = 8
 LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
-STEPS = ((5, 3, 0), (1, 1, 4), (6, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
+STEPS = ((4, 3, 0), (1, 1, 3), (4, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,6 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     tokens = reference.sequences[0][:4]
     metadata = _metadata(reference, [(0, 0, len(tokens))])
     ids, rows = np.array(tokens, np.int32), np.array([3, 1], np.int32)
-    every = paged.forward(ids, metadata)
-    mx.eval(every, *paged.pool.pending())
     paged.selection = selection
     try:
         chosen = paged.forward(ids, metadata, rows)
@@ -179,9 +177,9 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
         return False
     finally:
         paged.selection = None
-    wanted = evaluated(every)[rows]
+    wanted = reference.logits[0][rows]
     got = evaluated(chosen)
-    return got.shape == wanted.shape and bool(row_errors(got, wanted).max() < reference.median_limit)
+    return got.shape == wanted.shape and bool(row_errors(got, wanted).max() <= reference.worst_limit)
 
 
 def _first_line(error: Exception) -> str:

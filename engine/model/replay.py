@@ -84,10 +84,14 @@ class ReplayablePool(Protocol):
 
 
 class Replay:
-    """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or replays its graph."""
+    """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or replays its graph.
+
+    ``at_once``: graphs are kept when a step comes for the first time, to see how they are replayed.
+    """
 
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
+        self.at_once = False
         self._seen: OrderedDict[object, None] = OrderedDict()
         self._replays: OrderedDict[object, Recorded | Traced] = OrderedDict()
         self._programs = pools[0].programs()
@@ -103,7 +107,7 @@ class Replay:
         key = build, tuple(value.shape for value in host)
         replay = self._replays.get(key)
         if replay is None:
-            if key not in self._seen:
+            if key not in self._seen and not self.at_once:
                 _remember(self._seen, key, None, MAX_SEEN)
                 self.is_computed = False
                 return build([mx.array(value) for value in values], False)

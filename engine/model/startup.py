@@ -35,7 +35,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     choice = choose_device(config)
     native = choice.backend.name == "cpu"
-    loaded = load_model(path, weights=config.weights)
+    loaded = load_model(path, weights=config.weights, native=native)
     probed = layout = discover_layout(loaded.model, loaded.architecture)
     if config.max_kv_size is not None:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)

@@ -23,15 +23,18 @@ int panel_outputs(const PackedShape& shape, int panel) {
 }
 
 // Place element (n, k) of a row-major matrix at [k][n] of its panel; `inputs` counts T, which may be a
-// pair of values. A line of each row at a time, so that its reads and the writes stay in cache.
+// pair of values. A line of each row at a time, so that its reads and the writes stay in cache. No prefetcher
+// follows as many streams as a panel has rows, so the lines after the next are asked for.
 template <class T>
 void pack_panel(const T* rows, int num_rows, int inputs, T* panel) {
   constexpr int kLine = 64 / sizeof(T);
   for (int start = 0; start < inputs; start += kLine) {
     const int end = start + kLine < inputs ? start + kLine : inputs;
-    for (int n = 0; n < num_rows; ++n)
-      for (int k = start; k < end; ++k)
-        panel[static_cast<std::size_t>(k) * kPanel + n] = rows[static_cast<std::size_t>(n) * inputs + k];
+    for (int n = 0; n < num_rows; ++n) {
+      const T* const row = rows + static_cast<std::size_t>(n) * inputs;
+      __builtin_prefetch(row + (start + 2 * kLine < inputs ? start + 2 * kLine : start));
+      for (int k = start; k < end; ++k) panel[static_cast<std::size_t>(k) * kPanel + n] = row[k];
+    }
   }
 }
 

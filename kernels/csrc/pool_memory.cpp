@@ -1,9 +1,10 @@
 #include "pool_memory.h"
 
 #include <algorithm>
+#include <chrono>
+#include <deque>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -17,7 +18,8 @@ namespace {
 
 using Memory = std::shared_ptr<Buffer>;
 
-constexpr std::size_t kSlice = std::size_t{8} << 20;
+constexpr std::size_t kBackground = std::size_t{8} << 20;  // smaller pools are taken when they are used
+constexpr std::size_t kSlice = std::size_t{2} << 20;  // at once: whoever else maps memory waits for it
 
 #if defined(MADV_POPULATE_WRITE)
 
@@ -30,7 +32,7 @@ void take(const Memory& memory) {
 
 struct Queue {
   std::mutex mutex;
-  std::vector<Memory> waiting;
+  std::deque<Memory> waiting;
   bool running = false;
 };
 
@@ -40,7 +42,11 @@ Queue& queue() {
   return *instance;
 }
 
+// Mapping memory waits for every slice that is being taken, so those who map it in a row are let go first.
+constexpr auto kBurst = std::chrono::milliseconds(50);
+
 void take_all() {
+  std::this_thread::sleep_for(kBurst);
   while (true) {
     Memory memory;
     {
@@ -49,8 +55,8 @@ void take_all() {
         queue().running = false;
         return;
       }
-      memory = std::move(queue().waiting.back());
-      queue().waiting.pop_back();
+      memory = std::move(queue().waiting.front());
+      queue().waiting.pop_front();
     }
     take(memory);
   }
@@ -71,7 +77,7 @@ void take_in_background(Memory memory) {
 std::shared_ptr<Buffer> pool_memory(std::size_t bytes) {
   auto memory = std::make_shared<Buffer>(bytes);
 #if defined(MADV_POPULATE_WRITE)
-  if (bytes >= kSlice) take_in_background(memory);
+  if (bytes >= kBackground) take_in_background(memory);
 #endif
   return memory;
 }

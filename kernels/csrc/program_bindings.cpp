@@ -58,7 +58,7 @@ bool indices_are_inside(const Array& positions, const Array& slots, const Array&
 
 void bind_program(nb::module_& m) {
   nb::class_<Arena>(m, "Arena", "Memory that programs which never run at the same time share.")
-      .def(nb::init<>())
+      .def(nb::new_([] { return std::make_shared<Arena>(); }))
       .def_prop_ro("nbytes", &Arena::nbytes);
   nb::class_<Program>(m, "Program", "A graph as a list of what our kernels do in it; see Program.run.")
       .def(nb::init<const std::shared_ptr<Arena>&, std::vector<mx::array>, std::vector<mx::array>,
