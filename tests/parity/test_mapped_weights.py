@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 import tiny_models
@@ -62,40 +63,47 @@ def test_arrays_outside_of_a_file_are_refused(tmp_path: Path) -> None:
             _ext.MappedFile(str(missing))
 
 
+def parameters(model: Module) -> list[tuple[str, mx.array]]:
+    return list(dict(tree_flatten(model.parameters())).items())
+
+
 def test_a_model_that_was_loaded_no_longer_needs_its_file(tmp_path: Path) -> None:
     folder = tiny_models.make_model(tmp_path / "model", "llama")
     loaded = load_model(folder, weights="keep", native=True)
     materialize(loaded.model, native=True, exact=False, fuse=False)
-    before = {name: np.array(a.astype(mx.float32)) for name, a in tree_flatten(loaded.model.parameters())}
+    before = {name: np.array(a.astype(mx.float32)) for name, a in parameters(loaded.model)}
     for file in folder.glob("*.safetensors"):
         size = file.stat().st_size
         with file.open("r+b") as stream:  # in place: what is still mapped would change
             stream.write(bytes(size))
-    for name, array in tree_flatten(loaded.model.parameters()):
+    for name, array in parameters(loaded.model):
         np.testing.assert_array_equal(np.array(array.astype(mx.float32)), before[name])
     assert any(values.any() for values in before.values())
 
 
 PEAK = """
-import resource, sys
+import sys
 import octavo.engine.model.startup
 from octavo.engine.config import EngineConfig
 from octavo.engine.runner import load_runner
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 before = peak()
 runner = load_runner(EngineConfig(model=sys.argv[1], backend="cpu", num_pages=16, max_running=2))
 print(peak() - before, runner.info.memory.weights)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts KiB on Linux only")
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
 def test_loading_never_holds_a_model_twice(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "head_dim": 64}
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "head_dim": 64}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
     folder = tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.bfloat16, **sizes, **heads)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(folder)], capture_output=True, text=True, check=True
     )
     grown, weights = map(int, done.stdout.split())
-    assert weights > 80 * 2**20
-    assert grown < 1.5 * weights, f"{grown / weights:.2f} times the weights"
+    assert weights > 150 * 2**20
+    assert 0.9 * weights < grown < 1.5 * weights, f"{grown / weights:.2f} times the weights"
