@@ -17,8 +17,9 @@ from typing import Any
 from tqdm import tqdm
 
 from octavo.engine.bench.arguments import counts
-from octavo.engine.bench.plots import log_ticks, picture, require_matplotlib
+from octavo.engine.bench.plots import require_matplotlib
 from octavo.engine.bench.prefix_cost import cost_without_reuse
+from octavo.engine.bench.prefix_plot import plot
 from octavo.engine.bench.prefix_runs import (
     ANSWER_TOKENS,
     SUFFIX_TOKENS,
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         runner.close()
     _print_tables(result)
     if args.plot is not None:
-        _plot(result, args.plot)
+        plot(result, args.plot)
     return result
 
 
@@ -145,27 +146,3 @@ def _print_tables(result: dict[str, Any]) -> None:
             f"{100 * low:+.2f} to {100 * high:+.2f} ({cost['rounds']} pairs); without it against itself "
             f"{100 * control['median']:+.2f}, {100 * control['low']:+.2f} to {100 * control['high']:+.2f}"
         )
-
-
-def _plot(result: dict[str, Any], path: Path) -> None:
-    with picture(path, columns=2) as (times, pools):
-        if rows := result.get("ttft"):
-            lengths = [row["prefix_tokens"] for row in rows]
-            for name in ("cold", "warm"):
-                times.plot(lengths, [1000 * row[f"{name}_s"] for row in rows], "o-", label=name)
-            log_ticks(times, lengths)
-            times.set(yscale="log", xlabel="shared prefix, tokens", ylabel="time to first token, ms")
-            times.set_title(f"{result['model']}, {result['kv_format']} pages, {result['backend']}")
-            times.legend()
-        if rows := result.get("pools"):
-            sizes, seconds = [row["num_pages"] for row in rows], pools.twinx()
-            pools.plot(sizes, [100 * row["hit_ratio"] for row in rows], "o-", label="tokens found (left)")
-            seconds.plot(sizes, [1000 * row["ttft_s"] for row in rows], "C1s-", label="later turns (right)")
-            without = 1000 * result["cache_off"]["ttft_s"]
-            seconds.axhline(without, color="C1", linestyle="--", label="without the cache (right)")
-            pools.set(xlabel="pages in the pool", ylabel="prompt tokens found, %", ylim=(0, 100))
-            seconds.set(ylabel="time to first token, ms", ylim=(0, None))
-            pools.set_title("conversations in rotation")
-            pools.legend(handles=[*pools.lines, *seconds.lines], loc="lower left")
-        for axis in (times, pools):
-            axis.grid(alpha=0.3)

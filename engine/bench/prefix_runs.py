@@ -186,6 +186,6 @@ def converse(
 
 def pool_sizes(pages: int, smallest: int) -> Iterator[int]:
     """From a quarter of what is needed to all of it; each holds the longest conversation."""
-    for share in (4, 2, 1):
-        if (size := pages // share + 1) > smallest:
+    for eighths in (2, 3, 4, 6, 8):
+        if (size := pages * eighths // 8 + 1) > smallest:
             yield size

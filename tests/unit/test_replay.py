@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +15,21 @@ from octavo.engine.errors import InvalidRequest
 from octavo.engine.replay.optimum import optimal_hits
 from octavo.engine.replay.run import replay
 from octavo.engine.replay.trace import TraceRequest, read_trace
+from prefix_caches import best_hits, lru_hits, min_hits
 
 EXCERPT = Path(__file__).parents[1] / "data" / "conversation_trace_500.jsonl"
 
-Prompts = list[list[int]]
 prompts = st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=8)
 
 
-def requests_of(chains: Prompts, output_tokens: int = 1, step_ms: float = 1.0) -> list[TraceRequest]:
+def requests_of(chains: list[list[int]], output_tokens: int = 1, step_ms: float = 1.0) -> list[TraceRequest]:
     return [TraceRequest(i * step_ms, output_tokens, chain) for i, chain in enumerate(chains)]
 
 
-def lru_hits(chains: Prompts, num_pages: int) -> int:
-    """The same cache in ten lines: pages named by their whole prefix, let go tail first."""
-    kept: OrderedDict[tuple[int, ...], None] = OrderedDict()
-    hits = 0
-    for chain in chains:
-        if len(chain) > num_pages:
-            continue
-        pages = [tuple(chain[: end + 1]) for end in range(len(chain))]
-        hits += len(list(itertools.takewhile(kept.__contains__, pages)))
-        for page in pages:
-            kept.pop(page, None)
-        while len(kept) + len(pages) > num_pages:
-            kept.popitem(last=False)
-        kept.update(dict.fromkeys(reversed(pages)))
-    return hits
-
-
-def best_hits(chains: Prompts, num_pages: int) -> int:
-    """The most any choice of what to evict can find, by trying them all."""
-    states = {frozenset[tuple[int, ...]](): 0}
-    for chain in chains:
-        if len(chain) > num_pages:
-            continue
-        pages = [tuple(chain[: end + 1]) for end in range(len(chain))]
-        after: dict[frozenset[tuple[int, ...]], int] = {}
-        for kept, hits in states.items():
-            found = len(list(itertools.takewhile(kept.__contains__, pages)))
-            others = kept - set(pages)
-            room = min(num_pages - len(pages), len(others))
-            for stay in itertools.combinations(sorted(others), room):
-                state = frozenset(stay) | frozenset(pages)
-                after[state] = max(after.get(state, 0), hits + found)
-        states = after
-    return max(states.values())
-
-
 @given(prompts, st.integers(1, 6))
-def test_a_replay_finds_what_a_small_model_of_the_cache_finds(chains: Prompts, num_pages: int) -> None:
+def test_a_replay_finds_what_a_small_model_of_the_cache_finds(
+    chains: list[list[int]], num_pages: int
+) -> None:
     replayed = replay(requests_of(chains), num_pages)
     assert replayed.hit_pages == lru_hits(chains, num_pages)
     assert replayed.skipped_requests == sum(len(chain) > num_pages for chain in chains)
@@ -75,8 +39,10 @@ def test_a_replay_finds_what_a_small_model_of_the_cache_finds(chains: Prompts, n
 
 @given(prompts, st.integers(1, 5))
 @settings(max_examples=100)
-def test_the_bound_is_what_the_best_choices_find(chains: Prompts, num_pages: int) -> None:
-    assert optimal_hits(requests_of(chains), num_pages) == best_hits(chains, num_pages)
+def test_the_bound_is_what_the_best_choices_find(chains: list[list[int]], num_pages: int) -> None:
+    bound = optimal_hits(requests_of(chains), num_pages)
+    assert bound == best_hits(chains, num_pages) == min_hits(chains, num_pages)
+    assert bound >= min_hits(chains, num_pages, tails_first=False)
 
 
 def test_the_figures_of_the_excerpt() -> None:

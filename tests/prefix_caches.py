@@ -1,0 +1,90 @@
+"""Prefix caches written the slow and obvious way, to hold the quick ones against.
+
+Prompts are lists of page ids; a page is named by all ids up to it. A request has all its pages in the pool
+together, and one that is larger than the pool is skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+
+Prompts = Sequence[Sequence[int]]
+NEVER = 1 << 60
+
+
+def lru_hits(prompts: Prompts, num_pages: int) -> int:
+    """Tails are let go before heads."""
+    kept: OrderedDict[tuple[int, ...], None] = OrderedDict()
+    hits = 0
+    for pages in _named(prompts, num_pages):
+        hits += len(list(itertools.takewhile(kept.__contains__, pages)))
+        for page in pages:
+            kept.pop(page, None)
+        while len(kept) + len(pages) > num_pages:
+            kept.popitem(last=False)
+        kept.update(dict.fromkeys(reversed(pages)))
+    return hits
+
+
+def best_hits(prompts: Prompts, num_pages: int) -> int:
+    """The most any choice of what to evict can find, by trying them all."""
+    states = {frozenset[tuple[int, ...]](): 0}
+    for pages in _named(prompts, num_pages):
+        after: dict[frozenset[tuple[int, ...]], int] = {}
+        for kept, hits in states.items():
+            found = len(list(itertools.takewhile(kept.__contains__, pages)))
+            others = kept - set(pages)
+            room = min(num_pages - len(pages), len(others))
+            for stay in itertools.combinations(sorted(others), room):
+                state = frozenset(stay) | frozenset(pages)
+                after[state] = max(after.get(state, 0), hits + found)
+        states = after
+    return max(states.values())
+
+
+def min_hits(prompts: Prompts, num_pages: int, *, tails_first: bool = True) -> int:
+    """Belady's MIN: what is needed last goes first, found anew by a sort whenever room is needed.
+
+    tails_first   of pages that are needed equally late; False: heads first, which leaves holes, and what is
+                  behind a hole is not found
+    """
+    chains = _numbered(prompts, num_pages)
+    uses: dict[int, list[int]] = {}  # by page: the requests that are yet to use it, the next one last
+    for index in range(len(chains) - 1, -1, -1):
+        for page in chains[index]:
+            uses.setdefault(page, []).append(index)
+    depth = {page: place for chain in chains for place, page in enumerate(chain)}
+    sign = 1 if tails_first else -1
+    kept: set[int] = set()
+    hits = 0
+    for chain in chains:
+        hits += len(list(itertools.takewhile(kept.__contains__, chain)))
+        for page in chain:
+            uses[page].pop()
+        others = kept - set(chain)
+        if (excess := len(others) + len(chain) - num_pages) > 0:
+            latest = {page: uses[page][-1] if uses[page] else NEVER for page in others}
+            others -= set(sorted(others, key=lambda page: (-latest[page], -sign * depth[page]))[:excess])
+        kept = others | set(chain)
+    return hits
+
+
+def _named(prompts: Prompts, num_pages: int) -> list[list[tuple[int, ...]]]:
+    return [
+        [tuple(chain[: end + 1]) for end in range(len(chain))] for chain in prompts if len(chain) <= num_pages
+    ]
+
+
+def _numbered(prompts: Prompts, num_pages: int) -> list[list[int]]:
+    """The same names as numbers, which take less room."""
+    numbers: dict[tuple[int, int], int] = {}
+    chains = []
+    for prompt in prompts:
+        parent, chain = -1, []
+        for page in prompt if len(prompt) <= num_pages else ():
+            parent = numbers.setdefault((parent, page), len(numbers))
+            chain.append(parent)
+        chains.append(chain)
+    return chains
