@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention_ahead.h"
 #include "attention_avx2.h"
 #include "attention_bytes_avx2.h"
 #include "attention_rows.h"
@@ -77,18 +78,6 @@ struct Keys {
   int64_t plane_stride;
 
   Keys operator+(int rows) const { return {codes + rows * stride, stride, planes + rows * plane_stride, plane_stride}; }
-};
-
-// The codes of the block that comes next, asked for while this one is computed: all at once, they would
-// wait for each other, and the loads behind them.
-struct Ahead {
-  const uint8_t* codes;  // null: nothing to ask for
-  int64_t stride;
-
-  template <int kKeys>
-  OCTAVO_INLINE void ask(const Ahead& ahead, int key) {
-    if (ahead.codes != nullptr) prefetch(ahead.codes + key * ahead.stride, kKeys * ahead.stride);
-  }
 };
 
 // sums[r * kKeys + key]: 16-bit lanes of the products of kRows rows and kKeys keys over kChunks chunks from d on.
@@ -171,7 +160,7 @@ template <class Code, int kRows, int kKeys, bool kExpanded>
 OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, const Keys& keys,
                               const Ahead& ahead, const float (&scales)[16], float* scores) {
   for (int key = 0; key < 16; key += kKeys) {
-    if (first == 0) Ahead::ask<kKeys>(ahead, key);
+    if (first == 0) Ahead::ask(ahead, key / kKeys, 16 / kKeys);
     score_keys<Code, kRows, kKeys, kExpanded>(lookup, queries, first, dim, keys + key, scales + key, scores + key);
   }
 }
@@ -210,11 +199,8 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (block.base == nullptr) continue;
-    Ahead ahead = {nullptr, format.row_bytes};
-    if (next.base != nullptr) {
-      ahead.codes = k_codes(layout, next.base, next.offset);
-      prefetch(k_scale(layout, next.base, next.offset), 16 * format.scale_bytes);
-    }
+    const Ahead ahead(layout, tile, 2 * kBlocks + b);
+    if (next.base != nullptr) prefetch(k_scale(layout, next.base, next.offset), 16 * format.scale_bytes);
     const uint8_t* planes = k_scale(layout, block.base, block.offset);
     const Keys keys = {k_codes(layout, block.base, block.offset), format.row_bytes, planes, format.scale_bytes};
     float scales[16];

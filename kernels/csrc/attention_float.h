@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "attention_ahead.h"
 #include "attention_codecs.h"
 #include "attention_rows.h"
 #include "attention_sides.h"
@@ -14,6 +15,7 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kDirectRows = 4;  // up to so many rows read codes themselves; more share a panel
+constexpr int kDistance = 2;    // blocks between what is computed and what is asked for: time enough, and room in the L1
 
 // Sums of neighbouring elements, within each 128 bits: those of a, then those of b.
 OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
@@ -60,15 +62,17 @@ OCTAVO_INLINE void score_keys(const float* queries, int dim, const uint8_t* keys
 
 // accumulators[row] += sum over 16 positions of weights[row][position] * values, columns of `kVecs` vectors
 template <class Codec, int kRows, int kVecs>
-OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int64_t stride, const uint8_t* ahead,
-                               int width, float* accumulators) {
+OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int64_t stride, int width, int column,
+                               const Ahead* ahead, float* accumulators) {
+  values += column * Codec::kBytes;
+  accumulators += column;
   Vec sums[kRows][kVecs];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) sums[r][v] = octavo::load(accumulators + r * width + v * kLanes);
   for (int t = 0; t < 16; ++t) {
-    if (ahead != nullptr) prefetch(ahead + t * stride, kVecs * kLanes * Codec::kBytes);
+    if (ahead != nullptr) Ahead::ask(*ahead, column / (kVecs * kLanes) * 16 + t, width / (kVecs * kLanes) * 16);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; v += 2) {
       const Pair pair = Codec::load_pair(values + t * stride + v * kLanes * Codec::kBytes);
@@ -86,20 +90,15 @@ OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int6
     for (int v = 0; v < kVecs; ++v) store(accumulators + r * width + v * kLanes, sums[r][v]);
 }
 
-// `ahead`: the block that comes next, asked for while this one is computed, or null.
 template <class Codec, int kRows>
-OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_t stride, const uint8_t* ahead,
-                             int width, float* accumulators) {
+OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_t stride, int width,
+                             const Ahead* ahead, float* accumulators) {
   constexpr int kVecs = 8 / kRows;
   int column = 0;
-  const auto add = [&](auto vecs) {
-    const int bytes = column * Codec::kBytes;
-    add_columns<Codec, kRows, vecs()>(weights, values + bytes, stride, ahead != nullptr ? ahead + bytes : nullptr, width,
-                                      accumulators + column);
-    column += vecs() * kLanes;
-  };
-  while (column + kVecs * kLanes <= width) add(std::integral_constant<int, kVecs>{});
-  while (column < width) add(std::integral_constant<int, 2>{});
+  for (; column + kVecs * kLanes <= width; column += kVecs * kLanes)
+    add_columns<Codec, kRows, kVecs>(weights, values, stride, width, column, ahead, accumulators);
+  for (; column < width; column += kStep)
+    add_columns<Codec, kRows, 2>(weights, values, stride, width, column, nullptr, accumulators);
 }
 
 // body(first_row, std::integral_constant n) over all rows, n of 4, 2 or 1 rows at a time.
@@ -169,11 +168,11 @@ struct FloatSides {
 
   template <class From>
   static void score_block(const float* queries, int num_rows, int dim, const uint8_t* keys, int64_t stride,
-                          const uint8_t* ahead, float* scores) {
+                          const Ahead& ahead, float* scores) {
     for_rows(num_rows, [&](int row, auto rows) {
       constexpr int kKeys = rows() == 4 ? 2 : 4;
       for (int key = 0; key < 16; key += kKeys) {
-        if (row == 0 && ahead != nullptr) prefetch(ahead + key * stride, kKeys * stride);
+        if (row == 0) Ahead::ask(ahead, key / kKeys, 16 / kKeys);
         score_keys<From, rows(), kKeys>(queries + row * dim, dim, keys + key * stride, stride,
                                         scores + row * kTileTokens + key);
       }
@@ -186,27 +185,26 @@ struct FloatSides {
     const int dim = padded_dim(format.dim);
     const float* queries = static_cast<const float*>(memory);
     for (int b = 0; b < kBlocks; ++b) {
-      const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+      const Tile::Block& block = tile.blocks[b];
       if (block.base == nullptr) continue;
       const uint8_t* codes = k_codes(layout, block.base, block.offset);
-      const uint8_t* ahead = next.base != nullptr ? k_codes(layout, next.base, next.offset) : nullptr;
+      const Ahead ahead(layout, tile, b + kDistance);
       if (direct(format, num_rows)) {
         score_block<Reader>(queries, num_rows, dim, codes, format.row_bytes, ahead, scores + 16 * b);
         continue;
       }
-      if (ahead != nullptr) prefetch(ahead, 16 * format.row_bytes);
       float* rows = static_cast<float*>(panel);
       expand_block<Codec>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), rows);
-      score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows), dim * 4, nullptr,
+      score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows), dim * 4, ahead,
                               scores + 16 * b);
     }
   }
 
   template <class From>
   static void accumulate_block(const float* weights, int num_rows, int width, const uint8_t* values, int64_t stride,
-                               const uint8_t* ahead, float* accumulators) {
+                               const Ahead& ahead, float* accumulators) {
     for_rows(num_rows, [&](int row, auto rows) {
-      add_block<From, rows()>(weights + row * kTileTokens, values, stride, row == 0 ? ahead : nullptr, width,
+      add_block<From, rows()>(weights + row * kTileTokens, values, stride, width, row == 0 ? &ahead : nullptr,
                               accumulators + int64_t(row) * width);
     });
   }
@@ -216,19 +214,18 @@ struct FloatSides {
     const RowFormat& format = layout.v;
     const int width = padded_dim(format.dim);
     for (int b = 0; b < kBlocks; ++b) {
-      const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+      const Tile::Block& block = tile.blocks[b];
       if (block.base == nullptr) continue;
       const uint8_t* codes = v_codes(layout, block.base, block.offset);
-      const uint8_t* ahead = next.base != nullptr ? v_codes(layout, next.base, next.offset) : nullptr;
+      const Ahead ahead(layout, tile, kBlocks + b + kDistance);
       if (direct(format, num_rows) && tile.mask(b) == 0xffff) {
         accumulate_block<Reader>(weights + 16 * b, num_rows, width, codes, format.row_bytes, ahead, accumulators);
         continue;
       }
-      if (ahead != nullptr) prefetch(ahead, 16 * format.row_bytes);
       float* rows = static_cast<float*>(panel);
       expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
       accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
-                                   width * 4, nullptr, accumulators);
+                                   width * 4, ahead, accumulators);
     }
   }
 
