@@ -55,18 +55,18 @@ def min_hits(prompts: Prompts, num_pages: int, *, tails_first: bool = True) -> i
     for index in range(len(chains) - 1, -1, -1):
         for page in chains[index]:
             uses.setdefault(page, []).append(index)
-    depth = {page: place for chain in chains for place, page in enumerate(chain)}
-    sign = 1 if tails_first else -1
+    sign, deepest = 1 if tails_first else -1, 1 + max((len(chain) for chain in chains), default=0)
+    lateness: dict[int, int] = {}  # of the next use; then depth, or its opposite
     kept: set[int] = set()
     hits = 0
     for chain in chains:
         hits += len(list(itertools.takewhile(kept.__contains__, chain)))
-        for page in chain:
+        for depth, page in enumerate(chain):
             uses[page].pop()
+            lateness[page] = (uses[page][-1] if uses[page] else NEVER) * 2 * deepest + sign * depth
         others = kept - set(chain)
         if (excess := len(others) + len(chain) - num_pages) > 0:
-            latest = {page: uses[page][-1] if uses[page] else NEVER for page in others}
-            others -= set(sorted(others, key=lambda page: (-latest[page], -sign * depth[page]))[:excess])
+            others -= set(sorted(others, key=lateness.__getitem__)[len(others) - excess :])
         kept = others | set(chain)
     return hits
 

@@ -14,8 +14,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
     """Draw what --json prints."""
     panels = {"ttft": _draw_ttft, "pools": _draw_pools, "salts": _draw_salts, "cost": _draw_cost}
     drawn = [draw for name, draw in panels.items() if result.get(name)]
-    columns = min(len(drawn), 2)
-    with picture(path, columns=columns, rows=-(-len(drawn) // 2)) as axes:
+    columns, rows = min(max(len(drawn), 1), 2), max(-(-len(drawn) // 2), 1)
+    with picture(path, columns=columns, rows=rows) as axes:
         for draw, axis in zip(drawn, axes, strict=False):
             draw(axis, result)
         for axis in axes[len(drawn) :]:
