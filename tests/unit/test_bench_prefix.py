@@ -85,7 +85,7 @@ def test_each_experiment_that_was_run_has_a_panel(
     drawn: list[Any] = []
 
     @contextmanager
-    def kept(path: Path, **options: int) -> Iterator[list[Any]]:
+    def kept(path: Path, **options: Any) -> Iterator[list[Any]]:
         with plots.picture(path, **options) as axes:
             yield axes
             drawn.extend(axis for axis in axes if axis.get_visible())
