@@ -23,14 +23,20 @@ struct Rows {
   int32_t* starts;
 };
 
+// One block of a row.
 struct BlockCodes {
-  int16_t codes[kMaxBlock];
+  alignas(32) int32_t words[kMaxBlock / 2];  // four codes in each, or two: see Rows
   float scale;
+  int even, odd;  // sums of the inputs in the lower and the upper half of a word
 };
 
-inline BlockCodes quantize_block(const LinearCall& call, std::size_t at, int block, int most) {
-  alignas(32) float x[kMaxBlock];
-  load_floats(call.x, call.x_type, at, block, x);
+// What a block is multiplied with before it is rounded to codes of at most `most`, and its scale: NaN once
+// a value is not finite.
+struct BlockScale {
+  float factor, scale;
+};
+
+inline BlockScale block_scale(const float* x, int block, int most) {
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   __m256 largest = _mm256_setzero_ps(), poison = _mm256_setzero_ps();
   for (int k = 0; k < block; k += 8) {
@@ -43,17 +49,48 @@ inline BlockCodes quantize_block(const LinearCall& call, std::size_t at, int blo
   _mm256_store_ps(poisons, poison);
   float limit = 0, bad = 0;
   for (int i = 0; i < 8; ++i) limit = lanes[i] > limit ? lanes[i] : limit, bad += poisons[i];
-  BlockCodes result;
-  result.scale = limit / static_cast<float>(most) + bad;
   // Below this the inverse could overflow; such a block counts as zeros.
-  const float inverse = limit > 1e-30f && bad == 0 ? static_cast<float>(most) / limit : 0.0f;
-  const __m256 factor = _mm256_set1_ps(inverse);
-  for (int k = 0; k < block; k += 8) {
-    alignas(32) int32_t codes[8];
-    const __m256 scaled = bad == 0 ? _mm256_mul_ps(_mm256_load_ps(x + k), factor) : factor;
-    _mm256_store_si256(reinterpret_cast<__m256i*>(codes), _mm256_cvtps_epi32(scaled));
-    for (int i = 0; i < 8; ++i) result.codes[k + i] = static_cast<int16_t>(codes[i]);
+  const float factor = limit > 1e-30f && bad == 0 ? static_cast<float>(most) / limit : 0.0f;
+  return {factor, limit / static_cast<float>(most) + bad};
+}
+
+// Sixteen values as codes of 16 bits; zeros if the factor is 0.
+inline __m256i round_codes(const float* x, float factor) {
+  const __m256 by = _mm256_set1_ps(factor);
+  const __m256 low = factor == 0 ? by : _mm256_mul_ps(_mm256_load_ps(x), by);
+  const __m256 high = factor == 0 ? by : _mm256_mul_ps(_mm256_load_ps(x + 8), by);
+  const __m256i codes = _mm256_packs_epi32(_mm256_cvtps_epi32(low), _mm256_cvtps_epi32(high));
+  return _mm256_permute4x64_epi64(codes, 0xd8);
+}
+
+// Sixteen codes as words that kernels broadcast.
+inline void place_words(__m256i codes, int words, int32_t* out) {
+  if (words == 2) {  // of each four, the first and third, then the second and fourth
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    codes = _mm256_shuffle_epi8(codes, _mm256_broadcastsi128_si256(order));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out), codes);
+  } else {
+    const __m128i low = _mm256_castsi256_si128(codes), high = _mm256_extracti128_si256(codes, 1);
+    _mm_store_si128(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(low, high));
   }
+}
+
+inline BlockCodes quantize_block(const LinearCall& call, std::size_t at, int block, int words) {
+  alignas(32) float x[kMaxBlock];
+  load_floats(call.x, call.x_type, at, block, x);
+  const BlockScale scale = block_scale(x, block, words == 2 ? 32767 : 127);
+  BlockCodes result;
+  result.scale = scale.scale;
+  __m256i pairs = _mm256_setzero_si256();  // sums of two inputs: lower and upper half of a word in turn
+  for (int k = 0; k < block; k += 16) {
+    const __m256i codes = round_codes(x + k, scale.factor);
+    pairs = _mm256_add_epi32(pairs, _mm256_madd_epi16(codes, _mm256_set1_epi16(1)));
+    place_words(codes, words, result.words + k / 4 * words);
+  }
+  alignas(32) int32_t sums[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(sums), pairs);
+  result.even = sums[0] + sums[2] + sums[4] + sums[6];
+  result.odd = sums[1] + sums[3] + sums[5] + sums[7];
   return result;
 }
 
@@ -61,40 +98,22 @@ inline int32_t pair(int low, int high) {
   return static_cast<int32_t>((low & 0xffff) | static_cast<uint32_t>(high) << 16);
 }
 
-// Four codes as the words that kernels broadcast.
-inline void place_quad(const int16_t* x, int words, int size, int32_t* out) {
-  if (words == 2) {
-    out[0] = pair(x[0], x[2]);
-    out[size] = pair(x[1], x[3]);
-  } else {
-    out[0] = (x[0] & 255) | (x[1] & 255) << 8 | (x[2] & 255) << 16 |
-             static_cast<int32_t>(static_cast<uint32_t>(x[3]) << 24);
-  }
-}
-
 inline void quantize_tile(const LinearCall& call, const RowTiles& tiles, int tile, int block, int middle,
                           const Rows& out) {
   const int inputs = call.weight->shape.inputs, first = tiles.first(tile), size = tiles.size(tile);
-  const std::size_t quads = static_cast<std::size_t>(inputs) / 4 * out.words;
+  const int block_words = block / 4 * out.words;
   for (int m = 0; m < size; ++m)
     for (int b = 0; b < out.blocks; ++b) {
       const std::size_t at =
           static_cast<std::size_t>(first + m) * inputs + static_cast<std::size_t>(b) * block;
-      const BlockCodes quantized = quantize_block(call, at, block, out.words == 2 ? 32767 : 127);
-      int32_t* target =
-          out.codes + first * quads + static_cast<std::size_t>(b) * (block / 4) * out.words * size + m;
-      int even = 0, odd = 0;  // sums of the inputs in the lower and the upper half of a word
-      for (int k = 0; k < block; k += 4) {
-        const int16_t* x = quantized.codes + k;
-        place_quad(x, out.words, size, target + k / 4 * out.words * size);
-        even += x[0] + x[1];
-        odd += x[2] + x[3];
-      }
-      const std::size_t i =
-          static_cast<std::size_t>(first) * out.blocks + static_cast<std::size_t>(b) * size + m;
-      out.scales[i] = quantized.scale;
-      out.sums[i] = quantized.scale * static_cast<float>(even + odd);
-      out.starts[i] = pair(-middle * even, -middle * odd);
+      const BlockCodes quantized = quantize_block(call, at, block, out.words);
+      const std::size_t blocks_before =
+          static_cast<std::size_t>(first) * out.blocks + static_cast<std::size_t>(b) * size;
+      int32_t* target = out.codes + blocks_before * block_words + m;
+      for (int i = 0; i < block_words; ++i) target[i * size] = quantized.words[i];
+      out.scales[blocks_before + m] = quantized.scale;
+      out.sums[blocks_before + m] = quantized.scale * static_cast<float>(quantized.even + quantized.odd);
+      out.starts[blocks_before + m] = pair(-middle * quantized.even, -middle * quantized.odd);
     }
 }
 

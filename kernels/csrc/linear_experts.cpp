@@ -59,8 +59,9 @@ class GatherLinear : public CpuPrimitive {
     if (y.size() == 0) return;
     std::vector<std::size_t> offsets(y.size() / y.shape(-1));
     for (std::size_t row = 0; row < offsets.size(); ++row) offsets[row] = row_offset(x, row);
-    const LinearCall call{nullptr, x.data<void>(), y.data<void>(), nullptr, float_of(x.dtype()),
-                          float_of(y.dtype()), 0, exact_};
+    const LinearCall call{
+        nullptr, x.data<void>(), y.data<void>(), nullptr, float_of(x.dtype()), float_of(y.dtype()),
+        0,       exact_};
     encoder.dispatch([call, experts = experts_, offsets = std::move(offsets), ids = ids.data<int32_t>(),
                       count = static_cast<int>(ids.size()), block_rows = y.shape(-2)] {
       const int num_experts = static_cast<int>(experts->weights.size());
@@ -89,15 +90,13 @@ class GatherLinear : public CpuPrimitive {
     }
     const std::size_t gathered = (x_bytes * rows + 63) / 64 * 64;
     uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(gathered + y_bytes * rows, kScratchSlot));
-    parallel_for(rows, [&](int i) {
-      std::memcpy(scratch + x_bytes * i, x + x_size * offsets[order[i]], x_bytes);
-    });
+    parallel_for(rows,
+                 [&](int i) { std::memcpy(scratch + x_bytes * i, x + x_size * offsets[order[i]], x_bytes); });
     call.x = scratch;
     call.y = scratch + gathered;
     run_linear(call);
-    parallel_for(rows, [&](int i) {
-      std::memcpy(y + y_bytes * order[i], scratch + gathered + y_bytes * i, y_bytes);
-    });
+    parallel_for(
+        rows, [&](int i) { std::memcpy(y + y_bytes * order[i], scratch + gathered + y_bytes * i, y_bytes); });
   }
 
   Experts experts_;
@@ -133,7 +132,7 @@ mx::array gather_linear(const mx::array& x, const Experts& experts, const mx::ar
   mx::Shape wide = batch, shape = batch;
   wide.insert(wide.end(), {x.shape(-2), packed.inputs});
   shape.insert(shape.end(), {x.shape(-2), packed.outputs});
-  const mx::array wide_ids = mx::broadcast_to(mx::astype(ids, mx::int32, stream), batch, stream);
+  const mx::array wide_ids = mx::broadcast_to(narrow_ids(ids, stream), batch, stream);
   return mx::array(shape, result_dtype(x, *experts->weights.front()),
                    std::make_shared<GatherLinear>(cpu_stream(stream), experts, exact),
                    {mx::broadcast_to(x, wide, stream), wide_ids});

@@ -1,6 +1,7 @@
 // What every MLX primitive of ours needs: a CPU stream, outputs with memory, inputs without gaps.
 #pragma once
 
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -72,6 +73,15 @@ inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
     }
   });
   return copy;
+}
+
+// Ids of any integer type as int32. Those of 64 bits that do not fit become the nearest that does, which no
+// table has, not some other row's.
+inline mx::array narrow_ids(const mx::array& ids, mx::StreamOrDevice stream) {
+  mx::array within = ids;
+  if (ids.itemsize() == 8) within = mx::minimum(within, mx::array(INT32_MAX, ids.dtype()), stream);
+  if (ids.dtype() == mx::int64) within = mx::maximum(within, mx::array(INT32_MIN, ids.dtype()), stream);
+  return mx::astype(within, mx::int32, stream);
 }
 
 // A primitive that runs on the CPU only and has neither gradient nor vectorization.

@@ -49,16 +49,16 @@ def test_an_expert_out_of_range_fails_the_evaluation() -> None:
 import mlx.core as mx
 from octavo.kernels import _ext
 experts = _ext.PackedExperts([_ext.pack_dense(mx.zeros((8, 16)))] * 6)
-for expert in (6, -1, -(2**31)):
+for expert in (6, -1, -(2**31), 2**32):  # the last is 0 in its lower 32 bits
     try:
-        mx.eval(_ext.gather_linear(mx.zeros((1, 16)), experts, mx.array(expert)))
+        mx.eval(_ext.gather_linear(mx.zeros((1, 16)), experts, mx.array(expert, mx.int64)))
     except RuntimeError as error:
         print(error)
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"expert (-?\d+) is outside the 6 experts", done.stdout)
-    assert found == ["6", "-1", str(-(2**31))]
+    assert found == ["6", "-1", str(-(2**31)), str(2**31 - 1)]
 
 
 def test_wrong_shapes_are_named() -> None:

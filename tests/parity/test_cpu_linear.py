@@ -106,6 +106,11 @@ def test_a_row_outside_the_table_fails_the_evaluation() -> None:
     packed = _ext.pack_dense(mx.zeros((8, 16)))
     with pytest.raises(RuntimeError, match="row 8 is outside the 8 rows"):
         mx.eval(_ext.take_rows(packed, mx.array([8])))
+    for ids in (mx.array([2**32], mx.int64), mx.array([2**32], mx.uint64)):  # 0 in their lower 32 bits
+        with pytest.raises(RuntimeError, match="row 2147483647 is outside the 8 rows"):
+            mx.eval(_ext.take_rows(packed, ids))
+    with pytest.raises(RuntimeError, match="row -2147483648 is outside the 8 rows"):
+        mx.eval(_ext.take_rows(packed, mx.array([-(2**32)], mx.int64)))
 
 
 def test_several_streams_at_once() -> None:

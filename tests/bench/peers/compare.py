@@ -19,7 +19,7 @@ import sys
 
 from workload import Figures, Work, measure
 
-ENGINES = {"octavo": "octavo", "openvino": "openvino_genai", "llama.cpp": "llama_cpp"}
+ENGINES = {"octavo": "octavo", "openvino": "openvino_genai", "llama.cpp": "llama_cpp", "vllm": "vllm"}
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -35,6 +35,7 @@ def arguments() -> argparse.Namespace:
     add("--model", required=True, help="folder or file, in the engine's format")
     add("--tokenizer", help="folder, where the model's has none")
     add("--kv-format", help="of the KV cache, by the engine's name (octavo: fp4, others: their default)")
+    add("--dtype", default="bfloat16", help="that vllm computes in")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add("--step-tokens", type=int, default=512, help="tokens computed in one step")
     add("--prompt-tokens", type=int, default=512, help="before decoding; 0: no prefill figure")

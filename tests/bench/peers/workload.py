@@ -10,11 +10,16 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 PREFILL_RUNS = 3
 VOCABULARY = 151936
+
+# Entered around whatever is timed, so that a machine others use can be kept to it for that long.
+Alone = Callable[[], AbstractContextManager[None]]
 
 
 class Engine(Protocol):
@@ -63,52 +68,62 @@ class Figures:
         return asdict(self)
 
 
-def measure(engine: Engine, work: Work) -> Figures:
+def measure(engine: Engine, work: Work, alone: Alone = nullcontext) -> Figures:
     draw = random.Random(1)
     submit(engine, draw, count=1, prompt_tokens=16, max_tokens=4)  # warm up
     drain(engine)
-    prefill = [measure_prefill(engine, work, draw) for _ in range(PREFILL_RUNS if work.prompt_tokens else 0)]
-    decode = {batch: measure_decode(engine, work, draw, batch) for batch in work.batches}
-    serve, full_batch = measure_serve(engine, work, draw) if work.requests else (None, None)
-    return Figures(statistics.median(prefill) if prefill else None, decode, serve, full_batch)
+    prefill = measure_prefill(engine, work, draw, alone) if work.prompt_tokens else None
+    decode = {batch: measure_decode(engine, work, draw, batch, alone=alone) for batch in work.batches}
+    serve, full_batch = measure_serve(engine, work, draw, alone) if work.requests else (None, None)
+    return Figures(prefill, decode, serve, full_batch)
 
 
-def measure_prefill(engine: Engine, work: Work, draw: random.Random) -> float:
-    submit(engine, draw, count=1, prompt_tokens=work.prompt_tokens, max_tokens=2)
-    began = time.perf_counter()
-    while engine.step() == 0:
-        pass
-    seconds = time.perf_counter() - began
-    engine.clear()
-    return work.prompt_tokens / seconds
+def measure_prefill(engine: Engine, work: Work, draw: random.Random, alone: Alone) -> float:
+    """The median of several prompts."""
+    rates = []
+    with alone():
+        for _ in range(PREFILL_RUNS):
+            submit(engine, draw, count=1, prompt_tokens=work.prompt_tokens, max_tokens=2)
+            began = time.perf_counter()
+            while engine.step() == 0:
+                pass
+            rates.append(work.prompt_tokens / (time.perf_counter() - began))
+            engine.clear()
+    return statistics.median(rates)
 
 
-def measure_decode(engine: Engine, work: Work, draw: random.Random, batch: int) -> float:
-    """Timed over steps in which all of them decode."""
+def measure_decode(engine: Engine, work: Work, draw: random.Random, batch: int, *, alone: Alone) -> float:
+    """The median step of those in which all of them decode."""
     submit(
         engine, draw, count=batch, prompt_tokens=work.prompt_tokens, max_tokens=work.steps + 2 * batch + 16
     )
     while engine.step() < batch:
         pass
-    began = time.perf_counter()
-    tokens = sum(engine.step() for _ in range(work.steps))
-    seconds = time.perf_counter() - began
+    seconds = []
+    with alone():
+        for _ in range(work.steps):
+            began = time.perf_counter()
+            tokens = engine.step()
+            seconds.append((time.perf_counter() - began) / tokens)
     engine.clear()
-    return tokens / seconds
+    return 1 / statistics.median(seconds)
 
 
-def measure_serve(engine: Engine, work: Work, draw: random.Random) -> tuple[float, float | None]:
+def measure_serve(
+    engine: Engine, work: Work, draw: random.Random, alone: Alone
+) -> tuple[float, float | None]:
     lengths = {"prompt_tokens": work.request_prompt_tokens, "max_tokens": work.request_output_tokens}
     submit(engine, draw, count=work.requests, **lengths)
     tokens, full = 0, []
-    began = time.perf_counter()
-    while engine.busy:
-        before = time.perf_counter()
-        fresh = engine.step()
-        tokens += fresh
-        if fresh == work.requests:
-            full.append(time.perf_counter() - before)
-    seconds = time.perf_counter() - began
+    with alone():
+        began = time.perf_counter()
+        while engine.busy:
+            before = time.perf_counter()
+            fresh = engine.step()
+            tokens += fresh
+            if fresh == work.requests:
+                full.append(time.perf_counter() - before)
+        seconds = time.perf_counter() - began
     wanted = work.requests * work.request_output_tokens
     if tokens != wanted:
         raise RuntimeError(f"{engine.name} generated {tokens} tokens instead of {wanted}")
