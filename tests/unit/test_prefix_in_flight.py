@@ -89,3 +89,25 @@ def test_no_page_of_a_common_prompt_is_computed_twice(lengths: list[int], budget
         page_end = (position // 4 + 1) * 4
         cannot_share = sum(position < length <= page_end for length in lengths)
         assert computed.count(position) <= 1 + cannot_share
+
+
+def steps_beside(
+    others: list[int], mine: list[int], *, budget: int, later: bool
+) -> list[list[tuple[str, int, int]]]:
+    """What is computed in each step from when a tenant's prompt comes, with or after another tenant's."""
+    s = scheduler(budget=budget)
+    s.add(Sequence("others", list(others), max_tokens=2, salt=b"others"))
+    while later and s.num_running + s.num_waiting:
+        advance(s)
+    s.add(Sequence("mine", list(mine), max_tokens=2, salt=b"mine"))
+    steps = []
+    while s.num_running + s.num_waiting:
+        steps.append(shape(advance(s)))
+    return steps
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=48), st.integers(8, 64), st.booleans())
+def test_no_time_tells_what_another_tenant_has_sent(mine: list[int], budget: int, later: bool) -> None:
+    """The same work in the same steps, whether it was this very prompt or another one of its length."""
+    same = steps_beside(mine, mine, budget=budget, later=later)
+    assert same == steps_beside([token + 2 for token in mine], mine, budget=budget, later=later)
