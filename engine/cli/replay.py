@@ -13,6 +13,7 @@ from octavo.engine.cli.usage import positive, seconds
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
     from octavo.engine.replay.run import TOKEN_MS
+    from octavo.engine.replay.workloads import SEED
 
     add = parser.add_argument
     add(
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
     add("--compare", action="store_true",
         help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
+    add("--seed", type=int, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
     add("--plot", type=Path, metavar="F.png",
         help="draw hit ratio against size for every policy, and the optimum (needs matplotlib)")  # fmt: skip
     add_json_argument(parser)
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"a policy that knows the future would find {bound / max(replayed.prompt_pages, 1):.2%}")
     print(f"{replayed.pages_per_s:,.0f} pages per second")
     if args.compare or args.plot is not None:
-        made_up = {name: make() for name, make in WORKLOADS.items()} if args.compare else {}
+        made_up = {name: make(args.seed) for name, make in WORKLOADS.items()} if args.compare else {}
         rows = compare({args.trace.stem: requests, **made_up})
         print(render(rows))
         result["compared"] = [asdict(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Made-up traffic, so that a policy is not judged by one trace alone. Seeded; pages, not tokens."""
+"""Made-up traffic, so that a policy is not judged by one trace alone. Pages, not tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SEED = 1
 
 
 def chats(
-    *, think_ms: float, spread: float, system_pages: int = 1, num_systems: int = 1
+    seed: int, *, think_ms: float, spread: float, system_pages: int = 1, num_systems: int = 1
 ) -> list[TraceRequest]:
     """Conversations that begin every 300 ms or so, and go on with a chance of three in four after
     a log-normal time to think. Each begins with one of some system prompts, the first one most
     often, and repeats all it has said, plus one to six pages."""
-    rng = random.Random(SEED)
+    rng = random.Random(seed)
     fresh = itertools.count(num_systems * system_pages)
     upcoming: list[tuple[float, list[int]]] = []  # a heap: when a conversation goes on, and its pages
     begins = 0.0
@@ -51,10 +51,13 @@ def _scan(request: TraceRequest, number: int, fresh: Iterator[int]) -> list[Trac
     return [request, TraceRequest(request.timestamp_ms, 1, [*itertools.islice(fresh, 60)])]
 
 
-WORKLOADS: dict[str, Callable[[], list[TraceRequest]]] = {
-    "chats, 5 s to think": lambda: chats(think_ms=5_000, spread=0.5),
-    "chats, 60 s to think": lambda: chats(think_ms=60_000, spread=1.0),
-    "chats, 10 min to think": lambda: chats(think_ms=600_000, spread=1.0),
-    "shared system prompts": lambda: chats(think_ms=60_000, spread=1.0, system_pages=30, num_systems=8),
-    "chats and scans": lambda: with_scans(chats(think_ms=20_000, spread=1.0)),
+# By name, and by seed: equal seeds give equal traffic.
+WORKLOADS: dict[str, Callable[[int], list[TraceRequest]]] = {
+    "chats, 5 s to think": lambda seed: chats(seed, think_ms=5_000, spread=0.5),
+    "chats, 60 s to think": lambda seed: chats(seed, think_ms=60_000, spread=1.0),
+    "chats, 10 min to think": lambda seed: chats(seed, think_ms=600_000, spread=1.0),
+    "shared system prompts": lambda seed: chats(
+        seed, think_ms=60_000, spread=1.0, system_pages=30, num_systems=8
+    ),
+    "chats and scans": lambda seed: with_scans(chats(seed, think_ms=20_000, spread=1.0)),
 }

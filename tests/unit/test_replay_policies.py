@@ -205,8 +205,8 @@ def test_the_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_made_up_traffic_is_the_same_every_time_and_has_something_to_find(name: str) -> None:
-    requests = WORKLOADS[name]()
-    assert requests[:50] == WORKLOADS[name]()[:50]
+    requests = WORKLOADS[name](1)
+    assert requests[:50] == WORKLOADS[name](1)[:50] != WORKLOADS[name](2)[:50]
     assert all(a.timestamp_ms <= b.timestamp_ms for a, b in itertools.pairwise(requests))
     assert 0.3 < replay(requests, None).hit_ratio < 1
 
