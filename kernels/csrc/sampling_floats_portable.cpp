@@ -1,5 +1,5 @@
-// Drawing from float32 logits. The boundary of top_p is found by two histograms of the weights, by the
-// upper and then by the lower half of their bits.
+// Drawing from float32 logits: a weight for each, and sums of blocks of them. The boundary of top_p is found
+// by two histograms of the weights, by the upper and then by the lower half of their bits.
 #include <algorithm>
 #include <cstring>
 
@@ -11,29 +11,50 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kHalf = 1 << 16;
-constexpr int kMaxima = 16;  // kept side by side: a vector of them takes a comparison
+
+typedef double DoubleVec __attribute__((vector_size(8 * kLanes)));
+
+double sum_lanes(DoubleVec sums) {
+  double sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  return sum;
+}
+
+// The sum of those of a block of values that are at least `smallest`, a bound above 0.
+double sum_from(const float* values, float smallest) {
+  DoubleVec sums = {};
+  const Vec bound = Vec{} + smallest;
+  for (int i = 0; i < kWalkBlock; i += kLanes) {
+    const Vec value = load(values + i);
+    sums += __builtin_convertvector((Vec)((IntVec)value & (value >= bound)), DoubleVec);
+  }
+  return sum_lanes(sums);
+}
 
 // The largest of the row, or NaN if it holds one.
 float largest_of(const float* logits, int size) {
-  float lanes[kMaxima];
-  uint32_t nan[kMaxima] = {};
-  for (float& lane : lanes) lane = logits[0];
+  constexpr int kSideBySide = 4;
+  Vec largest[kSideBySide];
+  IntVec nan = {};
+  for (Vec& vector : largest) vector = Vec{} + logits[0];
   int i = 0;
-  for (; i + kMaxima <= size; i += kMaxima)
-    for (int lane = 0; lane < kMaxima; ++lane) {
-      const float x = logits[i + lane];
-      lanes[lane] = x > lanes[lane] ? x : lanes[lane];
-      nan[lane] |= x != x;
+  for (; i + kSideBySide * kLanes <= size; i += kSideBySide * kLanes)
+    for (int j = 0; j < kSideBySide; ++j) {
+      const Vec x = load(logits + i + j * kLanes);
+      largest[j] = x > largest[j] ? x : largest[j];
+      nan |= x != x;
     }
+  float found = logits[0];
+  bool any = false;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    any |= nan[lane] != 0;
+    for (const Vec& vector : largest) found = vector[lane] > found ? vector[lane] : found;
+  }
   for (; i < size; ++i) {
-    lanes[0] = logits[i] > lanes[0] ? logits[i] : lanes[0];
-    nan[0] |= logits[i] != logits[i];
+    found = logits[i] > found ? logits[i] : found;
+    any |= logits[i] != logits[i];
   }
-  for (int lane = 0; lane < kMaxima; ++lane) {
-    lanes[0] = lanes[lane] > lanes[0] ? lanes[lane] : lanes[0];
-    nan[0] |= nan[lane];
-  }
-  return nan[0] ? __builtin_nanf("") : lanes[0];
+  return any || found != found ? __builtin_nanf("") : found;
 }
 
 // The k-th largest, 0 < k < size. The k-th largest of the maxima of blocks bounds it from below, so that
@@ -66,28 +87,34 @@ float kth_largest(const float* logits, int size, int k) {
   return candidates[k - 1];
 }
 
-// Weights [size] of the logits, 0 for those that min_p or a `smallest` logit leaves out.
-void weigh(const RowDraw& call, float largest, float smallest, float* weights) {
-  const float temperature = call.temperature, min_p = call.min_p;
+// Weights of the logits, 0 for those that min_p or a `smallest` logit leaves out and up to the end of the last
+// block, and the sums of blocks of them.
+void weigh(const RowDraw& call, float largest, float smallest, float* weights, double* sums) {
+  const Vec most = Vec{} + largest, temperature = Vec{} + call.temperature, least = Vec{} + smallest;
+  const Vec min_p = Vec{} + (call.min_p > 0x1.8p-126f ? call.min_p : 0x1.8p-126f);  // see above_zero
   for (int at = 0; at < call.size; at += kWalkBlock) {
-    const float* const logits = static_cast<const float*>(call.logits) + at;
-    const int count = call.size - at < kWalkBlock ? call.size - at : kWalkBlock;
-    float values[kWalkBlock] = {};
-    for (int i = 0; i < count; ++i) values[i] = (logits[i] - largest) / temperature;
-    for (int i = 0; i < count; i += kLanes) store(values + i, exp_of<Vec, IntVec>(load(values + i)));
-    for (int i = 0; i < count; ++i)
-      weights[at + i] = if_true((logits[i] >= smallest) & (values[i] >= min_p), above_zero(values[i]));
+    const float* logits = static_cast<const float*>(call.logits) + at;
+    float last[kWalkBlock];
+    if (call.size - at < kWalkBlock) {
+      std::fill(std::copy_n(logits, call.size - at, last), last + kWalkBlock, -__builtin_inff());
+      logits = last;
+    }
+    DoubleVec sum = {};
+    for (int i = 0; i < kWalkBlock; i += kLanes) {
+      const Vec logit = load(logits + i);
+      const Vec power = exp_of<Vec, IntVec>((logit - most) / temperature);
+      const Vec weight = (Vec)((IntVec)power & (logit >= least) & (power >= min_p));
+      store(weights + at + i, weight);
+      sum += __builtin_convertvector(weight, DoubleVec);
+    }
+    sums[at / kWalkBlock] = sum_lanes(sum);
   }
 }
 
-double sum_of(const float* weights, int size) {
-  return sum_weights(0, size, [weights](int i) { return weights[i]; });
-}
-
-// The smallest weight of a nucleus, and how many of those equal to it belong.
+// The smallest weight of a nucleus, how many of those equal to it belong, and how many there are.
 struct Boundary {
   float weight;
-  int kept;
+  int kept, ties;
 };
 
 Boundary find_boundary(const float* weights, int size, double target) {
@@ -110,22 +137,50 @@ Boundary find_boundary(const float* weights, int size, double target) {
   std::memset(counts, 0, 4 * kHalf);
   for (int i = 0; i < size; ++i)
     if (static_cast<int>(as_bits(weights[i]) >> 16) == upper) ++counts[as_bits(weights[i]) & 0xffff];
-  Boundary found{0, 0};
+  Boundary found{0, 0, 0};
   for (int at = kHalf - 1; at >= 0; --at) {
     if (counts[at] == 0) continue;
     if (found.kept > 0) above += static_cast<double>(found.weight) * found.kept;
-    found = {as_float(static_cast<uint32_t>(upper) << 16 | static_cast<uint32_t>(at)), static_cast<int>(counts[at])};
+    found = {as_float(static_cast<uint32_t>(upper) << 16 | static_cast<uint32_t>(at)), static_cast<int>(counts[at]), 0};
     if (above + static_cast<double>(found.weight) * found.kept >= target) break;
   }
-  found.kept = needed_ties(above, target, found.weight, found.kept);
+  found.ties = found.kept;
+  found.kept = needed_ties(above, target, found.weight, found.ties);
   return found;
 }
 
-void keep_nucleus(float* weights, int size, double p) {
-  const Boundary boundary = find_boundary(weights, size, p * sum_of(weights, size));
-  for (int i = 0; i < size; ++i) weights[i] = weights[i] < boundary.weight ? 0 : weights[i];
-  for (int i = 0, left = boundary.kept; i < size; ++i)
-    if (weights[i] == boundary.weight && --left < 0) weights[i] = 0;
+// Those weights [0, size) that are at least `smallest`, in order of id.
+struct Kept {
+  const float* weights;
+  const double* sums;  // of blocks of all weights
+  int size;
+  float smallest;  // 0: all
+
+  float operator()(int i) const { return weights[i] >= smallest ? weights[i] : 0; }
+  double block(int at) const {
+    return smallest > 0 ? sum_from(weights + at, smallest) : sums[at / kWalkBlock];
+  }
+};
+
+// The token where the sum of the kept weights passes `target`.
+int walk(const Kept& kept, double target) {
+  double sum = 0;
+  for (int at = 0; at < kept.size; at += kWalkBlock) {
+    const double block = kept.block(at);
+    double within = sum;
+    for (int i = at; sum + block > target && i < at + kWalkBlock; ++i) {
+      within += kept(i);
+      if (within > target && kept(i) > 0) return i;
+    }
+    sum += block;
+  }
+  return last_positive(kept.size, kept);
+}
+
+// Leaves only the first `kept` of the weights that equal `weight`.
+void drop_ties(float* weights, int size, float weight, int kept) {
+  for (int i = 0; i < size; ++i)
+    if (weights[i] == weight && --kept < 0) weights[i] = 0;
 }
 
 }  // namespace
@@ -141,13 +196,18 @@ int draw_from_floats(const RowDraw& call) {
   }
   const bool cut = call.top_k > 0 && call.top_k < call.size;
   const float smallest = cut ? kth_largest(logits, call.size, call.top_k) : -__builtin_inff();
-  float* const weights = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 1));
-  weigh(call, largest, smallest, weights);
-  if (call.top_p < 1) keep_nucleus(weights, call.size, call.top_p);
-  const auto weight = [weights](int i) { return weights[i]; };
-  Walk walk{call.uniform * sum_of(weights, call.size)};
-  const int id = walk.pass(0, call.size, weight);
-  return id != kNotFinite ? id : last_positive(call.size, weight);
+  const int blocks = (call.size + kWalkBlock - 1) / kWalkBlock, size = blocks * kWalkBlock;
+  double* const sums = static_cast<double*>(thread_scratch(sizeof(double) * blocks + sizeof(float) * size, 1));
+  float* const weights = reinterpret_cast<float*>(sums + blocks);
+  weigh(call, largest, smallest, weights, sums);
+  double whole = 0;
+  for (int block = 0; block < blocks; ++block) whole += sums[block];
+  if (call.top_p >= 1) return walk({weights, sums, size, 0}, call.uniform * whole);
+  const Boundary boundary = find_boundary(weights, size, call.top_p * whole);
+  if (boundary.kept < boundary.ties) drop_ties(weights, size, boundary.weight, boundary.kept);
+  double kept = 0;
+  for (int at = 0; at < size; at += kWalkBlock) kept += sum_from(weights + at, boundary.weight);
+  return walk({weights, sums, size, boundary.weight}, call.uniform * kept);
 }
 
 }  // namespace octavo::OCTAVO_ISA
