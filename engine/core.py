@@ -59,6 +59,7 @@ class EngineCore:
         self._ended: list[str] = []  # ids of requests, likewise
         self._persistence = persistence
         self.transfer = transfer
+        self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
         self.gauges = self._measure()
 
     @property
@@ -112,6 +113,7 @@ class EngineCore:
         for sequence in disk.advance() if disk is not None else ():
             self._scheduler.add(sequence)
         step = self._scheduler.plan()
+        self._pass("plan")
         if step is not None:
             self._note_arrivals(step, began)
             for lookup in step.lookups:
@@ -119,16 +121,27 @@ class EngineCore:
             batch = build_batch(step, self._blocks.page_size)
             scored = self._scores.rows_of(step, self._samples)
             batch = batch if scored is None else replace(batch, scored=scored)
+            self._pass("batch")
             output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
+            self._pass("run")
             self._scores.record(output.scores)
-            self._scheduler.commit(step, self._accept(step, batch, output))
+            results = self._accept(step, batch, output)
+            self._pass("accept")
+            self._scheduler.commit(step, results)
             self.transfer.note(step)
             if disk is not None:
                 disk.keep(step)
         else:
             unfinished = len(self._samples) - (disk.num_waiting if disk is not None else 0)
             assert not unfinished, f"{unfinished} samples are unfinished, but no step is planned"
-        return self._report(step, self._clock() - began)
+        self._pass("commit")
+        updates = self._report(step, self._clock() - began)
+        self._pass("report")
+        return updates
+
+    def _pass(self, part: str) -> None:
+        if self.passed is not None:
+            self.passed(part)
 
     def measure(self) -> None:
         """Bring ``gauges`` up to date."""

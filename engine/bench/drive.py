@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.engine.bench.phases import Phases, StepParts
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import RequestFailed
@@ -37,6 +38,7 @@ class Decoding:
     steps: int
     seconds: float
     context: float
+    parts: StepParts
 
     @property
     def tokens_per_s(self) -> float:
@@ -70,14 +72,18 @@ def serve(
         started.update(fresh)
         generated += len(fresh)
     first_at = time.perf_counter()
-    tokens = sum(len(_step(core)) for _ in range(load.output_tokens))
+    with Phases(core) as phases:
+        tokens = sum(len(_step(core)) for _ in range(load.output_tokens))
     seconds = time.perf_counter() - first_at
     for request in requests:
         core.abort(request)
     while core.has_work:
         core.step()
     context = load.prompt_tokens + generated / batch + load.output_tokens / 2
-    return Timing(first_at - began, Decoding(tokens, load.output_tokens, seconds, context))
+    return Timing(
+        first_at - began,
+        Decoding(tokens, load.output_tokens, seconds, context, phases.parts(load.output_tokens)),
+    )
 
 
 def _request(core: EngineCore, request_id: str, prompt: list[int], max_tokens: int) -> Request:

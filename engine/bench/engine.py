@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "prefill_tokens_per_s": load.prompt_tokens / ttft,
         "ttft_s": ttft,
         "decode_tokens_per_s": {str(n): timing.decoding.tokens_per_s for n, timing in timings.items()},
+        "decode_step_ms": {str(n): timing.decoding.parts.as_dict() for n, timing in timings.items()},
         "peak_rss_bytes": peak_rss,
         "kv_bytes": info.memory.pages,
         "roofline": _fractions(roofline, work, load, ttft, timings, kv_token_bytes),
@@ -171,6 +172,12 @@ def _print_table(
         share = reached["decode_fraction"] and reached["decode_fraction"][str(batch)]
         step_ms = decoding.seconds / decoding.steps * 1e3
         print(f"        {batch:6d} {decoding.tokens_per_s:9.1f} {step_ms:8.2f}{_percent(share, 'DRAM read')}")
+    for batch, timing in timings.items():
+        parts = timing.decoding.parts
+        if parts.kernels is not None and parts.overhead is not None:
+            around = ", ".join(f"{name} {ms:.2f}" for name, ms in parts.as_dict().items() if ms is not None)
+            share = 100 * parts.overhead / (parts.kernels + parts.overhead)
+            print(f"a step of {batch}, in ms: {around} ({share:.1f} % beside kernels)")
     print(f"peak resident memory: {format_size(result['peak_rss_bytes'])}")
 
 

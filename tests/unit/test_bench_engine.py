@@ -48,6 +48,13 @@ def test_engine_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(rate > 0 for rate in result["decode_tokens_per_s"].values())
     assert result["prefill_tokens_per_s"] == pytest.approx(20 / result["ttft_s"])
     assert result["peak_rss_bytes"] > result["kv_bytes"] > 0
+    for batch, rate in result["decode_tokens_per_s"].items():
+        parts = result["decode_step_ms"][batch]
+        around = sum(parts[name] for name in ("plan", "batch", "run", "accept", "commit", "report"))
+        assert parts["overhead"] == pytest.approx(around)
+        if parts["kernels"] is not None:
+            step_ms = int(batch) / rate * 1e3
+            assert 0 < parts["kernels"] < parts["kernels"] + parts["overhead"] <= step_ms * 1.01
     roof = result["roofline"]
     assert roof["dram_read_gb_s"] > 0
     assert roof["matmul_gflop_s"] > 0
