@@ -54,9 +54,15 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     if built := os.environ.get(EXTENSION_VARIABLE):
         code = _LOAD.format(path=built) + code
     paths = [str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    limit = 1800 if built else 300  # seconds; checked code is many times slower
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment
     return subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", code],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit,
     )
 
 
