@@ -121,6 +121,7 @@ async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
             await say(its, [number] * 40)
         await router.learns(PROMPT, 0)
         await say(its, [*range(200, 222)])
+        await router.learns([*range(200, 222)], 20)  # before it can learn that they are gone
         reply = await its.stub.FlushCache(pb.FlushCacheRequest())
         assert (reply.success, "forgotten" in reply.message) == (True, True)
         await router.learns([*range(200, 222)], 0)
