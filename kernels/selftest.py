@@ -180,7 +180,9 @@ def _check_mixed(backend: AttentionBackend, format_name: str) -> list[SelfTestRe
     """Queries that read some positions from quantized pages and some from their 16-bit twins."""
     name = f"{format_name} beside 16-bit pages"
     try:
-        got, want = attend_over_twins(backend, format_name)
+        spec = _pool_spec(format_name, _VARIANTS[0].layer)
+        steps = [_metadata(sequences) for sequences in ([(0, old) for old, _ in _SEQUENCES], _SEQUENCES)]
+        got, want = attend_over_twins(backend, spec, steps)
     except ValueError as refusal:
         return [SelfTestResult(f"{name} is refused: {refusal}", 0.0, ok=True)]
     return [_result(f"attend, {name}", _relative_error(got, want))]

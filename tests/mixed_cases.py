@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables
 from octavo.kernels.interface import PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, Ints
-from octavo.kernels.mixed import MixedPool, twin_starts
-from octavo.kernels.truth import StoredPart, dense_attention, sequence_slots
+from octavo.kernels.metadata import Ints
+from octavo.kernels.mixed import MixedPool
+from octavo.kernels.truth import StoredPart
+from octavo.kernels.truth_mixed import attend_mixed
 
 
 def twin_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> PoolSpec:
@@ -76,7 +77,19 @@ def run_mixed(
         for stored, metadata in zip(parts, whole, strict=True):
             for part, rows in zip(stored, (keys, values), strict=True):
                 part.write(metadata.slots, as_numpy(rows))
-    want = _truth(case, specs, parts, (step, whole), as_numpy(queries), extras)
+    want = attend_mixed(
+        replace(whole[0], quantize_after=step.quantize_after),
+        whole[1],
+        ((parts[0][0], parts[0][1]), (parts[1][0], parts[1][1])),
+        as_numpy(queries),
+        layer=case.layer,
+        twin=specs[1].layers[0],
+        scale=case.head_dim**-0.5,
+        softcap=extras.softcap,
+        sinks=extras.sinks,
+        slopes=extras.slopes,
+        mask=extras.mask,
+    )
     return as_numpy(out).astype(np.float64), want
 
 
@@ -88,46 +101,3 @@ def _empty(case: Case, spec: PoolSpec, part: int) -> StoredPart:
         page_size=case.page_size,
         dim=(case.head_dim, case.layer.value_dim)[part],
     )
-
-
-def _truth(
-    case: Case,
-    specs: tuple[PoolSpec, PoolSpec],
-    parts: list[list[StoredPart]],
-    steps: tuple[AttentionMetadata, list[AttentionMetadata]],
-    queries: NDArray[np.float32],
-    extras: Extras,
-) -> NDArray[np.float64]:
-    """Row by row: of each position, K and V of the kind that the row reads."""
-    step, whole = steps
-    assert step.quantize_after is not None
-    layer = specs[1].layers[0]
-    assert layer.window is not None
-    out = np.empty((*queries.shape[:2], case.layer.value_dim))
-    for b, length in enumerate(step.kv_len.tolist()):
-        rows = [
-            [part.read(sequence_slots(metadata, b, length)) for part in stored]
-            for stored, metadata in zip(parts, whole, strict=True)
-        ]
-        for t in range(step.q_start[b], step.q_start[b + 1]):
-            at = step.positions[t : t + 1]
-            start = twin_starts(
-                at, step.quantize_after[b : b + 1], window=layer.window, page_size=case.page_size
-            )
-            seen = np.arange(length)
-            twin = ((seen >= start) | (seen < layer.keep))[:, None, None]
-            keys, values = (np.where(twin, rows[1][part], rows[0][part]) for part in (0, 1))
-            out[t : t + 1] = dense_attention(
-                queries[t : t + 1],
-                keys,
-                values,
-                at,
-                scale=case.head_dim**-0.5,
-                window=case.window,
-                keep=case.keep,
-                softcap=extras.softcap,
-                sinks=extras.sinks,
-                slopes=extras.slopes,
-                mask=None if extras.mask is None else extras.mask[t : t + 1, :, :length],
-            )
-    return out

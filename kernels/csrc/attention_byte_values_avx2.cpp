@@ -218,12 +218,7 @@ constexpr ValueSide sides = {value_width, value_panel_bytes, accumulate<Code>, t
 }  // namespace
 
 const ValueSide* byte_values(CodeType codes) {
-  switch (codes) {
-    case CodeType::fp4: return &sides<Fp4>;
-    case CodeType::fp5: return &sides<Fp5>;
-    case CodeType::int4: return &sides<Int4>;
-    default: return nullptr;
-  }
+  return side_of<ValueSide>(codes, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -62,6 +62,17 @@ struct Fp5 {
 };
 static_assert(kFp5Coarse == 8);
 
+// What `of` gives for the class of these codes; null for codes without one.
+template <class Side, class Of>
+const Side* side_of(CodeType codes, Of of) {
+  switch (codes) {
+    case CodeType::fp4: return of(Fp4{});
+    case CodeType::fp5: return of(Fp5{});
+    case CodeType::int4: return of(Int4{});
+    default: return nullptr;
+  }
+}
+
 // Of each code, `of(code)`; in both halves, as a shuffle looks up.
 template <class Of>
 OCTAVO_INLINE __m256i byte_table(Of of) {

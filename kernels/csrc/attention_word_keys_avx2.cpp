@@ -159,12 +159,7 @@ constexpr KeySide sides = {query_bytes, key_panel_bytes, load_queries<Code>, sco
 }  // namespace
 
 const KeySide* word_keys(CodeType codes) {
-  switch (codes) {
-    case CodeType::fp4: return &sides<Fp4>;
-    case CodeType::fp5: return &sides<Fp5>;
-    case CodeType::int4: return &sides<Int4>;
-    default: return nullptr;
-  }
+  return side_of<KeySide>(codes, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA
