@@ -57,7 +57,7 @@ def build_batch(step: Step, page_size: int) -> Batch:
 
 
 def _build_decodes(step: Step, page_size: int) -> Batch:
-    """The same where every sequence has one row, in a tenth of the time: there is nothing to lay out."""
+    """The same where every sequence has one row: there is nothing to lay out."""
     work = step.work
     starts = [item.start for item in work]
     kv_len = np.array([item.stop for item in work], np.int32)

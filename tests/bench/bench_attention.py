@@ -96,7 +96,7 @@ def bench_format(name: str, args: argparse.Namespace) -> dict[str, float]:
         k_format=pair.k,
         v_format=pair.v,
     )
-    rng, pool, results = np.random.default_rng(0), CpuPool(spec), {}
+    rng, pool, results = np.random.default_rng(0), CpuPool(spec, exact=args.exact), {}
     fill(pool, args, rng)
     position_bytes = args.heads * sum(page_format(each).row_bytes(args.dim) for each in (pair.k, pair.v))
     for threads in args.threads:
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=131072, help="positions in the pool")
     parser.add_argument("--threads", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2])
     parser.add_argument("--seconds", type=float, default=0.5, help="time per measurement")
+    parser.add_argument("--exact", action="store_true", help="no products of bytes")
     args = parser.parse_args()
     results = {name: bench_format(name, args) for name in args.formats.split(",")}
     if {"bf16", "fp4"} <= set(results):

@@ -16,10 +16,21 @@ from octavo.scheduler import Limits, Result, Scheduler, Sequence, Step, Work
 
 
 def make_work(
-    pages: list[int], size: int, start: int, stop: int, *, samples: bool, num_siblings: int
+    pages: list[int],
+    size: int,
+    start: int,
+    stop: int,
+    *,
+    samples: bool,
+    num_siblings: int,
+    num_groups: int = 1,
+    quantize_after: int = 0,
 ) -> Work:
     sequence = Sequence("s", [7 * page + 3 for page in range(stop)], 4)
-    sequence.table = PageTable(size, parts=(GroupPages(array("i", pages)),), num_written=start)
+    parts = tuple(
+        GroupPages(array("i", [(page + group) % 64 for page in pages])) for group in range(num_groups)
+    )
+    sequence.table = PageTable(size, parts=parts, num_written=start, quantize_after=quantize_after)
     siblings = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_siblings))
     return Work(sequence, start, stop, samples, siblings)
 
@@ -28,15 +39,26 @@ def make_work(
 def steps(draw: st.DrawFn) -> tuple[Step, int]:
     size = draw(st.sampled_from([1, 2, 4, 32]))
     free = draw(st.permutations(range(64)))
-    work = []
+    work, decodes, num_groups = [], draw(st.booleans()), draw(st.integers(1, 3))
     for _ in range(draw(st.integers(1, 8))):
         count = draw(st.integers(1, 6))
         pages, free = free[:count], free[count:]
         stop = draw(st.integers(1, count * size))
-        start = draw(st.integers(0, stop - 1))
+        start = stop - 1 if decodes else draw(st.integers(0, stop - 1))
         samples = draw(st.booleans())
         siblings = draw(st.integers(0, 3)) if samples else 0
-        work.append(make_work(list(pages), size, start, stop, samples=samples, num_siblings=siblings))
+        work.append(
+            make_work(
+                list(pages),
+                size,
+                start,
+                stop,
+                samples=samples,
+                num_siblings=siblings,
+                num_groups=num_groups,
+                quantize_after=draw(st.sampled_from([0, 0, 50])),
+            )
+        )
     return Step(tuple(work), (PageCopy(PageId(1), PageId(2)),)), size
 
 
@@ -67,7 +89,17 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
         used = -(-item.stop // size)
         assert row[:used] == item.sequence.table.pages[:used].tolist()
         assert not any(row[used:])
-    batch.attention.check(64)
+    for group, metadata in enumerate(batch.attention.groups):
+        tables = [item.sequence.table for item in step.work if item.sequence.table is not None]
+        expected = [
+            table.slot(position, group)
+            for table, item in zip(tables, step.work, strict=True)
+            for position in range(item.start, item.stop)
+        ]
+        assert metadata.slots.tolist() == expected
+        after = metadata.quantize_after
+        assert [0] * len(tables) if after is None else after.tolist() == [t.quantize_after for t in tables]
+        metadata.check(64)
     arrays = (batch.token_ids, batch.sample_rows)
     assert all(values.dtype == np.int32 for values in arrays)
 
