@@ -41,6 +41,13 @@ def prompt_of(number: int) -> list[int]:
     return shared + [number % 250] * (20 + number % 17)
 
 
+def tell(what: object) -> None:
+    """Print one line in one write: print makes two of it when Python does not buffer, and a process that is
+    killed between them leaves a line for the next writer to go on with."""
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
 def write_shards(folder: Path, first: int) -> None:
     """Chains of three pages, one line of output for each page that is there."""
     shards = ShardFolder(folder, make_kind(), max_bytes=1 << 30)
@@ -48,7 +55,7 @@ def write_shards(folder: Path, first: int) -> None:
         for index in range(3):
             digest, run = make_run(number, index, shards.kind)
             shards.put(digest, run)
-            print(digest.hex(), flush=True)
+            tell(digest.hex())
 
 
 def serve(folder: Path, first: int, groups: tuple[PageGroup, ...]) -> None:
@@ -56,7 +63,7 @@ def serve(folder: Path, first: int, groups: tuple[PageGroup, ...]) -> None:
     with LLM(small_config(cache_dir=folder), core_factory=FakeCore(groups=groups)) as llm:
         for number in itertools.count(first):
             llm.generate([prompt_of(number)], FOUR_TOKENS, progress=False)
-            print(number, flush=True)
+            tell(number)
 
 
 MODES: dict[str, Callable[[Path, int], None]] = {
@@ -90,22 +97,27 @@ def kill_one(process: subprocess.Popen[str], first: int, rng: random.Random, *, 
     into, out = process.stdin, process.stdout
     assert into is not None
     assert out is not None
+
+    def hear() -> str:
+        line = out.readline()
+        assert line.endswith("\n"), f"the processes that write ended with {line!r} as their last words"
+        return line[:-1]
+
     print(first, file=into, flush=True)
-    pid = int(out.readline())
-    said = [out.readline().strip() for _ in range(rng.randrange(8))]
+    pid = int(hear())
+    said = [hear() for _ in range(rng.randrange(8))]
     time.sleep(rng.random() * most_s)
     os.kill(pid, signal.SIGKILL)
-    said += iter(lambda: out.readline().strip(), "ended")
-    return set(said)
+    return {*said, *iter(hear, "ended")}
 
 
 def main(mode: str, folder: Path) -> None:
     for line in sys.stdin:
         if child := os.fork():
             os.waitpid(child, 0)
-            print("ended", flush=True)
+            tell("ended")
         else:
-            print(os.getpid(), flush=True)
+            tell(os.getpid())
             MODES[mode](folder, int(line))
 
 
