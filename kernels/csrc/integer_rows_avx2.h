@@ -11,11 +11,10 @@ namespace {
 
 constexpr int kMaxBlock = 64;  // inputs that share a scale
 
-// Activations in tiles of rows. For each tile of R rows: codes [inputs / 4][R] of four bytes, or
-// [inputs / 4][2][R] of two halves, inputs (0, 2) and (1, 3); then per block [R] what scales the
-// products, a; what the weight's bias meets, a sum(xq); and where the 16-bit sums start.
+// Activations in tiles of rows. For each tile of R rows: codes [inputs / 4][R] of four bytes; then per
+// block [R] what scales the products, a; what the weight's bias meets, a sum(xq); and where the 16-bit
+// sums start.
 struct Rows {
-  int words;  // of codes per input quad: 1 or 2
   int blocks;
   int32_t* codes;
   float* scales;
@@ -25,23 +24,29 @@ struct Rows {
 
 // One block of a row.
 struct BlockCodes {
-  alignas(32) int32_t words[kMaxBlock / 2];  // four codes in each, or two: see Rows
+  alignas(32) int32_t words[kMaxBlock / 4];  // four codes in each
   float scale;
   int even, odd;  // sums of the inputs in the lower and the upper half of a word
 };
 
-// What a block is multiplied with before it is rounded to codes of at most `most`, and its scale: NaN once
-// a value is not finite.
+// What a block is multiplied with before it is rounded, and its scale: NaN once a value is not finite.
 struct BlockScale {
   float factor, scale;
 };
 
-inline BlockScale block_scale(const float* x, int block, int most) {
+// Codes get as large as 127; if `pairs`, so do sums of the two that VPMADDUBSW adds up (inputs 0 and 1, 2 and
+// 3, ...), which are 128 at most once rounded: times 255 that fits into 16 bits, in whatever shares.
+inline BlockScale block_scale(const float* x, int block, bool pairs) {
+  constexpr float kMost = 127;
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   __m256 largest = _mm256_setzero_ps(), poison = _mm256_setzero_ps();
   for (int k = 0; k < block; k += 8) {
     const __m256 value = _mm256_load_ps(x + k);
     largest = _mm256_max_ps(largest, _mm256_and_ps(value, magnitude));
+    if (pairs) {
+      const __m256 sum = _mm256_add_ps(value, _mm256_permute_ps(value, 0xb1));
+      largest = _mm256_max_ps(largest, _mm256_and_ps(sum, magnitude));
+    }
     poison = _mm256_fmadd_ps(value, _mm256_setzero_ps(), poison);  // 0, or NaN once x is not finite
   }
   alignas(32) float lanes[8], poisons[8];
@@ -50,8 +55,8 @@ inline BlockScale block_scale(const float* x, int block, int most) {
   float limit = 0, bad = 0;
   for (int i = 0; i < 8; ++i) limit = lanes[i] > limit ? lanes[i] : limit, bad += poisons[i];
   // Below this the inverse could overflow; such a block counts as zeros.
-  const float factor = limit > 1e-30f && bad == 0 ? static_cast<float>(most) / limit : 0.0f;
-  return {factor, limit / static_cast<float>(most) + bad};
+  const float factor = limit > 1e-30f && bad == 0 ? kMost / limit : 0.0f;
+  return {factor, limit / kMost + bad};
 }
 
 // Sixteen values as codes of 16 bits; zeros if the factor is 0.
@@ -63,32 +68,21 @@ inline __m256i round_codes(const float* x, float factor) {
   return _mm256_permute4x64_epi64(codes, 0xd8);
 }
 
-// Sixteen codes as words that kernels broadcast.
-inline void place_words(__m256i codes, int words, int32_t* out) {
-  if (words == 2) {  // of each four, the first and third, then the second and fourth
-    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-    codes = _mm256_shuffle_epi8(codes, _mm256_broadcastsi128_si256(order));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(out), codes);
-  } else {
-    const __m128i low = _mm256_castsi256_si128(codes), high = _mm256_extracti128_si256(codes, 1);
-    _mm_store_si128(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(low, high));
-  }
-}
-
-inline BlockCodes quantize_block(const LinearCall& call, std::size_t at, int block, int words) {
+inline BlockCodes quantize_block(const LinearCall& call, std::size_t at, int block, bool pairs) {
   alignas(32) float x[kMaxBlock];
   load_floats(call.x, call.x_type, at, block, x);
-  const BlockScale scale = block_scale(x, block, words == 2 ? 32767 : 127);
+  const BlockScale scale = block_scale(x, block, pairs);
   BlockCodes result;
   result.scale = scale.scale;
-  __m256i pairs = _mm256_setzero_si256();  // sums of two inputs: lower and upper half of a word in turn
+  __m256i sums_of_two = _mm256_setzero_si256();  // lower and upper half of a word in turn
   for (int k = 0; k < block; k += 16) {
     const __m256i codes = round_codes(x + k, scale.factor);
-    pairs = _mm256_add_epi32(pairs, _mm256_madd_epi16(codes, _mm256_set1_epi16(1)));
-    place_words(codes, words, result.words + k / 4 * words);
+    sums_of_two = _mm256_add_epi32(sums_of_two, _mm256_madd_epi16(codes, _mm256_set1_epi16(1)));
+    const __m128i low = _mm256_castsi256_si128(codes), high = _mm256_extracti128_si256(codes, 1);
+    _mm_store_si128(reinterpret_cast<__m128i*>(result.words + k / 4), _mm_packs_epi16(low, high));
   }
   alignas(32) int32_t sums[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(sums), pairs);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(sums), sums_of_two);
   result.even = sums[0] + sums[2] + sums[4] + sums[6];
   result.odd = sums[1] + sums[3] + sums[5] + sums[7];
   return result;
@@ -99,35 +93,34 @@ inline int32_t pair(int low, int high) {
 }
 
 inline void quantize_tile(const LinearCall& call, const RowTiles& tiles, int tile, int block, int middle,
-                          const Rows& out) {
+                          bool pairs, const Rows& out) {
   const int inputs = call.weight->shape.inputs, first = tiles.first(tile), size = tiles.size(tile);
-  const int block_words = block / 4 * out.words;
   for (int m = 0; m < size; ++m)
     for (int b = 0; b < out.blocks; ++b) {
       const std::size_t at =
           static_cast<std::size_t>(first + m) * inputs + static_cast<std::size_t>(b) * block;
-      const BlockCodes quantized = quantize_block(call, at, block, out.words);
+      const BlockCodes quantized = quantize_block(call, at, block, pairs);
       const std::size_t blocks_before =
           static_cast<std::size_t>(first) * out.blocks + static_cast<std::size_t>(b) * size;
-      int32_t* target = out.codes + blocks_before * block_words + m;
-      for (int i = 0; i < block_words; ++i) target[i * size] = quantized.words[i];
+      int32_t* target = out.codes + blocks_before * (block / 4) + m;
+      for (int i = 0; i < block / 4; ++i) target[i * size] = quantized.words[i];
       out.scales[blocks_before + m] = quantized.scale;
       out.sums[blocks_before + m] = quantized.scale * static_cast<float>(quantized.even + quantized.odd);
       out.starts[blocks_before + m] = pair(-middle * quantized.even, -middle * quantized.odd);
     }
 }
 
-// All rows, in the caller's scratch slot 1.
-inline Rows quantize_rows(const LinearCall& call, const RowTiles& tiles, int block, int words, int middle) {
+// All rows, in the caller's scratch slot 1; `pairs` as for block_scale.
+inline Rows quantize_rows(const LinearCall& call, const RowTiles& tiles, int block, int middle, bool pairs) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t rows = call.rows, blocks = shape.inputs / block;
-  const std::size_t code_words = rows * shape.inputs / 4 * words;
+  const std::size_t code_words = rows * shape.inputs / 4;
   int32_t* codes = static_cast<int32_t*>(thread_scratch(4 * (code_words + 3 * rows * blocks), 1));
   float* scales = reinterpret_cast<float*>(codes + code_words);
   float* sums = scales + rows * blocks;
-  const Rows out{
-      words, static_cast<int>(blocks), codes, scales, sums, reinterpret_cast<int32_t*>(sums + rows * blocks)};
-  const auto quantize = [&](int tile) { quantize_tile(call, tiles, tile, block, middle, out); };
+  const Rows out{static_cast<int>(blocks), codes, scales, sums,
+                 reinterpret_cast<int32_t*>(sums + rows * blocks)};
+  const auto quantize = [&](int tile) { quantize_tile(call, tiles, tile, block, middle, pairs, out); };
   if (call.rows > 8) parallel_for(tiles.count, quantize);
   else
     for (int tile = 0; tile < tiles.count; ++tile) quantize(tile);

@@ -13,7 +13,8 @@ namespace {
 template <int kCodeBits, bool kE2m1 = false>
 struct Format {
   static constexpr bool kAffine = !kE2m1;
-  static constexpr bool kWide = kCodeBits > 4;  // 16-bit activations
+  static constexpr bool kWide = kCodeBits > 4;   // no room to add more than two products in 16 bits
+  static constexpr bool kPairs = kCodeBits == 8;  // and for two only if activations are limited together
   static constexpr int kLow = kCodeBits >= 4 && kCodeBits < 8 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
   static constexpr int kHigh = kCodeBits - kLow;
   static constexpr int kMiddle = kE2m1 ? 12 : kWide ? 0 : 1 << (kCodeBits - 1);

@@ -25,7 +25,7 @@ struct LinearCall {
   Float y_type;  // also the residual's
   int rows;
   // Keep activations in the precision they come in. Otherwise, unless y is float32, a kernel may round
-  // them: to bf16, or before quantized weights to 8 or 16 bits per row and group of inputs.
+  // them: to bf16, or before quantized weights to 8 bits per row and group of inputs.
   bool exact;
   // If set, nothing is written to y, but here: [panels][rows], the largest result of each panel, rounded
   // to y's type like any result.
@@ -41,8 +41,7 @@ void linear_float32(const LinearCall& call);
 }
 namespace avx2 {
 void linear_float32(const LinearCall& call);
-// Quantized weights in integers, activations rounded to 8 bits per row and block of at most 64 inputs, or
-// to 16 bits where weights have more than 4.
+// Quantized weights in integers, activations rounded to 8 bits per row and block of at most 64 inputs.
 void linear_integer(const LinearCall& call);
 }  // namespace avx2
 namespace avx512 {

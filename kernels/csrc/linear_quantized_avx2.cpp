@@ -1,19 +1,20 @@
 // Quantized weights on AVX2 in integers.
 //
 // Activations are rounded per row and block of inputs (a group, at most 64) to a scale a times signed
-// codes xq, so that for affine weights
+// 8-bit codes xq, so that for affine weights
 //
 //   y = sum over blocks of  a s (q . xq)  +  a b sum(xq)
 //
-// Codes of 1 to 4 bits and E2M1 go through VPMADDUBSW with 8-bit activations. Its 16-bit sums are let
-// wrap: they start at -c sum(xq), c the middle of the codes, and end as (q - c) . xq, which fits (64
-// inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as 2 value + 12. Codes of 5, 6
-// and 8 bits would saturate there: they are widened and go through VPMADDWD, which takes 16-bit
-// activations at the same speed. Every integer sum is exact, so only the order of blocks matters, and
-// that is the same for any number of rows.
+// by VPMADDUBSW, which multiplies and adds two inputs at a time in 16 bits. For codes of 1 to 4 bits and
+// E2M1 the sums stay there and are let wrap: they start at -c sum(xq), c the middle of the codes, and end
+// as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as
+// 2 value + 12. For codes of 5, 6 and 8 bits each sum of two is widened at once; for 8 bits it fits
+// because a also keeps the sum of its two activations at 128 (255 * 128 < 2^15). Every integer sum is
+// exact, so only the order of blocks matters, and that is the same for any number of rows.
 //
 // Rounding moves an activation by at most a / 2, hence
-//   |error| <= sum over blocks of  max|x| / 254 (8 bits) or max|x| / 65534 (16 bits) * sum|w|.
+//   |error| <= sum over blocks of  max|x| / 254 * sum|w|,
+// where for 8-bit codes max|x| also runs over |x + x'| of any two inputs that are added.
 #include "integer_rows_avx2.h"
 #include "integer_weights_avx2.h"
 #include "unrolled.h"
@@ -31,6 +32,8 @@ struct Sums {
   __m256i at[R][C];
 };
 
+alignas(32) constexpr int16_t kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
 // Add up now: compilers that first add the values of several steps run out of registers.
 inline __m256i settled(__m256i sum) {
   asm volatile("" : "+x"(sum));
@@ -43,14 +46,18 @@ template <bool kWide>
 inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i codes_0, __m256i codes_1,
                                                     __m256i& sum_0, __m256i& sum_1) {
   __m256i to_0 = sum_0, to_1 = sum_1, product, value;
-#define OCTAVO_ADD_PAIR(multiply, add)                                                            \
-  asm("vpbroadcastd %[x], %[value]\n\t" multiply " %[value], %[codes_0], %[product]\n\t" multiply \
-      " %[value], %[codes_1], %[value]\n\t" add " %[product], %[to_0], %[to_0]\n\t" add           \
-      " %[value], %[to_1], %[to_1]"                                                               \
-      : [to_0] "+x"(to_0), [to_1] "+x"(to_1), [product] "=&x"(product), [value] "=&x"(value)      \
-      : [x] "m"(*x), [codes_0] "x"(codes_0), [codes_1] "x"(codes_1))
-  if constexpr (kWide) OCTAVO_ADD_PAIR("vpmaddwd", "vpaddd");
-  else OCTAVO_ADD_PAIR("vpmaddubsw", "vpaddw");
+#define OCTAVO_ADD_PAIR(widen, add)                                              \
+  asm("vpbroadcastd %[x], %[value]\n\t"                                          \
+      "vpmaddubsw %[value], %[codes_0], %[product]\n\t"                          \
+      "vpmaddubsw %[value], %[codes_1], %[value]\n\t" widen add                  \
+      " %[product], %[to_0], %[to_0]\n\t" add " %[value], %[to_1], %[to_1]"      \
+      : [to_0] "+x"(to_0), [to_1] "+x"(to_1), [product] "=&x"(product),          \
+        [value] "=&x"(value)                                                     \
+      : [x] "m"(*x), [codes_0] "x"(codes_0), [codes_1] "x"(codes_1), [ones] "m"(kOnes))
+  if constexpr (kWide)
+    OCTAVO_ADD_PAIR("vpmaddwd %[ones], %[product], %[product]\n\tvpmaddwd %[ones], %[value], %[value]\n\t",
+                    "vpaddd");
+  else OCTAVO_ADD_PAIR("", "vpaddw");
 #undef OCTAVO_ADD_PAIR
   sum_0 = to_0;
   sum_1 = to_1;
@@ -67,8 +74,10 @@ inline __attribute__((always_inline)) void add_products(const int32_t* x, const 
       const __m256i value = _mm256_set1_epi32(x[m]);
       unrolled<C>([&](auto c) __attribute__((always_inline)) {
         __m256i& sum = sums.at[m][c];
-        if constexpr (kWide) sum = settled(_mm256_add_epi32(sum, _mm256_madd_epi16(codes[c], value)));
-        else sum = settled(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[c], value)));
+        const __m256i product = _mm256_maddubs_epi16(codes[c], value);
+        if constexpr (kWide)
+          sum = settled(_mm256_add_epi32(sum, _mm256_madd_epi16(product, _mm256_set1_epi16(1))));
+        else sum = settled(_mm256_add_epi16(sum, product));
       });
     }
   });
@@ -90,20 +99,8 @@ inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, con
       unrolled<C>([&](auto c) __attribute__((always_inline)) {
         codes[c] = F::load(low + 32 * c, high + 32 * c, quad);
       });
-      if constexpr (F::kWide) {
-        const __m256i bytes = _mm256_set1_epi16(255);
-        __m256i even[C];
-        unrolled<C>([&](auto c)
-                        __attribute__((always_inline)) { even[c] = _mm256_and_si256(codes[c], bytes); });
-        add_products<true>(x, even, sums);
-        unrolled<C>([&](auto c)
-                        __attribute__((always_inline)) { codes[c] = _mm256_srli_epi16(codes[c], 8); });
-        add_products<true>(x + R, codes, sums);
-        x += 2 * R;
-      } else {
-        add_products<false>(x, codes, sums);
-        x += R;
-      }
+      add_products<F::kWide>(x, codes, sums);
+      x += R;
     });
     for (int at = 0; at < F::kQuads * F::kLow / 8 * 256; at += 256)
       for (int c = 0; c < C; c += 2)
@@ -157,7 +154,7 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
   alignas(32) float sums[kItemTiles * kTileRows * kPanel];
   std::memset(sums, 0, sizeof(float) * kPanel * rows);
   const std::size_t high_plane = PackedShape::plane_bytes(shape.group, F::kLow);
-  const std::size_t row_words = static_cast<std::size_t>(shape.inputs) / 4 * x.words;
+  const std::size_t row_words = static_cast<std::size_t>(shape.inputs) / 4;
   Parameters parameters;
   for (int b = 0; b < x.blocks; ++b) {
     const int k = b * block;
@@ -170,7 +167,7 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile), size = tiles.size(tile);
       const std::size_t at = static_cast<std::size_t>(row) * x.blocks + static_cast<std::size_t>(b) * size;
-      const int32_t* codes = x.codes + row * row_words + static_cast<std::size_t>(k / 4 * x.words) * size;
+      const int32_t* codes = x.codes + row * row_words + static_cast<std::size_t>(k / 4) * size;
       with_rows<kTileRows>(size, [&](auto count) {
         multiply_block<F, decltype(count)::value>(view, codes, x.scales + at, x.sums + at, x.starts + at,
                                                   sums + (row - first) * kPanel);
@@ -184,7 +181,7 @@ template <class F>
 void run(const LinearCall& call) {
   const RowTiles tiles(call.rows, kTileRows);
   const int block = call.weight->shape.group < kMaxBlock ? call.weight->shape.group : kMaxBlock;
-  const Rows x = quantize_rows(call, tiles, block, F::kWide ? 2 : 1, F::kMiddle);
+  const Rows x = quantize_rows(call, tiles, block, F::kMiddle, F::kPairs);
   for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
     run_item<F>(call, x, tiles, block, panel, first_tile, last_tile);
   });
