@@ -72,22 +72,37 @@ inline __m256 load_eight_fp4(const uint8_t* from, bool e8m0, int at) {
   return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
 }
 
+struct Eight {
+  __m256 scale, bias;
+};
+
+// Those of a group's outputs [at, at + 8), affine ones in kType, for codes as F loads them (E2M1: twice the
+// values).
+template <class F, Float kType>
+inline __attribute__((always_inline)) Eight load_parameters_of_eight(const uint8_t* from, bool e8m0, int at) {
+  if constexpr (!F::kAffine)
+    return {_mm256_mul_ps(_mm256_set1_ps(0.5f), load_eight_fp4(from, e8m0, at)), _mm256_setzero_ps()};
+  const __m256 middle = _mm256_set1_ps(static_cast<float>(F::kMiddle));
+  const __m256 scale = load_eight(from, kType, at);
+  return {scale, _mm256_fmadd_ps(middle, scale, load_eight(from, kType, kPanel + at))};
+}
+
+template <class F, Float kType>
+inline void load_all_parameters(const uint8_t* from, bool e8m0, Parameters& out) {
+  for (int n = 0; n < kPanel; n += 8) {
+    const Eight eight = load_parameters_of_eight<F, kType>(from, e8m0, n);
+    _mm256_store_ps(out.scale + n, eight.scale);
+    _mm256_store_ps(out.bias + n, eight.bias);
+  }
+}
+
 template <class F>
 inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
-  const __m256 middle = _mm256_set1_ps(static_cast<float>(F::kMiddle)), half = _mm256_set1_ps(0.5f);
-  if (shape.affine()) {
-    for (int n = 0; n < kPanel; n += 8) {
-      const __m256 scale = load_eight(from, shape.scale_type, n);
-      const __m256 bias = load_eight(from, shape.scale_type, kPanel + n);
-      _mm256_store_ps(out.scale + n, scale);
-      _mm256_store_ps(out.bias + n, _mm256_fmadd_ps(middle, scale, bias));
-    }
-    return;
-  }
-  for (int n = 0; n < kPanel; n += 8) {  // codes are twice the values
-    const __m256 scale = load_eight_fp4(from, shape.kind == WeightKind::mxfp4, n);
-    _mm256_store_ps(out.scale + n, _mm256_mul_ps(half, scale));
-    _mm256_store_ps(out.bias + n, _mm256_setzero_ps());
+  const bool e8m0 = shape.kind == WeightKind::mxfp4;
+  switch (shape.scale_type) {
+    case Float::bf16: return load_all_parameters<F, Float::bf16>(from, e8m0, out);
+    case Float::f16: return load_all_parameters<F, Float::f16>(from, e8m0, out);
+    case Float::f32: return load_all_parameters<F, Float::f32>(from, e8m0, out);
   }
 }
 
