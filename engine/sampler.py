@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.constraints.constraint import Constraint, ConstraintFailed
+from octavo.engine.constraints.constraint import Constraint, ConstraintFailed, Mask
 from octavo.engine.errors import InvalidRequest
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.params import SamplingParams
-from octavo.engine.truncation import Floats, truncate
+from octavo.engine.truncation import Floats, Ids, truncate
 
 GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
@@ -108,10 +108,30 @@ class SampleState:
             if counts is not None:
                 counts.add(token)
 
+    @property
+    def changed_ids(self) -> Ids:
+        """The tokens whose logits ``change`` changes; an id may come more than once."""
+        counted = self._seen if self._seen is not None else self._output  # it has all of the output, too
+        held = self._held_ids if self._holds and self.constraint is None else self._held_ids[:0]
+        lists = [ids for ids in (self._bias_ids, held) if len(ids)]
+        if counted is None:
+            return np.concatenate(lists) if lists else self._bias_ids
+        return np.concatenate((counted.ids, *lists)) if lists else counted.ids
+
+    def allowed(self) -> Mask | None:
+        """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed."""
+        return None if self.constraint is None else self.constraint.allowed(may_end=self.may_end)
+
     def adjust_in_place(self, logits: Floats) -> None:
         """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises
         ConstraintFailed."""
-        constraint = self.constraint
+        self.change(logits)
+        if (allowed := self.allowed()) is not None:
+            logits[~allowed] = -np.inf
+
+    def change(self, logits: Floats) -> None:
+        """Apply bias, penalties and min_tokens to logits [V], of which only those of ``changed_ids`` are
+        read or written."""
         logits[self._bias_ids] += self._bias
         if self._seen is not None:
             ids, penalty = self._seen.ids, np.float32(self.params.repetition_penalty)
@@ -121,10 +141,8 @@ class SampleState:
             ids, counts = self._output.ids, self._output.counts
             logits[ids] -= np.float32(self.params.frequency_penalty) * counts
             logits[ids] -= np.float32(self.params.presence_penalty)
-        if self._holds and constraint is None:
+        if self._holds and self.constraint is None:
             logits[self._held_ids] = -np.inf
-        if constraint is not None:
-            logits[~constraint.allowed(may_end=self.may_end)] = -np.inf
 
     def uniform(self) -> float:
         """The number in [0, 1) that draws the next token."""

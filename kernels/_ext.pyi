@@ -124,6 +124,9 @@ class Draw:
         min_p: float,
         seed: int,
         counter: int,
+        changed_ids: NDArray[np.int64] | None = None,
+        changed: NDArray[np.float32] | None = None,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> None: ...
 
 def draw_tokens(logits: mx.array, draws: list[Draw]) -> list[int | None]: ...

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
+using Ids = nb::ndarray<const int64_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Values = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const bool, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 // One draw from one row of logits.
 struct Draw {
   int row;
@@ -27,7 +32,32 @@ struct Draw {
   double top_p;
   float min_p;
   uint64_t seed, counter;
+  std::optional<Ids> changed_ids;
+  std::optional<Values> changed;
+  std::optional<Mask> allowed;
+
+  RowChanges changes() const {
+    return {changed_ids ? changed_ids->data() : nullptr, changed ? changed->data() : nullptr,
+            changed_ids ? static_cast<int>(changed_ids->size()) : 0, allowed ? allowed->data() : nullptr};
+  }
 };
+
+void check(const Draw& draw, int num_rows, int size) {
+  require(draw.row >= 0 && draw.row < num_rows,
+          "row must lie in [0, " + std::to_string(num_rows) + "), got " + std::to_string(draw.row));
+  require(draw.temperature >= 0 && draw.top_k >= 0 && draw.top_p > 0 && draw.min_p >= 0 && draw.min_p <= 1,
+          "temperature and top_k must not be negative, top_p must be above 0 and min_p lie in [0, 1]");
+  const std::size_t ids = draw.changed_ids ? draw.changed_ids->size() : 0;
+  const std::size_t values = draw.changed ? draw.changed->size() : 0;
+  require(ids == values, "changed needs one logit for each of changed_ids, got " + std::to_string(values) + " for " +
+                             std::to_string(ids));
+  for (std::size_t i = 0; i < ids; ++i)
+    if (const int64_t id = draw.changed_ids->data()[i]; id < 0 || id >= size)
+      throw std::invalid_argument("changed_ids must lie in [0, " + std::to_string(size) + "), got " +
+                                  std::to_string(id));
+  require(!draw.allowed || static_cast<int>(draw.allowed->size()) == size,
+          "allowed must have one flag for each of " + std::to_string(size) + " tokens");
+}
 
 // The first number of NumPy's Philox(key=seed, counter=counter): Philox4x64-10 (Salmon et al. 2011) of
 // the counter plus 1.
@@ -65,19 +95,15 @@ struct Rows {
 };
 
 std::vector<std::optional<int>> draw_from(const Rows& rows, const std::vector<Draw>& draws) {
-  for (const Draw& draw : draws) {
-    require(draw.row >= 0 && draw.row < rows.count,
-            "row must lie in [0, " + std::to_string(rows.count) + "), got " + std::to_string(draw.row));
-    require(draw.temperature >= 0 && draw.top_k >= 0 && draw.top_p > 0 && draw.min_p >= 0 && draw.min_p <= 1,
-            "temperature and top_k must not be negative, top_p must be above 0 and min_p lie in [0, 1]");
-  }
+  for (const Draw& draw : draws) check(draw, rows.count, rows.size);
   std::vector<std::optional<int>> tokens(draws.size());
   const nb::gil_scoped_release release;
   parallel_for(static_cast<int>(draws.size()), [&](int i) {
     const Draw& draw = draws[i];
     const std::size_t start = static_cast<std::size_t>(draw.row) * rows.size * float_size(rows.type);
     const RowDraw call{rows.data + start, rows.type, rows.size, draw.temperature, draw.top_k, draw.top_p,
-                       draw.min_p, static_cast<double>(philox(draw.seed, draw.counter) >> 11) * 0x1p-53};
+                       draw.min_p, static_cast<double>(philox(draw.seed, draw.counter) >> 11) * 0x1p-53,
+                       draw.changes()};
     if (const int token = draw_row(call); token != kNotFinite) tokens[i] = token;
   });
   return tokens;
@@ -108,8 +134,15 @@ void bind_sampling(nb::module_& m) {
   nb::class_<Draw>(m, "Draw", "A draw from one row of logits; see draw_tokens.")
       .def("__init__",
            [](Draw* self, int row, float temperature, int top_k, double top_p, float min_p, uint64_t seed,
-              uint64_t counter) { new (self) Draw{row, temperature, top_k, top_p, min_p, seed, counter}; },
-           "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a);
+              uint64_t counter, std::optional<Ids> changed_ids, std::optional<Values> changed,
+              std::optional<Mask> allowed) {
+             new (self) Draw{row,  temperature, top_k, top_p, min_p, seed, counter, std::move(changed_ids),
+                             std::move(changed), std::move(allowed)};
+           },
+           "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a,
+           "changed_ids"_a = nb::none(), "changed"_a = nb::none(), "allowed"_a = nb::none(),
+           "changed [N] float32: the logits of the tokens changed_ids [N] int64 in the place of the row's own; "
+           "allowed [V] bool: the others are not drawn, unless changed_ids names them.");
   m.def("draw_tokens_from_numpy", &draw_tokens_from_numpy, "logits"_a.noconvert(), "draws"_a,
         "draw_tokens from a float32 array of NumPy's, which is not copied.");
   m.def("draw_tokens", &draw_tokens, "logits"_a, "draws"_a,

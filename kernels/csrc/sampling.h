@@ -7,9 +7,22 @@
 // number's share of the whole. Weights are float32 (2e-7 relative; 0 below exp(-86.9)), sums float64.
 #pragma once
 
+#include <cstdint>
+
 #include "numeric.h"
 
 namespace octavo {
+
+// What a row is drawn from instead of its own logits: other ones for some tokens, and none (minus infinity)
+// for those that may not come. A row that is not finite before that fails whatever is changed.
+struct RowChanges {
+  const int64_t* ids;   // [count], in [0, size); the first of a repeated id counts
+  const float* values;  // [count]
+  int count;
+  const bool* allowed;  // [size], before `values` are put in; null: all
+
+  bool any() const { return count > 0 || allowed != nullptr; }
+};
 
 struct RowDraw {
   const void* logits;  // [size]
@@ -20,6 +33,7 @@ struct RowDraw {
   double top_p;       // above 0; 1: all
   float min_p;        // 0: all
   double uniform;     // in [0, 1)
+  RowChanges changes;
 };
 
 constexpr int kNotFinite = -1;  // the row holds a NaN, or its largest is infinite

@@ -1,35 +1,14 @@
-// Drawing from float32 logits: a weight for each, and sums of blocks of them. The boundary of top_p is found
-// by two histograms of the weights, by the upper and then by the lower half of their bits.
+// Drawing from float32 logits: a weight for each, and sums of blocks of them.
 #include <algorithm>
 #include <cstring>
 
 #include "attention_math.h"
+#include "sampling_nucleus.h"
 #include "sampling_walk.h"
 #include "threads.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-constexpr int kHalf = 1 << 16;
-
-typedef double DoubleVec __attribute__((vector_size(8 * kLanes)));
-
-double sum_lanes(DoubleVec sums) {
-  double sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  return sum;
-}
-
-// The sum of those of a block of values that are at least `smallest`, a bound above 0.
-double sum_from(const float* values, float smallest) {
-  DoubleVec sums = {};
-  const Vec bound = Vec{} + smallest;
-  for (int i = 0; i < kWalkBlock; i += kLanes) {
-    const Vec value = load(values + i);
-    sums += __builtin_convertvector((Vec)((IntVec)value & (value >= bound)), DoubleVec);
-  }
-  return sum_lanes(sums);
-}
 
 // The largest of the row, or NaN if it holds one.
 float largest_of(const float* logits, int size) {
@@ -89,64 +68,24 @@ float kth_largest(const float* logits, int size, int k) {
 
 // Weights of the logits, 0 for those that min_p or a `smallest` logit leaves out and up to the end of the last
 // block, and the sums of blocks of them.
-void weigh(const RowDraw& call, float largest, float smallest, float* weights, double* sums) {
+void weigh(const RowDraw& call, const float* all, float largest, float smallest, float* weights, double* sums) {
   const Vec most = Vec{} + largest, temperature = Vec{} + call.temperature, least = Vec{} + smallest;
   const Vec min_p = Vec{} + (call.min_p > 0x1.8p-126f ? call.min_p : 0x1.8p-126f);  // see above_zero
   for (int at = 0; at < call.size; at += kWalkBlock) {
-    const float* logits = static_cast<const float*>(call.logits) + at;
+    const float* logits = all + at;
     float last[kWalkBlock];
     if (call.size - at < kWalkBlock) {
       std::fill(std::copy_n(logits, call.size - at, last), last + kWalkBlock, -__builtin_inff());
       logits = last;
     }
-    DoubleVec sum = {};
     for (int i = 0; i < kWalkBlock; i += kLanes) {
       const Vec logit = load(logits + i);
       const Vec power = exp_of<Vec, IntVec>((logit - most) / temperature);
       const Vec weight = (Vec)((IntVec)power & (logit >= least) & (power >= min_p));
       store(weights + at + i, weight);
-      sum += __builtin_convertvector(weight, DoubleVec);
     }
-    sums[at / kWalkBlock] = sum_lanes(sum);
+    sums[at / kWalkBlock] = sum_from(weights + at, 0);
   }
-}
-
-// The smallest weight of a nucleus, how many of those equal to it belong, and how many there are.
-struct Boundary {
-  float weight;
-  int kept, ties;
-};
-
-Boundary find_boundary(const float* weights, int size, double target) {
-  // Weights lie in [0, 1]: their bits are in their order.
-  constexpr int kUpper = (0x3f800000 >> 16) + 1;  // upper halves of the bits of 0 to 1
-  double* const masses = static_cast<double*>(thread_scratch(4 * kHalf));
-  static_assert(sizeof(double) * kUpper <= 4 * kHalf);
-  std::memset(masses, 0, sizeof(double) * kUpper);
-  for (int i = 0; i < size; ++i)
-    if (weights[i] > 0) masses[as_bits(weights[i]) >> 16] += weights[i];
-  double above = 0;
-  int upper = -1;
-  for (int at = kUpper - 1; at >= 0; --at) {
-    if (masses[at] == 0) continue;
-    if (upper >= 0) above += masses[upper];
-    upper = at;
-    if (above + masses[at] >= target) break;
-  }
-  uint32_t* const counts = reinterpret_cast<uint32_t*>(masses);
-  std::memset(counts, 0, 4 * kHalf);
-  for (int i = 0; i < size; ++i)
-    if (static_cast<int>(as_bits(weights[i]) >> 16) == upper) ++counts[as_bits(weights[i]) & 0xffff];
-  Boundary found{0, 0, 0};
-  for (int at = kHalf - 1; at >= 0; --at) {
-    if (counts[at] == 0) continue;
-    if (found.kept > 0) above += static_cast<double>(found.weight) * found.kept;
-    found = {as_float(static_cast<uint32_t>(upper) << 16 | static_cast<uint32_t>(at)), static_cast<int>(counts[at]), 0};
-    if (above + static_cast<double>(found.weight) * found.kept >= target) break;
-  }
-  found.ties = found.kept;
-  found.kept = needed_ties(above, target, found.weight, found.ties);
-  return found;
 }
 
 // Those weights [0, size) that are at least `smallest`, in order of id.
@@ -183,11 +122,18 @@ void drop_ties(float* weights, int size, float weight, int kept) {
     if (weights[i] == weight && --kept < 0) weights[i] = 0;
 }
 
-}  // namespace
-
-int draw_from_floats(const RowDraw& call) {
+// A copy of the row with its changes made.
+const float* changed(const RowDraw& call) {
+  const RowChanges& changes = call.changes;
   const float* const logits = static_cast<const float*>(call.logits);
-  const float largest = largest_of(logits, call.size);
+  float* const row = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 2));
+  if (changes.allowed == nullptr) std::copy_n(logits, call.size, row);
+  else for (int i = 0; i < call.size; ++i) row[i] = changes.allowed[i] ? logits[i] : -__builtin_inff();
+  for (int i = changes.count; i-- > 0;) row[changes.ids[i]] = changes.values[i];  // the first of an id comes last
+  return row;
+}
+
+int draw_from_finite(const RowDraw& call, const float* logits, float largest) {
   if (!__builtin_isfinite(largest)) return kNotFinite;
   if (call.temperature == 0) {
     int i = 0;
@@ -199,7 +145,7 @@ int draw_from_floats(const RowDraw& call) {
   const int blocks = (call.size + kWalkBlock - 1) / kWalkBlock, size = blocks * kWalkBlock;
   double* const sums = static_cast<double*>(thread_scratch(sizeof(double) * blocks + sizeof(float) * size, 1));
   float* const weights = reinterpret_cast<float*>(sums + blocks);
-  weigh(call, largest, smallest, weights, sums);
+  weigh(call, logits, largest, smallest, weights, sums);
   double whole = 0;
   for (int block = 0; block < blocks; ++block) whole += sums[block];
   if (call.top_p >= 1) return walk({weights, sums, size, 0}, call.uniform * whole);
@@ -208,6 +154,18 @@ int draw_from_floats(const RowDraw& call) {
   double kept = 0;
   for (int at = 0; at < size; at += kWalkBlock) kept += sum_from(weights + at, boundary.weight);
   return walk({weights, sums, size, boundary.weight}, call.uniform * kept);
+}
+
+}  // namespace
+
+int draw_from_floats(const RowDraw& call) {
+  const float* logits = static_cast<const float*>(call.logits);
+  float largest = largest_of(logits, call.size);
+  if (call.changes.any() && __builtin_isfinite(largest)) {
+    logits = changed(call);
+    largest = largest_of(logits, call.size);
+  }
+  return draw_from_finite(call, logits, largest);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,48 +1,10 @@
 // Drawing from 16-bit logits by counting them: a vocabulary of 152k has a few thousand different
 // values at most, so all of the selection is done on those, once each.
-#include <cstring>
-
+#include "sampling_histogram.h"
 #include "sampling_walk.h"
-#include "threads.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-constexpr int kPatterns = 1 << 16;
-
-inline float value_of(uint16_t bits, Float type) {
-  return type == Float::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
-}
-
-// Different bit patterns of the row, from the largest value down, and what is known of each. The
-// arrays by pattern are meaningful at patterns that occur.
-struct Histogram {
-  uint32_t* counts;   // [kPatterns]
-  float* weights;     // [kPatterns]
-  uint16_t* pattern;  // [size]
-  int size = 0;
-
-  uint32_t count(int i) const { return counts[pattern[i]]; }
-  float& weight(int i) { return weights[pattern[i]]; }
-
-  // The first pattern after i whose weight is another, or `size`.
-  int next_weight(int i) {
-    int next = i + 1;
-    while (next < size && weight(next) == weight(i)) ++next;
-    return next;
-  }
-  uint32_t count_between(int first, int end) const {
-    uint32_t sum = 0;
-    for (int i = first; i < end; ++i) sum += count(i);
-    return sum;
-  }
-
-  // Forget the patterns from `end` on: they weigh nothing.
-  void drop_from(int end) {
-    for (int i = end; i < size; ++i) weight(i) = 0;
-    size = end;
-  }
-};
 
 // Those of equal weight of which only the first ones, in order of id, may be drawn: patterns
 // [first, end) of a histogram. `kept` is 0 where there are none.
@@ -50,69 +12,44 @@ struct Ties {
   int first = 0, end = 0, kept = 0;
 };
 
-Histogram count_patterns(const RowDraw& call) {
-  static_assert(sizeof(float) == sizeof(uint32_t));
-  char* const scratch = static_cast<char*>(thread_scratch(kPatterns * (4 + 4 + 2)));
-  Histogram found{reinterpret_cast<uint32_t*>(scratch), reinterpret_cast<float*>(scratch + 4 * kPatterns),
-                  reinterpret_cast<uint16_t*>(scratch + 8 * kPatterns)};
-  std::memset(found.counts, 0, 4 * kPatterns);
-  const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
-  int next = 0;
-  for (; next + 4 <= call.size; next += 4) {  // one load for four: loads and stores are all there is to do
-    uint64_t four;
-    std::memcpy(&four, logits + next, sizeof four);
-    ++found.counts[four & 0xffff];
-    ++found.counts[four >> 16 & 0xffff];
-    ++found.counts[four >> 32 & 0xffff];
-    ++found.counts[four >> 48];
+bool is_finite(const Histogram& found) {
+  const float largest = found.value(0), last = found.value(found.size - 1);
+  return __builtin_isfinite(largest) && last == last;
+}
+
+// The same of a row that was not counted.
+bool is_finite(const uint16_t* logits, int size, uint16_t infinity) {
+  uint16_t bad = 0, good = 0;
+  for (int i = 0; i < size; ++i) {
+    const uint16_t magnitude = logits[i] & 0x7fff;
+    bad |= magnitude > infinity || logits[i] == infinity;
+    good |= magnitude < infinity;
   }
-  for (; next < call.size; ++next) ++found.counts[logits[next]];
-  // Positive values come from the largest pattern down to 0, negative ones then from 0x8000 upwards.
-  constexpr int kGroup = 16;
-  for (int group = 0; group < kPatterns; group += kGroup) {
-    const bool positive = group < kPatterns / 2;
-    const int low = positive ? kPatterns / 2 - kGroup - group : group;
-    uint32_t any = 0;
-    for (int i = 0; i < kGroup; ++i) any |= found.counts[low + i];
-    for (int i = 0; any != 0 && i < kGroup; ++i) {
-      const int bits = positive ? low + kGroup - 1 - i : low + i;
-      if (found.counts[bits] != 0) found.pattern[found.size++] = static_cast<uint16_t>(bits);
-    }
-  }
-  return found;
+  return bad == 0 && good != 0;
 }
 
-bool is_nan(uint16_t bits, Float type) {
-  return (bits & 0x7fff) > (type == Float::bf16 ? 0x7f80 : 0x7c00);
-}
-
-bool is_finite(const Histogram& found, Float type) {
-  const float largest = value_of(found.pattern[0], type);
-  return __builtin_isfinite(largest) && !is_nan(found.pattern[found.size - 1], type);
-}
-
-int first_largest(const RowDraw& call, float largest) {
-  const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
+int first_largest(const uint16_t* logits, const Histogram& found) {
+  const float largest = found.value(0);
   int i = 0;
-  while (value_of(logits[i], call.type) != largest) ++i;
+  while (found.values[logits[i]] != largest) ++i;
   return i;
 }
 
 void keep_top_k(const RowDraw& call, Histogram& found) {
   int end = 0;
   for (int64_t kept = 0; end < found.size && kept < call.top_k; ++end) kept += found.count(end);
-  const float smallest = value_of(found.pattern[end - 1], call.type);
-  while (end < found.size && value_of(found.pattern[end], call.type) == smallest) ++end;  // both zeros
+  const float smallest = found.value(end - 1);
+  while (end < found.size && found.value(end) == smallest) ++end;  // both zeros
   for (int i = end; i < found.size; ++i) found.weight(i) = 0;
   found.size = end;
 }
 
 // Weights in descending order; those below min_p are dropped.
 void weigh(const RowDraw& call, Histogram& found) {
-  const float largest = value_of(found.pattern[0], call.type);
+  const float largest = found.value(0);
   float before = 1;
   for (int i = 0; i < found.size; ++i) {
-    const float weight = weight_of(value_of(found.pattern[i], call.type), largest, call.temperature);
+    const float weight = weight_of(found.value(i), largest, call.temperature);
     before = found.weight(i) = weight < before ? weight : before;
     if (before < call.min_p) return found.drop_from(i);
   }
@@ -142,16 +79,15 @@ Ties keep_nucleus(double target, Histogram& found) {
 }
 
 // One past the id of the last tie that is kept.
-int end_of_ties(const RowDraw& call, Histogram& found, const Ties& ties) {
-  const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
+int end_of_ties(const uint16_t* logits, int size, Histogram& found, const Ties& ties) {
   int left = ties.kept;
   if (ties.end == ties.first + 1) {  // one pattern, as nearly always: compare whole blocks
     const uint16_t pattern = found.pattern[ties.first];
     for (int at = 0;; at += kWalkBlock) {
       uint16_t inside = 0;
-      if (at + kWalkBlock <= call.size)
+      if (at + kWalkBlock <= size)
         for (int i = 0; i < kWalkBlock; ++i) inside += logits[at + i] == pattern;
-      if (at + kWalkBlock <= call.size && inside < left) {
+      if (at + kWalkBlock <= size && inside < left) {
         left -= inside;
         continue;
       }
@@ -164,13 +100,9 @@ int end_of_ties(const RowDraw& call, Histogram& found, const Ties& ties) {
     if (found.weights[logits[i]] == weight && --left == 0) return i + 1;
 }
 
-}  // namespace
-
-int draw_from_halves(const RowDraw& call) {
-  const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
-  Histogram found = count_patterns(call);
-  if (!is_finite(found, call.type)) return kNotFinite;
-  if (call.temperature == 0) return first_largest(call, value_of(found.pattern[0], call.type));
+int draw_from_histogram(const RowDraw& call, const uint16_t* logits, Histogram& found) {
+  if (!is_finite(found)) return kNotFinite;
+  if (call.temperature == 0) return first_largest(logits, found);
   if (call.top_k > 0 && call.top_k < call.size) keep_top_k(call, found);
   weigh(call, found);
   double whole = mass(found);
@@ -184,7 +116,7 @@ int draw_from_halves(const RowDraw& call) {
   if (ties.kept > 0) {
     const uint32_t left_out = found.count_between(ties.first, ties.end) - static_cast<uint32_t>(ties.kept);
     whole -= static_cast<double>(found.weight(ties.first)) * left_out;
-    limit = end_of_ties(call, found, ties);
+    limit = end_of_ties(logits, call.size, found, ties);
   }
   Walk walk{call.uniform * whole};
   if (const int id = walk.pass(0, limit, weight); id != kNotFinite) return id;
@@ -192,6 +124,42 @@ int draw_from_halves(const RowDraw& call) {
   if (const int id = walk.pass(limit, call.size, weight); id != kNotFinite) return id;
   const int id = last_positive(call.size, weight);
   return ties.kept > 0 && id < limit ? limit - 1 : id;
+}
+
+// The row as float32, with its changes left to be made.
+int draw_as_floats(const RowDraw& call) {
+  const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
+  float* const floats = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 3));
+  for (int i = 0; i < call.size; ++i) floats[i] = value_of(logits[i], call.type);
+  RowDraw as_floats = call;
+  as_floats.logits = floats;
+  as_floats.type = Float::f32;
+  return draw_from_floats(as_floats);
+}
+
+int draw_changed(const RowDraw& call) {
+  const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
+  const uint16_t infinity = infinity_of(call.type);
+  if (!is_finite(logits, call.size, infinity)) return kNotFinite;
+  for (int i = 0; i < call.changes.count; ++i)
+    if (call.changes.values[i] != call.changes.values[i]) return kNotFinite;
+  uint16_t* const row = static_cast<uint16_t*>(thread_scratch(3 * static_cast<std::size_t>(call.size), 1));
+  const bool* const allowed = call.changes.allowed;
+  if (allowed == nullptr) std::copy_n(logits, call.size, row);
+  else for (int i = 0; i < call.size; ++i) row[i] = allowed[i] ? logits[i] : static_cast<uint16_t>(0x8000 | infinity);
+  Histogram found = count_patterns(row, call.size);
+  if (!substitute(call, row, reinterpret_cast<uint8_t*>(row + call.size), found)) return draw_as_floats(call);
+  return draw_from_histogram(call, row, found);
+}
+
+}  // namespace
+
+int draw_from_halves(const RowDraw& call) {
+  if (call.changes.any()) return draw_changed(call);
+  const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
+  Histogram found = count_patterns(logits, call.size);
+  order_patterns(found, call.type);
+  return draw_from_histogram(call, logits, found);
 }
 
 }  // namespace octavo::OCTAVO_ISA

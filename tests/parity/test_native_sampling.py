@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -153,9 +154,88 @@ def test_adjusted_rows_and_log_probabilities_come_out_the_same(dtype: str) -> No
     assert {drawn.error for drawn in sample_natively(bad, rows, drawing)} == {NOT_FINITE}
 
 
+CHANGES: tuple[dict[str, object], ...] = (
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7, "frequency_penalty": 0.2},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.3},
+    {"logit_bias": {0: 2.0, 3: -5.0, 6: 0.25}},
+    {"repetition_penalty": 1.1, "logit_bias": {2: 1.5}, "min_tokens": 5},
+    {"min_tokens": 5},
+)
+
+
+@pytest.mark.parametrize("kind", ["plain", "narrow", "ties", "masked"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_changed_tokens_are_drawn_as_if_the_row_had_them(dtype: str, kind: str) -> None:
+    for size, changes, params in itertools.product((7, 513, 6000), CHANGES, PARAMS[:9] + PARAMS[-3:]):
+        logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
+        drawing = changed_states(size, 6, **(params | changes))
+        rows = [0] * len(drawing)
+        assert sample_natively(logits, rows, drawing) == sample_in_numpy(logits, rows, drawing), (
+            size,
+            changes,
+            params,
+        )
+
+
+def changed_states(size: int, num: int, **params: object) -> list[SampleState]:
+    """Of samples whose prompt is half the vocabulary, and that have three tokens by now."""
+    settings = SamplingParams(**{"temperature": 0.8, **params})  # type: ignore[arg-type]
+    drawing = []
+    for seed in range(num):
+        prompt = np.random.default_rng(seed).integers(0, size, size // 2).tolist()
+        state = SampleState(settings, seed=seed, prompt_ids=prompt, vocab_size=size, end_ids=[1, size - 1])
+        for token in (2, 3, 2):
+            state.record(token)
+        drawing.append(state)
+    return drawing
+
+
+def test_more_changes_than_16_bits_have_values_are_drawn_too() -> None:
+    """A row in which each of 70 thousand tokens gets a logit of its own."""
+    size = 70_000
+    rng = np.random.default_rng(0)
+    row = mx.array(rng.standard_normal((1, size)).astype(np.float32)).astype(mx.bfloat16)
+    ids, changed = np.arange(size), rng.standard_normal(size).astype(np.float32)
+    plain: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "seed": 3}
+    draws = [_ext.Draw(0, **plain, counter=i, changed_ids=ids, changed=changed) for i in range(8)]
+    expected = [_ext.Draw(0, **plain, counter=i) for i in range(8)]
+    assert _ext.draw_tokens(row, draws) == _ext.draw_tokens_from_numpy(changed[None], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_allowed_tokens_are_drawn_and_the_first_change_of_a_token_counts(dtype: str) -> None:
+    size = 1000
+    logits = mx.array(logits_of("plain", size)[None]).astype(DTYPES[dtype])
+    allowed = np.arange(size) % 10 == 3
+    plain: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
+    drawn = _ext.draw_tokens(
+        logits,
+        [_ext.Draw(0, **plain, counter=i, allowed=allowed) for i in range(300)],
+    )
+    assert {token % 10 for token in drawn if token is not None} == {3}
+    assert len(set(drawn)) > 20
+    ids, changed = np.array([40, 40, 3]), np.array([50.3, -50.3, -50.3], np.float32)
+    likeliest = _ext.Draw(0, **plain, counter=0, changed_ids=ids, changed=changed, allowed=allowed)
+    assert _ext.draw_tokens(logits, [likeliest]) == [40]
+    for unusable in (np.nan, np.inf):
+        changed = np.array([0.1, unusable, 0.1], np.float32)
+        bad = _ext.Draw(0, **plain, counter=0, changed_ids=np.array([5, 6, 7]), changed=changed)
+        assert _ext.draw_tokens(logits, [bad]) == [None]
+    nothing = _ext.Draw(0, **plain, counter=0, allowed=np.zeros(size, np.bool_))
+    assert _ext.draw_tokens(logits, [nothing]) == [None]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (
+            {"changed_ids": np.array([4]), "changed": np.zeros(1, np.float32)},
+            r"changed_ids .* \[0, 4\), got 4",
+        ),
+        ({"changed_ids": np.array([-1]), "changed": np.zeros(1, np.float32)}, r"got -1"),
+        ({"changed_ids": np.array([1, 2]), "changed": np.zeros(1, np.float32)}, r"got 1 for 2"),
+        ({"allowed": np.ones(3, np.bool_)}, "one flag for each of 4"),
         ({"row": 2}, r"row must lie in \[0, 2\), got 2"),
         ({"row": -1}, r"row must lie in \[0, 2\), got -1"),
         ({"temperature": -1.0}, "temperature"),
@@ -163,7 +243,7 @@ def test_adjusted_rows_and_log_probabilities_come_out_the_same(dtype: str) -> No
         ({"min_p": 1.5}, "min_p"),
     ],
 )
-def test_what_lies_out_of_range_is_refused(wrong: dict[str, float], message: str) -> None:
+def test_what_lies_out_of_range_is_refused(wrong: dict[str, Any], message: str) -> None:
     given = {
         "row": 0,
         "temperature": 1.0,
@@ -173,7 +253,7 @@ def test_what_lies_out_of_range_is_refused(wrong: dict[str, float], message: str
         "seed": 0,
         "counter": 0,
     } | wrong
-    draw = _ext.Draw(**given)  # type: ignore[arg-type]
+    draw = _ext.Draw(**given)
     with pytest.raises(ValueError, match=message):
         _ext.draw_tokens(mx.zeros((2, 4)), [draw])
 
