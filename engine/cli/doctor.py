@@ -22,18 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="PATH|HUB_ID|demo", help="also load this model and say what runs natively")
     add("--weights", choices=get_args(Weights), help="re-quantize its weights while loading")
-    add("--exact", action="store_const", const=True, help="refuse paths that change its arithmetic")
+    add("--exact", action="store_const", const=True, help="refuse paths that change the arithmetic")
     add("--no-fuse", dest="fuse", action="store_const", const=False, help="run its layers unfused")
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     config = _model_config(args)
-    report = examine(args.backend, args.threads)
+    report = examine(args.backend, args.threads, exact=args.exact is True)
     print(f"octavo {octavo.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))
     print(f"backend {report['backend']}: {report['reason']}")
-    print(f"instruction set {report['isa']}, {report['threads']} threads")
+    arithmetic = ", no arithmetic of 8 bits" if report["exact"] else ""
+    print(f"instruction set {report['isa']}, {report['threads']} threads{arithmetic}")
     for test in report["self_test"]:
         print(f"  {'ok  ' if test['ok'] else 'FAIL'} {test['name']} ({_error_text(test['max_error'])})")
     failed = sum(not test["ok"] for test in report["self_test"])
@@ -52,8 +53,8 @@ def _model_config(args: argparse.Namespace) -> EngineConfig | None:
     """How to load the model that was named; InvalidConfig before anything else is done."""
     given = {name: v for name in ("weights", "exact", "fuse") if (v := getattr(args, name)) is not None}
     if args.model is None:
-        if given:
-            flag = next(iter(given)).replace("fuse", "no-fuse")
+        if loading := [name for name in given if name != "exact"]:  # which the self-test heeds, too
+            flag = loading[0].replace("fuse", "no-fuse")
             raise InvalidConfig(f"--{flag} says how to load a model, and none is named; add --model")
         return None
     from octavo.engine.model.locate import resolve_model
@@ -62,13 +63,14 @@ def _model_config(args: argparse.Namespace) -> EngineConfig | None:
     return EngineConfig(model=args.model, backend=args.backend, threads=args.threads, **given)
 
 
-def examine(backend_name: str, threads: int | None) -> dict[str, Any]:
-    """Backend, instruction set, threads, versions and self-test, as ``--json`` prints them."""
+def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> dict[str, Any]:
+    """Backend, instruction set, threads, versions and self-test, as ``--json`` prints them. ``exact``: of
+    native attention without arithmetic of 8 bits."""
     from octavo.kernels.backends import choose_backend
     from octavo.kernels.selftest import run_selftest
 
     try:
-        choice = choose_backend(backend_name, threads)
+        choice = choose_backend(backend_name, threads, exact=exact)
     except ValueError as error:
         raise InvalidConfig(str(error)) from error
     isa, num_threads = _native()
@@ -80,6 +82,7 @@ def examine(backend_name: str, threads: int | None) -> dict[str, Any]:
             choice.backend.name, "none (plain MLX operations)"
         ),
         "threads": num_threads if choice.backend.name == "cpu" else 1,
+        "exact": exact,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
             # JSON has no infinity: a check without a number to show says null

@@ -226,6 +226,29 @@ def test_doctor_fails_when_a_kernel_is_wrong(
     ]
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_doctor_tests_the_arithmetic_that_is_asked_for(
+    exact: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo.kernels import selftest
+    from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
+
+    layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
+    spec = PoolSpec(layers=(layer,), num_pages=2, page_size=16, k_format="fp4", v_format="fp4")
+    tested: list[bool] = []
+
+    def note(backend: AttentionBackend) -> list[selftest.SelfTestResult]:
+        tested.append(getattr(backend.create_pool(spec), "exact", exact))  # only native pools know of it
+        return []
+
+    monkeypatch.setattr(selftest, "run_selftest", note)
+    code, out, _ = _run(capsys, "doctor", "--json", *(["--exact"] if exact else []))
+    assert code == 0
+    assert tested == [exact]
+    assert json.loads(out.splitlines()[-1])["exact"] == exact
+    assert ("no arithmetic of 8 bits" in out) == exact
+
+
 def test_plan_agrees_with_what_is_allocated(capsys: pytest.CaptureFixture[str]) -> None:
     from octavo.engine.memory import page_bytes
     from octavo.kernels.formats import format_pair
