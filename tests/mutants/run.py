@@ -1,102 +1,109 @@
-"""Do the tests of the control plane earn their keep? Seed bugs, one at a time, and count catches.
+"""Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
-``python tests/mutants/run.py [WORD]`` copies block_manager and scheduler to a scratch folder,
-plants each bug of in_*.py (with WORD: those that have it in the name) there and runs the tests
-against it. Prints a table; exits 1 if the tests miss a bug, or fail without one. Some minutes.
+``python tests/mutants/run.py [WORD]`` copies rooms of the repository to a scratch folder, plants each
+bug of in_block_manager.py, in_scheduler.py and in_engine.py (with WORD: those that have it in the name)
+there and runs the tests of its room against it. Prints a table; exits 1 if the tests miss a bug, or fail
+without one. Some minutes.
 """
 
 from __future__ import annotations
 
-import os
+import importlib.util
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import in_block_manager
+import in_engine
 import in_scheduler
+from harness import ROOT, hunt, run_tests, spoilt
 from mutant import Mutant
-from tqdm import tqdm
 
-MUTANTS = in_block_manager.MUTANTS + in_scheduler.MUTANTS
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = (
-    "tests/unit/test_block_manager.py",
-    "tests/unit/test_window_groups.py",
-    "tests/unit/test_mixed_pages.py",
-    "tests/unit/test_events.py",
-    "tests/unit/test_scheduler.py",
-    "tests/unit/test_prefix_in_flight.py",
-    "tests/unit/test_scheduler_siblings.py",
-    "tests/property/test_block_manager.py",
-    "tests/property/test_prefix_oracle.py",
-    "tests/property/test_serving.py",
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests that are to catch bugs of some files, which need no more than these rooms."""
+
+    rooms: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+CONTROL_PLANE = Suite(
+    ("block_manager", "scheduler"),
+    (
+        "tests/unit/test_block_manager.py",
+        "tests/unit/test_window_groups.py",
+        "tests/unit/test_mixed_pages.py",
+        "tests/unit/test_events.py",
+        "tests/unit/test_scheduler.py",
+        "tests/unit/test_prefix_in_flight.py",
+        "tests/unit/test_scheduler_siblings.py",
+        "tests/property/test_block_manager.py",
+        "tests/property/test_prefix_oracle.py",
+        "tests/property/test_serving.py",
+    ),
 )
-TIMEOUT_S = 300
+EVERY_ROOM = ("block_manager", "scheduler", "kernels", "engine", "proto")
+ENGINE = {
+    in_engine.BATCH: Suite(EVERY_ROOM, ("tests/unit/test_batch.py",)),
+    in_engine.REPLAY: Suite(
+        EVERY_ROOM,
+        (
+            "tests/parity/test_cpu_fusion.py::test_steps_of_as_many_rows_are_told_apart",
+            "tests/parity/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
+            "tests/parity/test_greedy_head.py",
+            "tests/parity/test_cpu_fusion.py",
+        ),
+    ),
+    in_engine.BACKEND: Suite(
+        EVERY_ROOM, ("tests/parity/test_models_runner.py", "tests/parity/test_cpu_fusion.py")
+    ),
+    in_engine.MAPPED: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
+    in_engine.LOADER: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
+}
 
 
-def run_tests(package: Path) -> str | None:
-    """The first failing test, or None if all pass. A bug that hangs is caught by the clock."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *TESTS]
-    environment = {**os.environ, "PYTHONPATH": str(package), "OCTAVO_HYPOTHESIS": "mutants"}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"no end within {TIMEOUT_S} s"
-    if done.returncode == 0:
-        return None
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if not failed:
-        raise RuntimeError(f"pytest did not run:\n{done.stdout}{done.stderr}")
-    return failed[0].split(" - ")[0].rpartition("/")[2]
+def suite_of(mutant: Mutant) -> Suite:
+    return ENGINE.get(mutant.file, CONTROL_PLANE)
 
 
-def copy_package(folder: Path) -> None:
-    """The two rooms as the package ``octavo``, in front of the installed one."""
+def copy_package(folder: Path, rooms: tuple[str, ...]) -> None:
+    """The rooms as the package ``octavo``, in front of the installed one."""
     package = folder / "octavo"
     package.mkdir()
     (package / "__init__.py").write_text('"""A copy with a bug."""\n')
-    for room in ("block_manager", "scheduler"):
-        shutil.copytree(ROOT / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for room in rooms:
+        shutil.copytree(ROOT / room, package / room, ignore=shutil.ignore_patterns("__pycache__", "_ext*.so"))
 
 
-def plant(mutant: Mutant, folder: Path) -> None:
-    path = folder / "octavo" / mutant.file
-    text = path.read_text()
-    if text.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")
-    path.write_text(text.replace(mutant.old, mutant.new))
-
-
-def attempt(mutant: Mutant | None) -> tuple[str | None, float]:
-    """Who caught it (None: nobody), and after how many seconds."""
+def attempt(mutant: Mutant | None, suite: Suite) -> str | None:
+    """Who caught it; None: nobody."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        copy_package(folder)
+        copy_package(folder, suite.rooms)
         if mutant is not None:
-            plant(mutant, folder)
-        began = time.monotonic()
-        return run_tests(folder), time.monotonic() - began
+            path = folder / "octavo" / mutant.file
+            path.write_text(spoilt(mutant, path.read_text()))
+        extension = native_extension() if "kernels" in suite.rooms else {}
+        return run_tests(suite.tests, {"PYTHONPATH": str(folder), **extension})
+
+
+def native_extension() -> dict[str, str]:
+    """Lets a copy of the kernels' room take the extension that is installed, if one is."""
+    found = importlib.util.find_spec("octavo.kernels._ext")
+    return {} if found is None or found.origin is None else {"OCTAVO_TEST_EXTENSION": found.origin}
 
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    mutants = [mutant for mutant in MUTANTS if word in mutant.name]
-    caught_by, _ = attempt(None)
-    if caught_by is not None:
-        print(f"the tests fail without any bug: {caught_by}")
-        return 1
-    missed = 0
-    for mutant in tqdm(mutants, unit="bug", disable=None):
-        caught_by, seconds = attempt(mutant)
-        missed += caught_by is None
-        tqdm.write(f"{mutant.name:46}  {seconds:5.1f} s  {caught_by or 'MISSED'}")
-    print(f"{len(mutants) - missed} of {len(mutants)} bugs caught")
-    return 1 if missed or not mutants else 0
+    everything = in_block_manager.MUTANTS + in_scheduler.MUTANTS + in_engine.MUTANTS
+    mutants = [mutant for mutant in everything if word in mutant.name]
+    suites = dict.fromkeys(map(suite_of, mutants))
+    clean = [partial(attempt, None, suite) for suite in suites]
+    return hunt(mutants, lambda mutant: attempt(mutant, suite_of(mutant)), clean=clean)
 
 
 if __name__ == "__main__":

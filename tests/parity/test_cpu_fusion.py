@@ -27,7 +27,7 @@ from octavo.kernels.metadata import AttentionMetadata
 _ext = require_extension()
 
 from octavo.kernels.cpu import modules  # noqa: E402
-from octavo.kernels.cpu.backend import CpuBackend  # noqa: E402
+from octavo.kernels.cpu.backend import CpuBackend, CpuPool, CpuPrograms  # noqa: E402
 from octavo.kernels.cpu.merged import MergedLinear, observe  # noqa: E402
 
 
@@ -174,6 +174,62 @@ def test_fused_and_replayed_steps_are_the_bits_of_plain_ones(tmp_path: Path, arc
     for a, b in zip(fused, plain, strict=True):
         assert bool(mx.isfinite(a).all())
         assert mx.array_equal(a, b)
+
+
+STEPS_OF_FOUR_ROWS = (  # rows of each sequence, and pages of the longest
+    *[((1, 1, 1, 1), 4)] * 3,
+    *[((4,), 4)] * 3,
+    *[((1, 1, 1, 1), 6)] * 3,
+    *[((2, 2), 6)] * 3,
+    ((1, 1, 1, 1), 4),
+    ((4,), 4),
+    ((2, 2), 6),
+)
+
+
+def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are kept of steps whose tokens have one shape, and whose sequences or pages do not. They
+    share their memory."""
+    got, model, layout = ready_from(tiny_models.make_model(tmp_path, "llama"), "llama", fuse=True)
+    programs, memories = CpuPool.programs, []
+
+    def counted(pool: CpuPool) -> CpuPrograms:
+        memories.append(pool)
+        return programs(pool)
+
+    monkeypatch.setattr(CpuPool, "programs", counted)
+    spec = PoolSpec(layers=layout.layers, num_pages=32, page_size=8, k_format="fp4", v_format="fp4")
+    replayed, plain = (
+        PagedModel(model, layout, CpuBackend().create_pool(spec), selection=got.selection, replay=replay)
+        for replay in (True, False)
+    )
+    every_page = np.arange(32, dtype=np.int32).reshape(4, 8)
+    written, rng = np.zeros(4, np.int32), np.random.default_rng(3)
+    for counts, width in STEPS_OF_FOUR_ROWS:
+        stops = written[: len(counts)] + np.array(counts, np.int32)
+        runs = zip(written.tolist(), stops.tolist(), strict=False)
+        positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for start, stop in runs])
+        tables = np.ascontiguousarray(every_page[: len(counts), :width])
+        owners = np.repeat(np.arange(len(counts)), counts)
+        metadata = AttentionMetadata(
+            positions=positions,
+            slots=tables[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
+            q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            kv_len=stops,
+            page_table=tables,
+            page_size=8,
+        )
+        ids = rng.integers(0, layout.vocab_size, 4).astype(np.int32)
+        outs = []
+        for paged in (replayed, plain):
+            out = paged.forward(ids, metadata, np.arange(4, dtype=np.int32))
+            paged.evaluate([out])
+            outs.append(np.array(out.astype(mx.float32)))
+        np.testing.assert_array_equal(outs[0], outs[1])
+        written[: len(counts)] = stops
+    assert replayed.replay is not None
+    assert replayed.replay.num_replayed >= 11, "each of the four kinds from its second step on"
+    assert memories == [replayed.pool]
 
 
 TRACED = {"qwen3_moe", "gpt_oss", "ministral3", "gemma3_text"}

@@ -123,6 +123,18 @@ def test_keys_that_are_not_finite_fail_their_sequence_only(
     runner.close()
 
 
+def test_keys_that_are_not_finite_are_found_in_steps_that_repeat(tmp_path: Path, backend: str) -> None:
+    """Graphs of steps of one shape are replayed from the second on."""
+    runner = load(tiny_models.make_model(tmp_path, "llama", dtype=mx.float32), backend)
+    embedding = runner._model._model.model.embed_tokens
+    embedding.weight = mx.where(mx.arange(tiny_models.VOCAB_SIZE)[:, None] == 13, mx.inf, embedding.weight)
+    runner.run(make_batch([(PROMPT[:3], 0, [1]), (PROMPT[:3], 0, [2])], []), [])
+    for position, tokens, failed in ((3, [5, 6], ()), (4, [7, 8], ()), (5, [9, 13], (1,)), (6, [4, 4], ())):
+        work = [([token], position, [page]) for token, page in zip(tokens, (1, 2), strict=True)]
+        assert runner.run(make_batch(work, [0, 1]), [state(), state()]).failed_rows == failed
+    runner.close()
+
+
 @pytest.mark.parametrize("token", [-1, tiny_models.VOCAB_SIZE])
 def test_token_ids_outside_the_vocabulary_never_reach_the_embedding(
     runner: paged.PagedRunner, token: int

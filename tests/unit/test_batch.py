@@ -89,6 +89,9 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
         used = -(-item.stop // size)
         assert row[:used] == item.sequence.table.pages[:used].tolist()
         assert not any(row[used:])
+    assert {len(batch.attention.groups)} == {
+        len(item.sequence.table.parts) for item in step.work if item.sequence.table
+    }
     for group, metadata in enumerate(batch.attention.groups):
         tables = [item.sequence.table for item in step.work if item.sequence.table is not None]
         expected = [
@@ -97,8 +100,8 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
             for position in range(item.start, item.stop)
         ]
         assert metadata.slots.tolist() == expected
-        after = metadata.quantize_after
-        assert [0] * len(tables) if after is None else after.tolist() == [t.quantize_after for t in tables]
+        after = [0] * len(tables) if metadata.quantize_after is None else metadata.quantize_after.tolist()
+        assert after == [table.quantize_after for table in tables]
         metadata.check(64)
     arrays = (batch.token_ids, batch.sample_rows)
     assert all(values.dtype == np.int32 for values in arrays)
@@ -114,10 +117,19 @@ def test_page_tables_can_grow_after_their_step_was_built() -> None:
     assert batch.attention.page_table.tolist() == [[3, 4]]
 
 
-def test_two_writers_of_one_slot_are_our_own_bug() -> None:
-    work = [make_work([3], 4, 0, 2, samples=True, num_siblings=0) for _ in range(2)]
+@pytest.mark.parametrize("start", [0, 1], ids=["chunks", "decodes"])
+def test_two_writers_of_one_slot_are_our_own_bug(start: int) -> None:
+    work = [make_work([3], 4, start, 2, samples=True, num_siblings=0) for _ in range(2)]
     with pytest.raises(AssertionError, match="one slot"):
         build_batch(Step(tuple(work)), 4)
+
+
+def test_nobody_can_change_what_later_steps_are_built_from() -> None:
+    item = make_work([3], 4, 1, 2, samples=True, num_siblings=0)
+    batch = build_batch(Step((item,)), 4)
+    for shared in (batch.sample_rows, batch.attention.q_start):
+        with pytest.raises(ValueError, match="read-only"):
+            shared[0] = 7
 
 
 def test_every_group_has_its_own_pages_in_the_batch() -> None:

@@ -1,0 +1,108 @@
+"""Would the tests of the native kernels notice a bug in them? Plant each of in_native.py, and count.
+
+``python tests/mutants/extension.py [WORD]`` (with WORD: bugs that have it in the name) copies the sources to
+build/mutants, and for each bug builds the extension with it and runs tests of its file. Prints a table;
+exits 1 if a bug is missed, or if the tests fail without one. Needs what the extension needs to be built;
+the first build takes minutes, each bug about one. Bugs of AVX2's kernels need a CPU that has it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from harness import ROOT, hunt, run_tests, spoilt
+from in_native import MUTANTS
+from mutant import Mutant
+
+FOLDER = ROOT / "build" / "mutants"
+SOURCE, BUILD = FOLDER / "source", FOLDER / "build"
+
+PROGRAM = ("tests/parity/test_cpu_program.py", "tests/parity/test_greedy_head.py")
+INDICES = ("tests/property/test_native_indices.py",)
+LINEAR = ("tests/parity/test_cpu_linear.py::test_every_level_agrees_with_float64[avx2]",)
+MAPPED = ("tests/parity/test_mapped_weights.py",)
+BYTES = tuple(
+    f"tests/parity/test_cpu_attention.py::{name}"
+    for name in (
+        "test_rounding_to_bytes_is_small_beside_the_error_of_the_pages",
+        "test_rounding_weights_to_bytes_loses_no_mass",
+        "test_long_contexts_equal_truth",
+    )
+)
+TESTS = {
+    "program.cpp": PROGRAM,
+    "program_bindings.cpp": PROGRAM,
+    "recorded_ops.cpp": PROGRAM,
+    "encoder.cpp": PROGRAM,
+    "rows.cpp": PROGRAM,
+    "indices.cpp": INDICES,
+    "mapped_file.cpp": MAPPED,
+    "integer_rows_avx2.h": LINEAR,
+    "linear_quantized_avx2.cpp": LINEAR,
+    "attention_codes_avx2.h": BYTES,
+    "attention_byte_keys_avx2.cpp": BYTES,
+    "attention_byte_values_avx2.cpp": BYTES,
+    "attention_byte_weights_avx2.h": BYTES,
+}
+
+
+def call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+
+
+def prepare() -> None:
+    """The sources as they are, with their times, so that only what changed is compiled again."""
+    (SOURCE / "kernels").mkdir(parents=True, exist_ok=True)
+    shutil.copy2(ROOT / "CMakeLists.txt", SOURCE)
+    for name in [path.name for path in (SOURCE / "kernels" / "csrc").glob("*")]:
+        if not (ROOT / "kernels" / "csrc" / name).exists():
+            (SOURCE / "kernels" / "csrc" / name).unlink()
+    shutil.copytree(ROOT / "kernels" / "csrc", SOURCE / "kernels" / "csrc", dirs_exist_ok=True)
+    options = (
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DSKBUILD_STATE=editable",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    )
+    call("cmake", "-S", str(SOURCE), "-B", str(BUILD), *options)
+
+
+def build() -> Path:
+    call("cmake", "--build", str(BUILD), "--target", "_ext")
+    (built,) = BUILD.glob("_ext*.so")
+    return built
+
+
+def attempt(mutant: Mutant) -> str | None:
+    """Who caught it; None: nobody."""
+    path = SOURCE / "kernels" / "csrc" / mutant.file
+    text = path.read_text()
+    path.write_text(spoilt(mutant, text))
+    try:
+        built = build()
+        return run_tests(TESTS[mutant.file], {"OCTAVO_TEST_EXTENSION": str(built)})
+    finally:
+        path.write_text(text)
+
+
+def without_bugs(tests: tuple[str, ...]) -> str | None:
+    return run_tests(tests, {"OCTAVO_TEST_EXTENSION": str(build())})
+
+
+def main() -> int:
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    mutants = [mutant for mutant in MUTANTS if word in mutant.name]
+    prepare()
+    suites = dict.fromkeys(TESTS[mutant.file] for mutant in mutants)
+    clean: list[Callable[[], str | None]] = [partial(without_bugs, tests) for tests in suites]
+    return hunt(mutants, attempt, clean=clean)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Planting bugs one at a time, running tests against each, and telling who caught it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mutant import Mutant
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300
+
+Attempt = Callable[[Mutant], str | None]
+"""Plants a bug and gives who caught it, or None."""
+
+
+def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
+    """The first failing test, or None if all pass. A bug that hangs is caught by the clock, one that
+    ends the process by whatever ended it."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]
+    variables = {**os.environ, "OCTAVO_HYPOTHESIS": "mutants", **environment}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {TIMEOUT_S} s"
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        return f"the process died of signal {-done.returncode}"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if not failed:
+        raise RuntimeError(f"pytest did not run:\n{done.stdout}{done.stderr}")
+    return failed[0].split(" - ")[0].rpartition("/")[2]
+
+
+def spoilt(mutant: Mutant, text: str) -> str:
+    """The text with the bug in it; SystemExit unless there is exactly one place for it."""
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")
+    return text.replace(mutant.old, mutant.new)
+
+
+def hunt(mutants: Sequence[Mutant], attempt: Attempt, *, clean: Sequence[Callable[[], str | None]]) -> int:
+    """Print who caught which bug, after what passes ``clean`` passed; the exit status."""
+    for check in clean:
+        if (caught_by := check()) is not None:
+            print(f"the tests fail without any bug: {caught_by}")
+            return 1
+    missed = 0
+    for mutant in tqdm(mutants, unit="bug", disable=None):
+        began = time.monotonic()
+        caught_by = attempt(mutant)
+        missed += caught_by is None
+        tqdm.write(f"{mutant.name:46}  {time.monotonic() - began:5.1f} s  {caught_by or 'MISSED'}")
+    print(f"{len(mutants) - missed} of {len(mutants)} bugs caught")
+    return 1 if missed or not mutants else 0

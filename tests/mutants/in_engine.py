@@ -1,0 +1,155 @@
+"""Bugs in what a step is built from, in graphs that are replayed, and in how weights leave their files."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+BATCH = "engine/batch.py"
+REPLAY = "engine/model/replay.py"
+LOADER = "engine/model/loader.py"
+BACKEND = "kernels/cpu/backend.py"
+MAPPED = "kernels/cpu/mapped.py"
+
+MUTANTS = (
+    # decode steps, which are built from one number of each sequence
+    Mutant(
+        "a decode step writes to the last page",
+        BATCH,
+        "table.parts[group].pages[start // page_size]",
+        "table.parts[group].pages[-1]",
+    ),
+    Mutant(
+        "a decode step writes every group to the first's pages",
+        BATCH,
+        "table.parts[group].pages[start",
+        "table.parts[0].pages[start",
+    ),
+    Mutant(
+        "a decode step does not see its own token",
+        BATCH,
+        "np.array([item.stop for item in work], np.int32)\n    positions,",
+        "np.array([item.start for item in work], np.int32)\n    positions,",
+    ),
+    Mutant(
+        "a decode step draws once for all siblings",
+        BATCH,
+        "all(samples and not siblings for *_, samples, siblings in work)",
+        "all(samples for *_, samples, _ in work)",
+    ),
+    Mutant(
+        "a decode step draws for everybody",
+        BATCH,
+        "all(samples and not siblings for *_, samples, siblings in work)",
+        "not any(siblings for *_, siblings in work)",
+    ),
+    Mutant(
+        "a page table ends where a page begins",
+        BATCH,
+        "-(-(max(starts) + 1) // page_size)",
+        "-(-max(starts) // page_size)",
+    ),
+    Mutant(
+        "a decode step forgets when to quantize",
+        BATCH,
+        "            page_table=_page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group),\n"
+        "            page_size=page_size,\n            quantize_after=quantize_after,\n",
+        "            page_table=_page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group),\n"
+        "            page_size=page_size,\n",
+    ),
+    Mutant(
+        "a decode step has one group",
+        BATCH,
+        "        sample_rows=counting(len(work)) if every else _sample_rows(work, rows),\n"
+        "        attention=in_group(0, tuple(in_group(group) for group in range(1, _num_groups(work)))),",
+        "        sample_rows=counting(len(work)) if every else _sample_rows(work, rows),\n"
+        "        attention=in_group(0),",
+    ),
+    Mutant(
+        "two decodes may write one slot",
+        BATCH,
+        "assert len(set(slots)) == len(slots)",
+        "assert len(slots) == len(work)",
+    ),
+    Mutant(
+        "a chunk is taken for a decode",
+        BATCH,
+        "if all(stop - start == 1",
+        "if any(stop - start == 1",
+    ),
+    Mutant("numbers that steps share can be written to", BATCH, "numbers.setflags(write=False)", "pass"),
+    # replayed steps
+    Mutant(
+        "steps of any shape replay the first",
+        REPLAY,
+        "key = build, tuple(value.shape for value in host)",
+        "key = build",
+    ),
+    Mutant(
+        "steps of other pages replay the first",
+        REPLAY,
+        "key = build, tuple(value.shape for value in host)",
+        "key = build, tuple(value.shape for value in values)",
+    ),
+    Mutant(
+        "steps that want other results replay the first",
+        REPLAY,
+        "key = build, tuple(value.shape for value in host)",
+        "key = tuple(value.shape for value in host)",
+    ),
+    Mutant(
+        "the pages' indices stay those of the first step",
+        REPLAY,
+        "*(array for mine, count in zip(own, counts, strict=True) for array in mine[:count]),",
+        "*(mx.array(array) for mine, count in zip(own, counts, strict=True) for array in mine[:count]),",
+    ),
+    Mutant(
+        "a recording leaves its own arrays bound",
+        REPLAY,
+        "(str(error)) from None\n        finally:\n            _bind(pools, inputs)",
+        "(str(error)) from None",
+    ),
+    Mutant(
+        "flags of a replayed step are lost",
+        REPLAY,
+        "        self._program.run(host)\n"
+        "        for pool, written in zip(self._pools, self._pending, strict=True):\n"
+        "            pool.bind_pending(written)\n",
+        "        self._program.run(host)\n",
+    ),
+    Mutant(
+        "every program has its own memory",
+        REPLAY,
+        "return Recorded(self._pools, self._programs, build, values)",
+        "return Recorded(self._pools, self._pools[0].programs(), build, values)",
+    ),
+    Mutant(
+        "no program is ever recorded",
+        REPLAY,
+        "            return Recorded(",
+        "            raise CannotRecord(",
+    ),
+    # the pool of the native kernels
+    Mutant(
+        "a step has the indices of the one before", BACKEND, "        self._step = None\n", "        pass\n"
+    ),
+    Mutant(
+        "pages outside of the pool reach the kernels",
+        BACKEND,
+        "if not _is_inside(metadata, self._spec.num_pages):",
+        "if False:",
+    ),
+    # weights
+    Mutant("tensors begin where their header ends, less its length", MAPPED, "8 + length +", "length +"),
+    Mutant(
+        "weights that were not packed stay in the file",
+        LOADER,
+        "model.update(tree_map(_ext.copy_of, model.parameters()))",
+        "pass",
+    ),
+    Mutant(
+        "empty tensors are mapped",
+        MAPPED,
+        'tensor["dtype"] in _DTYPES and 0 not in tensor["shape"]',
+        'tensor["dtype"] in _DTYPES',
+    ),
+)

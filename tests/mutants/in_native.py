@@ -1,0 +1,258 @@
+"""Bugs in the native kernels: recorded steps, checks of indices, mapped weights, products of bytes."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+PROGRAM = "program.cpp"
+RUN = "program_bindings.cpp"
+OPS = "recorded_ops.cpp"
+ARENA = "encoder.cpp"
+INDICES = "indices.cpp"
+MAPPED = "mapped_file.cpp"
+KEYS = "attention_byte_keys_avx2.cpp"
+VALUES = "attention_byte_values_avx2.cpp"
+WEIGHTS = "attention_byte_weights_avx2.h"
+CODES = "attention_codes_avx2.h"
+ROWS = "integer_rows_avx2.h"
+LINEAR = "linear_quantized_avx2.cpp"
+
+MUTANTS = (
+    # steps as programs
+    Mutant(
+        "a program computes with its first values",
+        RUN,
+        "std::memcpy(mx::array(filled[i]).data<int32_t>(), values[i].data(), 4 * values[i].size());",
+        'if (values[i].size() == 0) throw std::invalid_argument("no values");',
+    ),
+    Mutant(
+        "a program takes values of any number",
+        RUN,
+        "require(values[i].size() == filled[i].size(), ",
+        "require(values[i].size() >= 0, ",
+    ),
+    Mutant(
+        "a program runs its work once only",
+        PROGRAM,
+        "for (const auto& task : tasks_) task();",
+        "for (const auto& task : tasks_) task();\n  tasks_.clear();",
+    ),
+    Mutant(
+        "results are overwritten before they are read",
+        ARENA,
+        "!blocks_[i].used && blocks_[i].size",
+        "blocks_[i].size",
+    ),
+    Mutant("a block is too small for its array", ARENA, "&& blocks_[i].size >= bytes", ""),
+    Mutant(
+        "blocks that were read are not used again",
+        ARENA,
+        "if (recording == recording_) blocks_[block].used = false;",
+        "if (recording < 0) blocks_[block].used = false;",
+    ),
+    Mutant(
+        "memory grows with every recording", ARENA, "for (Block& block : blocks_) block.used = false;", ""
+    ),
+    Mutant("arrays live as long as their recording", PROGRAM, "std::exchange(order[i], nothing)", "order[i]"),
+    Mutant(
+        "weights a program reads are not held",
+        PROGRAM,
+        "if (results.count(input.id()) == 0) read_.push_back(input);",
+        "",
+    ),
+    Mutant(
+        "siblings are recorded twice",
+        PROGRAM,
+        "for (const mx::array& sibling : x.siblings()) seen.insert(sibling.id());",
+        "",
+    ),
+    Mutant(
+        "only first outputs depend on inputs",
+        PROGRAM,
+        "for (const mx::array& output : x.outputs()) inputs.insert(output.id());\n    depends",
+        "inputs.insert(x.id());\n    depends",
+    ),
+    Mutant(
+        "constants are not computed",
+        PROGRAM,
+        "if (!constants.empty()) mx::eval",
+        "if (constants.size() > 1000) mx::eval",
+    ),
+    Mutant(
+        "sums and products are taken for each other",
+        OPS,
+        '"Multiply") == 0, encoder',
+        '"Multiply") != 0, encoder',
+    ),
+    Mutant(
+        "arrays with gaps are reshaped as they lie",
+        OPS,
+        "const mx::array plain = without_gaps(input, encoder);\n  mx::Strides",
+        "const mx::array& plain = input;\n  mx::Strides",
+    ),
+    Mutant("sums take arrays with gaps as they lie", OPS, "right = without_gaps(b, encoder)", "right = b"),
+    # indices
+    Mutant(
+        "a slot behind the last page passes", INDICES, "num_pages * page_size)", "num_pages * page_size + 1)"
+    ),
+    Mutant(
+        "a page behind the last passes",
+        INDICES,
+        "all_below(step.page_table, num_pages)",
+        "all_below(step.page_table, num_pages + 1)",
+    ),
+    Mutant(
+        "lengths beyond the page table pass",
+        INDICES,
+        "step.table_width * page_size + 1)",
+        "step.table_width * page_size + 2)",
+    ),
+    Mutant("negative indices pass", INDICES, "if (value < 0 || value >= limit)", "if (value >= limit)"),
+    Mutant(
+        "a sequence without rows passes",
+        INDICES,
+        "step.q_start[b + 1] <= step.q_start[b]",
+        "step.q_start[b + 1] < step.q_start[b]",
+    ),
+    Mutant("rows may begin anywhere", INDICES, "step.q_start[0] != 0 || ", ""),
+    Mutant(
+        "rows may end anywhere", INDICES, " || step.q_start[sequences] != static_cast<int64_t>(tokens)", ""
+    ),
+    Mutant(
+        "a position behind its context passes",
+        INDICES,
+        "step.positions[row] >= step.kv_len[b]",
+        "step.positions[row] > step.kv_len[b]",
+    ),
+    Mutant("slots may be fewer than rows", INDICES, "step.slots.size() != tokens ||", ""),
+    # mapped weights
+    Mutant("arrays may end behind their file", MAPPED, "bytes <= size_ - offset", "bytes <= 2 * size_"),
+    Mutant(
+        "arrays may begin before their file",
+        MAPPED,
+        "offset >= static_cast<int64_t>(sizeof(std::size_t)) && ",
+        "",
+    ),
+    Mutant(
+        "arrays are read from behind their start",
+        MAPPED,
+        "mx::allocator::Buffer(start - front)",
+        "mx::allocator::Buffer(start)",
+    ),
+    Mutant(
+        "a mapping ends before its arrays",
+        MAPPED,
+        "[file = shared_from_this(), start, bytes](",
+        "[start, bytes](",
+    ),
+    Mutant(
+        "a copy is a view of the file",
+        MAPPED,
+        "  mx::array copy(plain.shape()",
+        "  if (plain.size() > 0) return plain;\n  mx::array copy(plain.shape()",
+    ),
+    # products of bytes: attention
+    Mutant(
+        "scores forget that codes are scaled",
+        KEYS,
+        "largest / (kLargestByte * Code::kScale)",
+        "largest / kLargestByte",
+    ),
+    Mutant(
+        "scores of keys get their neighbours' scales",
+        KEYS,
+        "_mm_setr_ps(scales[0], scales[1], scales[0], scales[1])",
+        "_mm_setr_ps(scales[1], scales[0], scales[1], scales[0])",
+    ),
+    Mutant(
+        "scores of two rows get one row's factor",
+        KEYS,
+        "_mm_setr_ps(factors[0], factors[0], factors[1], factors[1])",
+        "_mm_set1_ps(factors[0])",
+    ),
+    Mutant(
+        "codes keep the offset that made them unsigned",
+        KEYS,
+        "(four[0] + four[1] + four[2] + four[3]) * Code::kLargestValue",
+        "(four[0] + four[1] + four[2]) * Code::kLargestValue",
+    ),
+    Mutant(
+        "queries and codes meet in another order",
+        KEYS,
+        "to[i] = int8_t(fixed[d + 2 * i]), to[32 + i] = int8_t(fixed[d + 2 * i + 1])",
+        "to[32 + i] = int8_t(fixed[d + 2 * i]), to[i] = int8_t(fixed[d + 2 * i + 1])",
+    ),
+    Mutant("queries are not rotated", KEYS, "if (format.rotated) hadamard(row, dim);", ""),
+    Mutant(
+        "weighted sums forget that codes are scaled",
+        WEIGHTS,
+        "return unit * (1.0f / Code::kScale);",
+        "return unit;",
+    ),
+    Mutant(
+        "rounding errors of weights are lost",
+        WEIGHTS,
+        "fixed[i] = _mm256_sub_epi32(rounded, before);",
+        "fixed[i] = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[i], to_fixed));",
+    ),
+    Mutant(
+        "sums of 16 bits overflow", WEIGHTS, "float(INT16_MAX / Code::kLargestValue - 4)", "float(INT16_MAX)"
+    ),
+    Mutant(
+        "weights have half their bits",
+        WEIGHTS,
+        "constexpr float kLargestWeight = 254;",
+        "constexpr float kLargestWeight = 15;",
+    ),
+    Mutant(
+        "weights do not meet the scales of their rows",
+        WEIGHTS,
+        "_mm256_mul_ps(_mm256_loadu_ps(weights + 8 * i), _mm256_loadu_ps(scales + 8 * i))",
+        "_mm256_mul_ps(_mm256_loadu_ps(weights + 8 * i), _mm256_loadu_ps(scales))",
+    ),
+    Mutant(
+        "scales of hidden rows are read",
+        CODES,
+        "to[i] = mask >> i & 1 ? to[i] : 0.0f;",
+        "to[i] = mask >> i & 1 ? to[i] : to[i] + 0.0f;",
+    ),
+    Mutant(
+        "a row's scale passes for its lowest bits",
+        CODES,
+        "return dim == 0 ? bits & ~uint64_t(0xff) : bits;",
+        "return bits;",
+    ),
+    Mutant("lowest bits are those of the first dims", CODES, "planes + dim / 8, 8", "planes, 8"),
+    # products of bytes: linear layers
+    Mutant(
+        "biases meet half of the activations",
+        ROWS,
+        "static_cast<float>(quantized.even + quantized.odd)",
+        "static_cast<float>(2 * quantized.even)",
+    ),
+    Mutant(
+        "every block of a row has its first scale",
+        ROWS,
+        "out.scales[blocks_before + m] = quantized.scale;",
+        "out.scales[blocks_before + m] = b == 0 ? quantized.scale\n"
+        "    : out.scales[static_cast<std::size_t>(first) * out.blocks + m];",
+    ),
+    Mutant(
+        "activations are rounded toward zero",
+        ROWS,
+        "_mm256_packs_epi32(_mm256_cvtps_epi32(low), _mm256_cvtps_epi32(high))",
+        "_mm256_packs_epi32(_mm256_cvttps_epi32(low), _mm256_cvttps_epi32(high))",
+    ),
+    Mutant(
+        "a block that is not finite counts as finite",
+        ROWS,
+        "return {factor, limit / static_cast<float>(most) + bad};",
+        "return {factor, limit / static_cast<float>(most)};",
+    ),
+    Mutant(
+        "groups have the scales of their first",
+        LINEAR,
+        "if (inside == 0) load_parameters<F>",
+        "if (b == 0) load_parameters<F>",
+    ),
+)
