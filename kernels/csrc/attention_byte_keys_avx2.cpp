@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention_ahead.h"
 #include "attention_avx2.h"
 #include "attention_bytes_avx2.h"
 #include "attention_rows.h"
@@ -70,111 +69,127 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
 
 size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
 
-// Where 16 rows of codes (or, expanded, of bytes) lie, and their scales or planes of lowest bits.
+// Rows of codes (or, expanded, of bytes), one after the other, and their scales or planes of lowest bits.
 struct Keys {
-  const uint8_t* codes;
-  int64_t stride;
-  const uint8_t* planes;
+  const uint8_t *codes, *planes;
   int64_t plane_stride;
-
-  Keys operator+(int rows) const { return {codes + rows * stride, stride, planes + rows * plane_stride, plane_stride}; }
 };
 
-// sums[r * kKeys + key]: 16-bit lanes of the products of kRows rows and kKeys keys over kChunks chunks from d on.
-template <class Code, int kRows, int kKeys, int kChunks, bool kExpanded>
-OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
-                            const Keys& keys, __m256i (&sums)[kRows * kKeys]) {
+constexpr int kSums = 8;  // what is summed up together: kRows rows times 8 / kRows keys
+
+// Sums of the sixteen lanes of each of eight vectors.
+template <class Code>
+OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i two[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256i a = sums[2 * i], b = sums[2 * i + 1];
+    if constexpr (16 * Code::kLargestValue * kLargestByte <= INT16_MAX) {
+      const __m256i both = _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+      two[i] = _mm256_madd_epi16(both, ones);
+    } else {
+      const __m256i wide_a = _mm256_madd_epi16(a, ones), wide_b = _mm256_madd_epi16(b, ones);
+      two[i] = _mm256_add_epi32(_mm256_unpacklo_epi32(wide_a, wide_b), _mm256_unpackhi_epi32(wide_a, wide_b));
+    }
+  }
+  const __m256i low = _mm256_add_epi32(_mm256_unpacklo_epi64(two[0], two[1]), _mm256_unpackhi_epi64(two[0], two[1]));
+  const __m256i high = _mm256_add_epi32(_mm256_unpacklo_epi64(two[2], two[3]), _mm256_unpackhi_epi64(two[2], two[3]));
+  return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+// A number per row, as often as there are keys.
+template <int kRows>
+OCTAVO_INLINE __m256 spread(const float* of_rows) {
+  float all[kSums];
+  for (int i = 0; i < kSums; ++i) all[i] = of_rows[i * kRows / kSums];
+  return _mm256_loadu_ps(all);
+}
+
+// Sums to scores.
+template <int kRows>
+OCTAVO_INLINE void finish(__m256i sums, __m256 factors, const float* scales, float* scores) {
+  const __m256 values = _mm256_cvtepi32_ps(sums);
+  if constexpr (kRows == 1) {
+    _mm256_storeu_ps(scores, _mm256_mul_ps(values, _mm256_mul_ps(factors, _mm256_loadu_ps(scales))));
+  } else if constexpr (kRows == 2) {
+    const __m256 of_keys = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(scales));
+    const __m256 products = _mm256_mul_ps(values, _mm256_mul_ps(factors, of_keys));
+    _mm_storeu_ps(scores, _mm256_castps256_ps128(products));
+    _mm_storeu_ps(scores + kTileTokens, _mm256_extractf128_ps(products, 1));
+  } else {
+    const __m256 of_keys = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(scales)));
+    const __m256 products = _mm256_mul_ps(values, _mm256_mul_ps(factors, of_keys));
+    const __m128 low = _mm256_castps256_ps128(products), high = _mm256_extractf128_ps(products, 1);
+    _mm_storel_pi(reinterpret_cast<__m64*>(scores), low);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(scores + kTileTokens), low);
+    _mm_storel_pi(reinterpret_cast<__m64*>(scores + 2 * kTileTokens), high);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(scores + 3 * kTileTokens), high);
+  }
+}
+
+// Sums over kChunks chunks from d on of kRows rows and 8 / kRows keys, in that order.
+template <class Code, int kRows, int kChunks, bool kExpanded>
+OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
+                               const Keys& keys, const uint8_t* ahead) {
+  constexpr int kKeys = kSums / kRows;
   const int8_t* rows = queries.rows + size_t(first) * dim + d;
   const int16_t* biases = queries.biases + (size_t(first) * Queries::num_runs(dim) + d / kRun) * 16;
-#pragma GCC unroll 4
+  const int stride = kExpanded ? dim : dim / 2, at = kExpanded ? d : d / 2;
+  __m256i sums[kSums];
+#pragma GCC unroll 8
   for (int key = 0; key < kKeys; ++key) {
-    __m256i of_key[kRows];
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) of_key[r] = load256(biases + r * Queries::num_runs(dim) * 16);
+    const uint8_t* from = keys.codes + key * stride + at;
+    if (!kExpanded) __builtin_prefetch(ahead + key * stride + at);
 #pragma GCC unroll 2
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const int at = d + chunk * kChunk;
-      const uint8_t* from = keys.codes + key * keys.stride + (kExpanded ? at : at / 2);
       __m256i bytes[2];
-      if (kExpanded) bytes[0] = load256(from), bytes[1] = load256(from + 32);
-      else lookup.expand(load256(from), plane_bytes<Code>(keys.planes + key * keys.plane_stride, at), bytes[0], bytes[1]);
+      if (kExpanded) bytes[0] = load256(from + chunk * kChunk), bytes[1] = load256(from + chunk * kChunk + 32);
+      else
+        lookup.expand(load256(from + chunk * kChunk / 2),
+                      plane_bytes<Code>(keys.planes + key * keys.plane_stride, d + chunk * kChunk), bytes[0], bytes[1]);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-        for (int j = 0; j < 2; ++j)
-          of_key[r] = _mm256_add_epi16(
-              of_key[r], _mm256_maddubs_epi16(bytes[j], load256(rows + r * dim + chunk * kChunk + 32 * j)));
+        for (int j = 0; j < 2; ++j) {
+          __m256i& sum = sums[r * kKeys + key];
+          if (chunk == 0 && j == 0) sum = load256(biases + r * Queries::num_runs(dim) * 16);
+          sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(bytes[j], load256(rows + r * dim + chunk * kChunk + 32 * j)));
+          keep_order(sum);
+        }
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) sums[r * kKeys + key] = of_key[r];
   }
+  return reduce<Code>(sums);
 }
 
-// Sums of the sixteen lanes of each of four vectors.
-OCTAVO_INLINE __m128i reduce4(const __m256i* sums) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i wide[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) wide[i] = _mm256_madd_epi16(sums[i], ones);
-  const __m256i four = _mm256_hadd_epi32(_mm256_hadd_epi32(wide[0], wide[1]), _mm256_hadd_epi32(wide[2], wide[3]));
-  return _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-}
-
-// Four sums to scores: of one row and four keys, or of two rows and two keys.
-template <int kKeys>
-OCTAVO_INLINE void finish(__m128i sums, const float* factors, const float* scales, float* scores) {
-  const __m128 values = _mm_cvtepi32_ps(sums);
-  if constexpr (kKeys == 4) {
-    _mm_storeu_ps(scores, _mm_mul_ps(values, _mm_mul_ps(_mm_set1_ps(*factors), _mm_loadu_ps(scales))));
-  } else {
-    const __m128 of_rows = _mm_setr_ps(factors[0], factors[0], factors[1], factors[1]);
-    const __m128 of_keys = _mm_setr_ps(scales[0], scales[1], scales[0], scales[1]);
-    const __m128 products = _mm_mul_ps(values, _mm_mul_ps(of_rows, of_keys));
-    _mm_storel_pi(reinterpret_cast<__m64*>(scores), products);
-    _mm_storeh_pi(reinterpret_cast<__m64*>(scores + kTileTokens), products);
-  }
-}
-
-template <class Code, int kRows, int kKeys, bool kExpanded>
-OCTAVO_INLINE void score_keys(const Lookup<Code>& lookup, const Queries& queries, int first, int dim,
-                              const Keys& keys, const float* scales, float* scores) {
-  constexpr int kFours = kRows * kKeys / 4;
-  __m128i totals[kFours];
-#pragma GCC unroll 2
-  for (int i = 0; i < kFours; ++i) totals[i] = _mm_setzero_si128();
-  for (int d = 0; d < dim; d += kRun) {
-    __m256i sums[kRows * kKeys];
-    if (dim - d >= kRun) multiply<Code, kRows, kKeys, 2, kExpanded>(lookup, queries, first, dim, d, keys, sums);
-    else multiply<Code, kRows, kKeys, 1, kExpanded>(lookup, queries, first, dim, d, keys, sums);
-#pragma GCC unroll 2
-    for (int i = 0; i < kFours; ++i) totals[i] = _mm_add_epi32(totals[i], reduce4(sums + 4 * i));
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < kFours; ++i) {
-    const int row = first + i * 4 / kKeys;
-    finish<kKeys>(totals[i], queries.factors + row, scales, scores + size_t(row) * kTileTokens);
-  }
-}
-
-template <class Code, int kRows, int kKeys, bool kExpanded>
-OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, const Keys& keys,
-                              const Ahead& ahead, const float (&scales)[16], float* scores) {
+// A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
+template <class Code, int kDim, int kRows, bool kExpanded>
+OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries, int first, int any_dim, Keys keys,
+                              const uint8_t* ahead, const float (&scales)[16], float* scores) {
+  constexpr int kKeys = kSums / kRows;
+  const int dim = kDim > 0 ? kDim : any_dim, stride = kExpanded ? dim : dim / 2;
+  const __m256 factors = spread<kRows>(queries.factors + first);
+  scores += size_t(first) * kTileTokens;
   for (int key = 0; key < 16; key += kKeys) {
-    if (first == 0) Ahead::ask(ahead, key / kKeys, 16 / kKeys);
-    score_keys<Code, kRows, kKeys, kExpanded>(lookup, queries, first, dim, keys + key, scales + key, scores + key);
+    __m256i total = _mm256_setzero_si256();
+    for (int d = 0; d < dim; d += kRun)
+      total = _mm256_add_epi32(
+          total, dim - d >= kRun ? multiply<Code, kRows, 2, kExpanded>(lookup, queries, first, dim, d, keys, ahead)
+                                 : multiply<Code, kRows, 1, kExpanded>(lookup, queries, first, dim, d, keys, ahead));
+    finish<kRows>(total, factors, scales + key, scores + key);
+    keys.codes += kKeys * stride, keys.planes += kKeys * keys.plane_stride, ahead += kKeys * stride;
   }
 }
 
-template <class Code, bool kExpanded>
+template <class Code, int kDim, bool kExpanded>
 void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_rows, int dim, const Keys& keys,
-                 const Ahead& ahead, const float (&scales)[16], float* scores) {
+                 const uint8_t* ahead, const float (&scales)[16], float* scores) {
   int row = 0;
   for (; row + 4 <= num_rows; row += 4)
-    score_rows<Code, 4, 2, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+    score_rows<Code, kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
   for (; row + 2 <= num_rows; row += 2)
-    score_rows<Code, 2, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-  for (; row < num_rows; ++row)
-    score_rows<Code, 1, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+    score_rows<Code, kDim, 2, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+  if (row < num_rows) score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
 }
 
 template <class Code>
@@ -182,37 +197,46 @@ void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t*
   for (int key = 0; key < 16; ++key)
     for (int d = 0; d < dim; d += kChunk, panel += kChunk) {
       __m256i low, high;
-      lookup.expand(load256(keys.codes + key * keys.stride + d / 2),
+      lookup.expand(load256(keys.codes + (key * dim + d) / 2),
                     plane_bytes<Code>(keys.planes + key * keys.plane_stride, d), low, high);
       store256(panel, low);
       store256(panel + 32, high);
     }
 }
 
+template <class Code, int kDim>
+void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queries, int num_rows, uint8_t* panel,
+                float* scores) {
+  const RowFormat& format = layout.k;
+  const Lookup<Code> lookup;
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block& block = tile.blocks[b];
+    if (block.base == nullptr) continue;
+    const Tile::Block& soon = tile.next[b].base != nullptr ? tile.next[b] : block;
+    const uint8_t* const ahead = k_codes(layout, soon.base, soon.offset);
+    prefetch(k_scale(layout, soon.base, soon.offset), 16 * format.scale_bytes);
+    const Keys keys = {k_codes(layout, block.base, block.offset), k_scale(layout, block.base, block.offset),
+                       format.scale_bytes};
+    float scales[16];
+    Code::load_scales(keys.planes, format.scale_bytes, tile.mask(b), scales);
+    if (num_rows <= kDirectRows) {
+      score_block<Code, kDim, false>(lookup, queries, num_rows, format.dim, keys, ahead, scales, scores + 16 * b);
+      continue;
+    }
+    prefetch(ahead, 16 * format.row_bytes);
+    expand_keys(lookup, keys, format.dim, panel);
+    score_block<Code, kDim, true>(lookup, queries, num_rows, format.dim, {panel, keys.planes, keys.plane_stride}, ahead,
+                                  scales, scores + 16 * b);
+  }
+}
+
 template <class Code>
 void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
            float* scores) {
-  const RowFormat& format = layout.k;
-  const Lookup<Code> lookup;
-  const Queries queries(const_cast<void*>(memory), format.dim, num_rows);
-  uint8_t* const panel = static_cast<uint8_t*>(scratch);
-  for (int b = 0; b < kBlocks; ++b) {
-    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
-    if (block.base == nullptr) continue;
-    const Ahead ahead(layout, tile, 2 * kBlocks + b);
-    if (next.base != nullptr) prefetch(k_scale(layout, next.base, next.offset), 16 * format.scale_bytes);
-    const uint8_t* planes = k_scale(layout, block.base, block.offset);
-    const Keys keys = {k_codes(layout, block.base, block.offset), format.row_bytes, planes, format.scale_bytes};
-    float scales[16];
-    Code::load_scales(planes, format.scale_bytes, tile.mask(b), scales);
-    if (num_rows <= kDirectRows) {
-      score_block<Code, false>(lookup, queries, num_rows, format.dim, keys, ahead, scales, scores + 16 * b);
-      continue;
-    }
-    expand_keys(lookup, keys, format.dim, panel);
-    score_block<Code, true>(lookup, queries, num_rows, format.dim, {panel, format.dim, planes, format.scale_bytes},
-                            ahead, scales, scores + 16 * b);
-  }
+  const int dim = layout.k.dim;
+  const Queries queries(const_cast<void*>(memory), dim, num_rows);
+  const auto run = dim == 64 ? score_dims<Code, 64> : dim == 128 ? score_dims<Code, 128> : score_dims<Code, 0>;
+  run(layout, tile, queries, num_rows, static_cast<uint8_t*>(scratch), scores);
 }
 
 template <class Code>

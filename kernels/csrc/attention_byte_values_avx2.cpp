@@ -36,31 +36,32 @@ struct Weights {
         factors(reinterpret_cast<float*>(pairs + size_t(num_rows) * kTileTokens / 2)) {}
 };
 
-// A chunk of the 16 rows of a block.
-template <class Code>
+// A chunk of the 16 rows of a block, from a pair of them on; kDim 0: rows of `any_dim` dims.
+template <class Code, int kDim>
 struct Rows {
   const uint8_t *codes, *planes;
-  int64_t stride, plane_stride;
-  int dim;  // where the chunk begins
+  int64_t plane_stride;
+  int any_dim, dim;  // dim: where the chunk begins
 
   Rows(const PageLayout& layout, const Tile::Block& block, int dim)
       : codes(v_codes(layout, block.base, block.offset) + dim / 2),
         planes(v_scale(layout, block.base, block.offset)),
-        stride(layout.v.row_bytes),
         plane_stride(layout.v.scale_bytes),
+        any_dim(layout.v.dim),
         dim(dim) {}
 
-  // Vectors 2 * half and 2 * half + 1 of the first two rows.
-  OCTAVO_INLINE void expand(const Lookup<Code>& lookup, const Rows& rows, int half, __m256i* to) {
-    lookup.expand(interleave(load256(rows.codes), load256(rows.codes + rows.stride), half),
-                  interleave(plane_bytes<Code>(rows.planes, rows.dim),
-                             plane_bytes<Code>(rows.planes + rows.plane_stride, rows.dim), half),
-                  to[0], to[1]);
+  // Vectors 2 * half and 2 * half + 1 of the pair.
+  __attribute__((always_inline)) void expand(const Lookup<Code>& lookup, int half, __m256i* to) const {
+    lookup.expand(interleave(load256(codes), load256(codes + stride()), half),
+                  interleave(plane_bytes<Code>(planes, dim), plane_bytes<Code>(planes + plane_stride, dim), half), to[0],
+                  to[1]);
   }
 
-  void advance() { codes += 2 * stride, planes += 2 * plane_stride; }
+  void advance() { codes += 2 * stride(), planes += 2 * plane_stride; }
 
  private:
+  int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
+
   // The lower (upper: half 1) bytes of each 128 bits, by turns.
   OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
     return half == 0 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
@@ -94,58 +95,68 @@ OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(odd), factor, _mm256_loadu_ps(accumulators + 8)));
 }
 
+// The pairs of a block of two rows each, times the weights of kRows rows, to kRows * kVectors sums.
+template <class Code, int kDim, int kRows, int kVectors, bool kExpanded>
+OCTAVO_INLINE void add_pairs(const Values<Code>& values, int b, const uint32_t* weights, int dim, int half,
+                             const uint8_t* ahead, __m256i (&sums)[kRows * kVectors]) {
+  Rows<Code, kDim> rows(values.layout, values.block(b), dim);
+  const uint8_t* from = values.expanded(b * kPairs / 2, dim) + half * 64;
+#pragma GCC unroll 2
+  for (int pair = 0; pair < kPairs / 2; ++pair) {
+    if (!kExpanded) __builtin_prefetch(ahead + pair * 64);
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; j += 2) {
+      __m256i bytes[2];
+      if (kExpanded) bytes[0] = load256(from + 32 * j), bytes[1] = load256(from + 32 * j + 32);
+      else rows.expand(values.lookup, half + j / 2, bytes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i weight = _mm256_set1_epi32(int32_t(weights[r * (kTileTokens / 2) + pair]));
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+          __m256i& sum = sums[r * kVectors + j + i];
+          sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(weight, bytes[i]));
+          keep_order(sum);
+        }
+      }
+    }
+    from += 2 * (kDim > 0 ? kDim : values.layout.v.dim);
+    rows.advance();
+  }
+}
+
 // kRows rows, kVectors vectors of the chunk at `dim` (4, or 2: those of `half`).
-template <class Code, int kRows, int kVectors, bool kExpanded>
+template <class Code, int kDim, int kRows, int kVectors, bool kExpanded>
 OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& weights, int first, int dim, int half,
                                    float* accumulators) {
   __m256i sums[kRows * kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows * kVectors; ++i) sums[i] = _mm256_setzero_si256();
   const uint32_t* pairs = weights.pairs + size_t(first) * (kTileTokens / 2) + values.stretch * kPairs;
-  for (int b = 0; b < 2; ++b, pairs += kPairs / 2) {
-    if (values.block(b).base == nullptr) continue;
-    Rows<Code> rows(values.layout, values.block(b), dim);
-    const uint8_t* from = values.expanded(b * kPairs / 2, dim) + half * 64;
-    const uint8_t* const ahead = values.ahead(b, dim);
-    for (int pair = 0; pair < kPairs / 2; ++pair) {
-      if (first == 0 && half == 0) __builtin_prefetch(ahead + pair * 64);
-      __m256i bytes[kVectors];
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
-        if (kExpanded) bytes[j] = load256(from + 32 * j);
-        else if (j % 2 == 0) Rows<Code>::expand(values.lookup, rows, half + j / 2, bytes + j);
-      if (kExpanded) from += 2 * values.layout.v.dim;
-      else rows.advance();
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const __m256i weight = _mm256_set1_epi32(int32_t(pairs[r * (kTileTokens / 2) + pair]));
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j)
-          sums[r * kVectors + j] =
-              _mm256_add_epi16(sums[r * kVectors + j], _mm256_maddubs_epi16(weight, bytes[j]));
-      }
-    }
-  }
+  for (int b = 0; b < 2; ++b, pairs += kPairs / 2)
+    if (values.block(b).base != nullptr)
+      add_pairs<Code, kDim, kRows, kVectors, kExpanded>(values, b, pairs, dim, half, values.ahead(b, dim), sums);
+  const int width = kDim > 0 ? kDim : values.layout.v.dim;
+  accumulators += int64_t(first) * width + dim + half * 32;
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     const __m256 factor = _mm256_set1_ps(weights.factors[(first + r) * kStretches + values.stretch]);
-    float* to = accumulators + int64_t(first + r) * values.layout.v.dim + dim + half * 32;
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) add_sums(sums[r * kVectors + j], factor, to + 16 * j);
+    for (int j = 0; j < kVectors; ++j) add_sums(sums[r * kVectors + j], factor, accumulators + r * width + 16 * j);
   }
 }
 
-template <class Code, bool kExpanded>
+template <class Code, int kDim, bool kExpanded>
 void accumulate_stretch(const Values<Code>& values, const Weights& weights, int num_rows, float* accumulators) {
-  for (int dim = 0; dim < values.layout.v.dim; dim += kChunk) {
+  const int width = kDim > 0 ? kDim : values.layout.v.dim;
+  for (int dim = 0; dim < width; dim += kChunk) {
     int row = 0;
     for (; row + 4 <= num_rows; row += 4)
       for (int half = 0; half < 2; ++half)
-        accumulate_rows<Code, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
+        accumulate_rows<Code, kDim, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
     for (; row + 2 <= num_rows; row += 2)
-      accumulate_rows<Code, 2, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
-    for (; row < num_rows; ++row)
-      accumulate_rows<Code, 1, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+      accumulate_rows<Code, kDim, 2, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+    if (row < num_rows) accumulate_rows<Code, kDim, 1, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
   }
 }
 
@@ -154,11 +165,13 @@ void expand_stretch(const Values<Code>& values) {
   for (int dim = 0; dim < values.layout.v.dim; dim += kChunk)
     for (int b = 0; b < 2; ++b) {
       if (values.block(b).base == nullptr) continue;
-      Rows<Code> rows(values.layout, values.block(b), dim);
+      Rows<Code, 0> rows(values.layout, values.block(b), dim);
+      const uint8_t* const ahead = values.ahead(b, dim);
       for (int pair = 0; pair < kPairs / 2; ++pair, rows.advance()) {
+        __builtin_prefetch(ahead + pair * 64);
         __m256i bytes[4];
-        Rows<Code>::expand(values.lookup, rows, 0, bytes);
-        Rows<Code>::expand(values.lookup, rows, 1, bytes + 2);
+        rows.expand(values.lookup, 0, bytes);
+        rows.expand(values.lookup, 1, bytes + 2);
         uint8_t* const to = values.expanded(b * kPairs / 2 + pair, dim);
         for (int j = 0; j < 4; ++j) store256(to + 32 * j, bytes[j]);
       }
@@ -177,13 +190,20 @@ void load_scales(const PageLayout& layout, const Tile& tile, float (&scales)[kTi
   }
 }
 
+// The tile's weights in fixed point: all at once, because one alone is a long chain of operations.
 template <class Code>
-void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
-                float* accumulators) {
-  const Weights fixed(scratch, layout.v.dim, num_rows);
-  Values<Code> values{layout, tile, {}, static_cast<uint8_t*>(scratch), 0};
+void fix_tile(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, const Weights& fixed) {
   float scales[kTileTokens];
   load_scales<Code>(layout, tile, scales);
+  for (int i = 0; i < num_rows * kStretches; ++i)
+    fixed.factors[i] =
+        fix_weights<Code>(weights + i * kStretch, scales + i % kStretches * kStretch, fixed.pairs + i * kPairs);
+}
+
+template <class Code, int kDim>
+void accumulate_dims(const PageLayout& layout, const Tile& tile, const Weights& weights, int num_rows, uint8_t* panel,
+                     float* accumulators) {
+  Values<Code> values{layout, tile, {}, panel, 0};
   for (int stretch = 0; stretch < kStretches; ++stretch) {
     values.stretch = stretch;
     for (int b = 2 * stretch; b < 2 * stretch + 2; ++b) {
@@ -191,17 +211,25 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
       if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
     }
     if (tile.mask(2 * stretch) == 0 && tile.mask(2 * stretch + 1) == 0) continue;
-    for (int row = 0; row < num_rows; ++row)
-      fixed.factors[row * kStretches + stretch] =
-          fix_weights<Code>(weights + row * kTileTokens + stretch * kStretch, scales + stretch * kStretch,
-                            fixed.pairs + size_t(row) * (kTileTokens / 2) + stretch * kPairs);
     if (num_rows <= kDirectRows) {
-      accumulate_stretch<Code, false>(values, fixed, num_rows, accumulators);
+      accumulate_stretch<Code, kDim, false>(values, weights, num_rows, accumulators);
       continue;
     }
     expand_stretch(values);
-    accumulate_stretch<Code, true>(values, fixed, num_rows, accumulators);
+    accumulate_stretch<Code, kDim, true>(values, weights, num_rows, accumulators);
   }
+}
+
+template <class Code>
+void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
+                float* accumulators) {
+  const int dim = layout.v.dim;
+  const Weights fixed(scratch, dim, num_rows);
+  fix_tile<Code>(layout, tile, weights, num_rows, fixed);
+  const auto run = dim == 64    ? accumulate_dims<Code, 64>
+                   : dim == 128 ? accumulate_dims<Code, 128>
+                                : accumulate_dims<Code, 0>;
+  run(layout, tile, fixed, num_rows, static_cast<uint8_t*>(scratch), accumulators);
 }
 
 // An accumulator of a chunk is [4 vectors][even lanes, odd lanes].

@@ -8,6 +8,10 @@ namespace {
 
 constexpr int kDirectRows = 4;  // up to so many rows expand codes themselves; more share a panel
 
+// Nothing that needs `sum` comes before this. Sums that the compiler is free to rearrange as trees leave too many
+// products waiting for the registers.
+OCTAVO_INLINE void keep_order(__m256i& sum) { asm volatile("" : "+x"(sum)); }
+
 // Byte i holds the lowest bits of dims 2 i and 2 i + 1 of the chunk at `dim`, from bit 2 (i % 4) on.
 template <class Code>
 OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
@@ -21,8 +25,8 @@ OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
 // codes are of one place in their rows: the bits of `plane_bytes` move on so often.
 template <class Code, int kShift, int kEach>
 struct ByteLookup {
-  __m256i table = byte_table([](int code) { return Code::value(code) + kShift; });
-  __m256i addends = byte_table([](int code) { return Code::added(code); });
+  __m256i table = byte_table<[](int code) { return Code::value(code) + kShift; }>();
+  __m256i addends = byte_table<[](int code) { return Code::added(code); }>();
 
   __attribute__((always_inline)) void expand(__m256i codes, __m256i planes, __m256i& low, __m256i& high) const {
     const __m256i nibble = _mm256_set1_epi8(15);

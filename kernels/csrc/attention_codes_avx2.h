@@ -22,13 +22,14 @@ OCTAVO_INLINE void store256(void* to, __m256i value) { _mm256_storeu_si256(stati
 OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[16]) {
   for (int i = 0; i < 16; i += 8)
     _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i))));
+  if (mask == 0xffff) return;
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
 }
 
 // What a code stands for, times kScale, is an integer of at most kLargestValue; with a lowest bit, `added` to it.
 struct Nibble {
   static constexpr bool kPlanes = false;
-  static int added(int) { return 0; }
+  static constexpr int added(int) { return 0; }
   static uint64_t plane(const uint8_t*, int) { return 0; }
   OCTAVO_INLINE void load_scales(const uint8_t* from, int64_t, uint32_t mask, float (&to)[16]) {
     load_halves(from, mask, to);
@@ -36,17 +37,21 @@ struct Nibble {
 };
 struct Fp4 : Nibble {
   static constexpr int kScale = 2, kLargestValue = 12;
-  static int value(int code) { return int(kScale * kE2M1[code]); }
+  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
 };
 struct Int4 : Nibble {
   static constexpr int kScale = 1, kLargestValue = 8;
-  static int value(int code) { return (code ^ 8) - 8; }
+  static constexpr int value(int code) { return (code ^ 8) - 8; }
 };
 struct Fp5 {
   static constexpr bool kPlanes = true;
   static constexpr int kScale = 4, kLargestValue = 28;
-  static int value(int code) { return int(kScale * kE2M1[code]); }
-  static int added(int code) { return int(kScale * e2m2(uint32_t(code), 1)) - value(code); }
+  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
+  // Half of what the last bit of E2M1 is worth: with exponents 0 and 1 a quarter, then a half and 1.
+  static constexpr int added(int code) {
+    const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
+    return code & 8 ? -half : half;
+  }
 
   // The lowest bits of the 64 dims from `dim` on of a row.
   OCTAVO_INLINE uint64_t plane(const uint8_t* planes, int dim) {
@@ -73,12 +78,17 @@ const Side* side_of(CodeType codes, Of of) {
   }
 }
 
-// Of each code, `of(code)`; in both halves, as a shuffle looks up.
-template <class Of>
-OCTAVO_INLINE __m256i byte_table(Of of) {
-  alignas(16) int8_t all[16];
-  for (int code = 0; code < 16; ++code) all[code] = int8_t(of(code));
-  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(all)));
+// kOf(code) of each code, in both halves, as a shuffle looks up; worked out by the compiler.
+template <auto kOf>
+OCTAVO_INLINE __m256i byte_table() {
+  struct Bytes {
+    alignas(16) int8_t all[16];
+    constexpr Bytes() : all() {
+      for (int code = 0; code < 16; ++code) all[code] = int8_t(kOf(code));
+    }
+  };
+  static constexpr Bytes kBytes;
+  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes.all)));
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ OCTAVO_INLINE __m256i low_bits(const uint8_t* planes, int dim) {
 
 template <class Code>
 struct WordLookup {
-  __m256i table = byte_table([](int code) { return Code::value(code) + Code::kLargestValue; });
-  __m256i addends = byte_table([](int code) { return Code::added(code); });
+  __m256i table = byte_table<[](int code) { return Code::value(code) + Code::kLargestValue; }>();
+  __m256i addends = byte_table<[](int code) { return Code::added(code); }>();
 
   // Four vectors of lanes value + 257 * kLargestValue: lane i of vector j is dim 4 i + j of the chunk.
   __attribute__((always_inline)) void expand(__m256i codes, __m256i low_bits, __m256i (&to)[4]) const {
