@@ -128,37 +128,61 @@ OCTAVO_INLINE void finish(__m256i sums, __m256 factors, const float* scales, flo
   }
 }
 
-// Sums over kChunks chunks from d on of kRows rows and 8 / kRows keys, in that order.
-template <class Code, int kRows, int kChunks, bool kExpanded>
-OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
-                               const Keys& keys, const uint8_t* ahead) {
+// sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks from d on. A key is expanded once for all rows.
+template <class Code, int kRows, int kChunks>
+OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows, int dim, int d, const Keys& keys,
+                                  const uint8_t* ahead, __m256i (&sums)[kSums]) {
   constexpr int kKeys = kSums / kRows;
-  const int8_t* rows = queries.rows + size_t(first) * dim + d;
-  const int16_t* biases = queries.biases + (size_t(first) * Queries::num_runs(dim) + d / kRun) * 16;
-  const int stride = kExpanded ? dim : dim / 2, at = kExpanded ? d : d / 2;
-  __m256i sums[kSums];
 #pragma GCC unroll 8
   for (int key = 0; key < kKeys; ++key) {
-    const uint8_t* from = keys.codes + key * stride + at;
-    if (!kExpanded) __builtin_prefetch(ahead + key * stride + at);
+    forget(rows);  // to read rows again costs nothing, to keep them costs registers
+    const int at = (key * dim + d) / 2;
+    __builtin_prefetch(ahead + at);
 #pragma GCC unroll 2
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       __m256i bytes[2];
-      if (kExpanded) bytes[0] = load256(from + chunk * kChunk), bytes[1] = load256(from + chunk * kChunk + 32);
-      else
-        lookup.expand(load256(from + chunk * kChunk / 2),
-                      plane_bytes<Code>(keys.planes + key * keys.plane_stride, d + chunk * kChunk), bytes[0], bytes[1]);
+      lookup.expand(load256(keys.codes + at + chunk * kChunk / 2),
+                    plane_bytes<Code>(keys.planes + key * keys.plane_stride, d + chunk * kChunk), bytes[0], bytes[1]);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-        for (int j = 0; j < 2; ++j) {
-          __m256i& sum = sums[r * kKeys + key];
-          if (chunk == 0 && j == 0) sum = load256(biases + r * Queries::num_runs(dim) * 16);
-          sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(bytes[j], load256(rows + r * dim + chunk * kChunk + 32 * j)));
-          keep_order(sum);
-        }
+        for (int j = 0; j < 2; ++j)
+          add_products(sums[r * kKeys + key], bytes[j], load256(rows + r * dim + chunk * kChunk + 32 * j));
     }
   }
+}
+
+// The same of keys that lie expanded.
+template <int kRows, int kChunks>
+OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* keys, __m256i (&sums)[kSums]) {
+  constexpr int kKeys = kSums / kRows;
+  forget(rows);
+#pragma GCC unroll 4
+  for (int i = 0; i < kChunks * kChunk; i += 32) {
+    __m256i bytes[kKeys];
+#pragma GCC unroll 8
+    for (int key = 0; key < kKeys; ++key) bytes[key] = load256(keys + key * dim + i);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      __m256i row = load256(rows + r * dim + i);
+      hold(row);
+#pragma GCC unroll 8
+      for (int key = 0; key < kKeys; ++key) add_products(sums[r * kKeys + key], bytes[key], row);
+    }
+  }
+}
+
+// Scores in fixed point over kChunks chunks from d on, of kRows rows and 8 / kRows keys, in that order.
+template <class Code, int kRows, int kChunks, bool kExpanded>
+OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
+                               const Keys& keys, const uint8_t* ahead) {
+  const int8_t* rows = queries.rows + size_t(first) * dim + d;
+  const int16_t* biases = queries.biases + (size_t(first) * Queries::num_runs(dim) + d / kRun) * 16;
+  __m256i sums[kSums];
+#pragma GCC unroll 8
+  for (int i = 0; i < kSums; ++i) sums[i] = load256(biases + i * kRows / kSums * Queries::num_runs(dim) * 16);
+  if constexpr (kExpanded) multiply_bytes<kRows, kChunks>(rows, dim, keys.codes + d, sums);
+  else multiply_codes<Code, kRows, kChunks>(lookup, rows, dim, d, keys, ahead, sums);
   return reduce<Code>(sums);
 }
 

@@ -113,11 +113,7 @@ OCTAVO_INLINE void add_pairs(const Values<Code>& values, int b, const uint32_t* 
       for (int r = 0; r < kRows; ++r) {
         const __m256i weight = _mm256_set1_epi32(int32_t(weights[r * (kTileTokens / 2) + pair]));
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {
-          __m256i& sum = sums[r * kVectors + j + i];
-          sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(weight, bytes[i]));
-          keep_order(sum);
-        }
+        for (int i = 0; i < 2; ++i) add_products(sums[r * kVectors + j + i], weight, bytes[i]);
       }
     }
     from += 2 * (kDim > 0 ? kDim : values.layout.v.dim);

@@ -8,9 +8,21 @@ namespace {
 
 constexpr int kDirectRows = 4;  // up to so many rows expand codes themselves; more share a panel
 
-// Nothing that needs `sum` comes before this. Sums that the compiler is free to rearrange as trees leave too many
-// products waiting for the registers.
-OCTAVO_INLINE void keep_order(__m256i& sum) { asm volatile("" : "+x"(sum)); }
+// The value is in a register here: nothing that uses it comes before, no copy in memory takes its place.
+OCTAVO_INLINE void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
+
+// sum += products of neighbouring bytes, in this order: as trees, which the compiler is free to make of sums, they
+// would leave too many products waiting for the registers.
+OCTAVO_INLINE void add_products(__m256i& sum, __m256i bytes, __m256i signed_bytes) {
+  sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(bytes, signed_bytes));
+  hold(sum);
+}
+
+// What was read from there before may have changed, for all that the compiler knows.
+template <class T>
+OCTAVO_INLINE void forget(const T*& pointer) {
+  asm volatile("" : "+r"(pointer));
+}
 
 // Byte i holds the lowest bits of dims 2 i and 2 i + 1 of the chunk at `dim`, from bit 2 (i % 4) on.
 template <class Code>
