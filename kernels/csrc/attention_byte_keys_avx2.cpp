@@ -7,9 +7,9 @@
 //
 //   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
 #include <algorithm>
-#include <cmath>
 
 #include "attention_avx2.h"
+#include "attention_byte_weights_avx2.h"
 #include "attention_bytes_avx2.h"
 #include "attention_rows.h"
 
@@ -39,6 +39,14 @@ struct Queries {
 
 size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * (dim + 32 * Queries::num_runs(dim) + 4); }
 
+// The largest magnitude of a row; NaNs do not count.
+float largest_of(const float* row, int dim) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  __m256 top = _mm256_setzero_ps();
+  for (int d = 0; d < dim; d += 8) top = _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(row + d)), top);
+  return largest_lane(top);
+}
+
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const RowFormat& format = args.layout.k;
@@ -49,11 +57,11 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   for (int r = 0; r < num_rows; ++r) {
     load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
     if (format.rotated) hadamard(row, dim);
-    float largest = 0;
-    for (int d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(row[d]));
-    const float to_fixed = largest > 1e-30f ? kLargestByte / largest : 0.0f;
-    int32_t fixed[kMaxDim];
-    for (int d = 0; d < dim; ++d) fixed[d] = int32_t(std::nearbyintf(row[d] * to_fixed));
+    const float largest = largest_of(row, dim);
+    const __m256 to_fixed = _mm256_set1_ps(largest > 1e-30f ? kLargestByte / largest : 0.0f);
+    alignas(32) int32_t fixed[kMaxDim];
+    for (int d = 0; d < dim; d += 8)
+      store256(fixed + d, _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(row + d), to_fixed)));
     for (int d = 0; d < dim; d += kChunk) {
       int8_t* const to = queries.rows + size_t(r) * dim + d;
       int16_t* const biases = queries.biases + (size_t(r) * Queries::num_runs(dim) + d / kRun) * 16;

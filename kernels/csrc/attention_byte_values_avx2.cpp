@@ -4,10 +4,6 @@
 //
 //   Of each two positions the bytes of a chunk are interleaved, so that 16-bit lanes are products of both.
 //   Of vector j (of four to 64 dims), lane i is dim 2 (i / 8 * 16 + j / 2 * 8 + i % 8) + j % 2 of the chunk.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
 #include "attention_avx2.h"
 #include "attention_byte_weights_avx2.h"
 #include "attention_bytes_avx2.h"
@@ -73,7 +69,7 @@ template <class Code>
 struct Values {
   const PageLayout& layout;
   const Tile& tile;
-  Lookup<Code> lookup;
+  const Lookup<Code>& lookup;
   uint8_t* panel;
   int stretch;
 
@@ -174,32 +170,26 @@ void expand_stretch(const Values<Code>& values) {
     }
 }
 
-// Scales of the tile's rows, zeros where they are not seen.
-template <class Code>
-void load_scales(const PageLayout& layout, const Tile& tile, float (&scales)[kTileTokens]) {
-  for (int b = 0; b < kBlocks; ++b) {
-    const Tile::Block& block = tile.blocks[b];
-    float some[16] = {};
-    if (block.base != nullptr)
-      Code::load_scales(v_scale(layout, block.base, block.offset), layout.v.scale_bytes, tile.mask(b), some);
-    std::memcpy(scales + 16 * b, some, sizeof some);
-  }
-}
-
-// The tile's weights in fixed point: all at once, because one alone is a long chain of operations.
+// The tile's weights, times their rows' scales, in fixed point: all at once, because one alone is a long chain of
+// operations.
 template <class Code>
 void fix_tile(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, const Weights& fixed) {
-  float scales[kTileTokens];
-  load_scales<Code>(layout, tile, scales);
+  float scales[kBlocks][16] = {};  // zeros where rows are not seen
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block& block = tile.blocks[b];
+    if (block.base == nullptr) continue;
+    Code::load_scales(v_scale(layout, block.base, block.offset), layout.v.scale_bytes, tile.mask(b), scales[b]);
+  }
   for (int i = 0; i < num_rows * kStretches; ++i)
     fixed.factors[i] =
-        fix_weights<Code>(weights + i * kStretch, scales + i % kStretches * kStretch, fixed.pairs + i * kPairs);
+        fix_weights<Code>(weights + i * kStretch, scales[i % kStretches * 2], fixed.pairs + i * kPairs);
 }
 
 template <class Code, int kDim>
 void accumulate_dims(const PageLayout& layout, const Tile& tile, const Weights& weights, int num_rows, uint8_t* panel,
                      float* accumulators) {
-  Values<Code> values{layout, tile, {}, panel, 0};
+  const Lookup<Code> lookup;
+  Values<Code> values{layout, tile, lookup, panel, 0};
   for (int stretch = 0; stretch < kStretches; ++stretch) {
     values.stretch = stretch;
     for (int b = 2 * stretch; b < 2 * stretch + 2; ++b) {
@@ -230,10 +220,13 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
 
 // An accumulator of a chunk is [4 vectors][even lanes, odd lanes].
 void to_natural(int dim, const float* accumulator, float* row) {
-  for (int i = 0; i < dim; ++i) {
-    const int j = i % kChunk / 16, lane = i % 8 * 2 + i % 16 / 8;
-    row[i / kChunk * kChunk + 2 * (lane / 8 * 16 + j / 2 * 8 + lane % 8) + j % 2] = accumulator[i];
-  }
+  for (; dim > 0; dim -= kChunk, row += kChunk)
+    for (int j = 0; j < 4; ++j, accumulator += 16)
+      for (int i = 0; i < 8; ++i) {  // lanes 2 i and 2 i + 1
+        float* const to = row + 2 * (i / 4 * 16 + j / 2 * 8 + 2 * i % 8) + j % 2;
+        to[0] = accumulator[i];
+        to[2] = accumulator[8 + i];
+      }
 }
 
 template <class Code>
