@@ -20,7 +20,12 @@ from octavo.kernels.cpu import linear as native
 from octavo.kernels.cpu import rope
 from octavo.kernels.cpu.activations import FLOATS, replace_activations
 from octavo.kernels.cpu.merged import Merged, MergedLinear, MergedQuantizedLinear, Observed
-from octavo.kernels.cpu.norms import NativeLayerNorm, NativeRMSNorm
+from octavo.kernels.cpu.norms import (
+    NativeLayerNorm,
+    NativeRMSNorm,
+    NativeShiftedRMSNorm,
+    is_shifted_rms_norm,
+)
 
 NOTHING = Observed()
 
@@ -79,7 +84,7 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
     merged, apart = _merge(model, observed.groups, exact, replaced)
     for name, module in model.named_modules():
         kind = type(module)
-        rule = _RULES.get(kind)
+        rule = _RULES.get(kind) or (_replace_shifted_norm if is_shifted_rms_norm(module) else None)
         if rule is None:
             if _has_own_arrays(module) and not isinstance(module, _NATIVE):
                 kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
@@ -214,6 +219,12 @@ def _replace_norm(module: Any, _exact: bool) -> str | None:
     return None
 
 
+def _replace_shifted_norm(module: Any, _exact: bool) -> str | None:
+    module.__class__ = NativeShiftedRMSNorm
+    module.fuse = False
+    return None
+
+
 def _replace_rope(module: Any, _exact: bool) -> str | None:
     rotation = rope.rotation_of(module)
     if rotation.dims < 2 or rotation.dims % 2:
@@ -241,6 +252,7 @@ _NATIVE = (
     native.NativeQuantizedEmbedding,
     NativeRMSNorm,
     NativeLayerNorm,
+    NativeShiftedRMSNorm,
     native.NativeSwitchLinear,
     native.NativeQuantizedSwitchLinear,
 )

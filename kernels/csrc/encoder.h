@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -56,6 +57,8 @@ class Recording {
 
   std::shared_ptr<Arena> arena;
   Tasks tasks;
+  std::vector<std::size_t> queued;     // those of the tasks that only put work of MLX's into its queue,
+  std::optional<mx::Stream> stream;    // which is this stream's
   std::vector<mx::array> temporaries;  // of the primitive that is evaluated
 };
 

@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "mlx_tasks.h"
 #include "primitive.h"
 #include "recorded_ops.h"
 
@@ -106,6 +107,8 @@ void Program::record(const std::shared_ptr<Arena>& arena, std::vector<mx::array>
     evaluate(recording, x);
   }
   tasks_ = std::move(recording.tasks);
+  queued_ = std::move(recording.queued);
+  stream_ = recording.stream;
 }
 
 void Program::evaluate(Recording& recording, mx::array& x) {
@@ -126,6 +129,7 @@ void Program::evaluate(Recording& recording, mx::array& x) {
 }
 
 void Program::run() {
+  if (stream_) return run_queued(tasks_, queued_, *stream_);
   const KernelTime timed;
   for (const auto& task : tasks_) task();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "encoder.h"
@@ -11,8 +12,9 @@ namespace octavo {
 // What a graph computes from `filled`, arrays of int32 that are given new values before each run.
 //
 // Recording evaluates every primitive between the inputs and the outputs once, but carries nothing out:
-// their work is kept, with the addresses of the arrays it reads and writes. All of it must be ours, or
-// an operation of MLX that only views what is there; what depends on no input is computed at once. A
+// their work is kept, with the addresses of the arrays it reads and writes. Operations of MLX's are views of
+// what is there, work of ours in their place where they are simple arithmetic (recorded_ops.h), or evaluated by
+// MLX in each run (mlx_tasks.h); what depends on no input is computed at once. A
 // program writes its results to the same arrays in every run. They hold them until any program of its
 // arena is recorded or run.
 class Program {
@@ -28,8 +30,9 @@ class Program {
   const std::vector<mx::array>& filled() const { return filled_; }
   const std::vector<mx::array>& outputs() const { return outputs_; }
   std::size_t num_tasks() const { return tasks_.size(); }
+  std::size_t num_evaluated() const { return queued_.size(); }  // of them, by MLX
 
-  // On the calling thread, with the kernels' own threads.
+  // On the calling thread, with the kernels' own threads; where MLX computes some of it, on its stream's.
   void run();
 
  private:
@@ -40,6 +43,8 @@ class Program {
   std::vector<mx::array> filled_, outputs_;
   std::vector<mx::array> read_;  // by the tasks, besides each other's results
   Tasks tasks_;
+  std::vector<std::size_t> queued_;  // as Recording's
+  std::optional<mx::Stream> stream_;
 };
 
 }  // namespace octavo

@@ -70,7 +70,8 @@ void bind_program(nb::module_& m) {
            "Copies values (C-contiguous int32) into the filled inputs and computes. The results are in "
            "`outputs` until a program of the same arena is recorded or run.")
       .def_prop_ro("outputs", &Program::outputs)
-      .def_prop_ro("num_tasks", &Program::num_tasks);
+      .def_prop_ro("num_tasks", &Program::num_tasks)
+      .def_prop_ro("num_evaluated", &Program::num_evaluated);
   m.def("indices_are_inside", &indices_are_inside, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
         "page_table"_a, "page_size"_a, "num_pages"_a,
         "Whether AttentionMetadata.check has nothing to say of these arrays, in a hundredth of its time.");

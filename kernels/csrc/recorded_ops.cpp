@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "mlx_tasks.h"
 #include "primitive.h"
 
 namespace octavo {
@@ -16,16 +17,9 @@ bool is_one_of(const char* name, std::initializer_list<const char*> names) {
   return false;
 }
 
-// `input` without gaps, as `row_contiguous` gives it, of a type it can copy.
-mx::array without_gaps(const mx::array& input, Encoder& encoder) {
-  require(input.flags().row_contiguous || input.itemsize() == 2 || input.itemsize() == 4,
-          "a copy of " + dtype_text(input.dtype()) + " cannot be recorded");
-  return row_contiguous(input, encoder);
-}
-
 // The same elements in the same order under another shape.
 void reshape(const mx::array& input, mx::array& output, Encoder& encoder) {
-  const mx::array plain = without_gaps(input, encoder);
+  const mx::array plain = row_contiguous(input, encoder);
   mx::Strides strides(output.ndim());
   int64_t stride = 1;
   for (std::size_t i = output.ndim(); i-- > 0; stride *= output.shape(static_cast<int>(i))) strides[i] = stride;
@@ -45,7 +39,7 @@ void store(void* values, Float type, std::size_t i, float value) {
 
 // As MLX computes with 16-bit floats: in float32, rounded once.
 void combine(const mx::array& a, const mx::array& b, mx::array& output, bool multiply, Encoder& encoder) {
-  const mx::array left = without_gaps(a, encoder), right = without_gaps(b, encoder);
+  const mx::array left = row_contiguous(a, encoder), right = row_contiguous(b, encoder);
   allocate(output);
   encoder.dispatch([x = left.data<void>(), y = right.data<void>(), to = output.data<void>(),
                     type = float_of(output.dtype()), size = output.size(), multiply] {
@@ -57,7 +51,7 @@ void combine(const mx::array& a, const mx::array& b, mx::array& output, bool mul
 }
 
 void convert(const mx::array& input, mx::array& output, Encoder& encoder) {
-  const mx::array plain = without_gaps(input, encoder);
+  const mx::array plain = row_contiguous(input, encoder);
   allocate(output);
   encoder.dispatch([from = plain.data<void>(), to = output.data<void>(), size = output.size(),
                     type = float_of(input.dtype()), result = float_of(output.dtype())] {
@@ -71,18 +65,21 @@ void record_mlx(mx::array& x) {
   const char* const name = x.primitive().name();
   const std::vector<mx::array>& inputs = x.inputs();
   Encoder encoder(x.primitive().stream());
-  if (is_one_of(name, {"Reshape", "Flatten", "Unflatten", "Contiguous"})) {
+  const auto can_copy = [](const mx::array& input) {  // as row_contiguous does
+    return input.flags().row_contiguous || input.itemsize() == 2 || input.itemsize() == 4;
+  };
+  if (is_one_of(name, {"Reshape", "Flatten", "Unflatten", "Contiguous"}) && can_copy(inputs[0])) {
     reshape(inputs[0], x, encoder);
   } else if (is_one_of(name, {"Add", "Multiply"}) && is_float(x.dtype())) {
     combine(inputs[0], inputs[1], x, std::strcmp(name, "Multiply") == 0, encoder);
   } else if (is_one_of(name, {"AsType"}) && is_float(x.dtype()) && is_float(inputs[0].dtype())) {
     convert(inputs[0], x, encoder);
-  } else {
-    require(is_one_of(name, {"AsStrided", "Broadcast", "ExpandDims", "Slice", "Split", "Squeeze", "StopGradient",
-                             "Transpose"}),
-            std::string("MLX's ") + name + " of " + dtype_text(x.dtype()) + " cannot be recorded");
+  } else if (is_one_of(name, {"AsStrided", "Broadcast", "ExpandDims", "Slice", "Split", "Squeeze", "StopGradient",
+                              "Transpose"})) {
     std::vector<mx::array> outputs = x.outputs();
     x.primitive().eval_cpu(inputs, outputs);
+  } else {
+    record_evaluation(x);
   }
 }
 

@@ -1,4 +1,4 @@
-// Operations of MLX that a program can carry out in its place.
+// Operations of MLX in a program.
 #pragma once
 
 #include "encoder.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 
 // Evaluates x, a pending result of MLX's own: as a view of its input where the operation is one, by work of
-// ours where it is simple arithmetic. std::invalid_argument names an operation that is neither.
+// ours where it is simple arithmetic, else by MLX in each run.
 void record_mlx(mx::array& x);
 
 }  // namespace octavo

@@ -87,10 +87,22 @@ MUTANTS = (
     Mutant(
         "arrays with gaps are reshaped as they lie",
         OPS,
-        "const mx::array plain = without_gaps(input, encoder);\n  mx::Strides",
+        "const mx::array plain = row_contiguous(input, encoder);\n  mx::Strides",
         "const mx::array& plain = input;\n  mx::Strides",
     ),
-    Mutant("sums take arrays with gaps as they lie", OPS, "right = without_gaps(b, encoder)", "right = b"),
+    Mutant("sums take arrays with gaps as they lie", OPS, "right = row_contiguous(b, encoder)", "right = b"),
+    Mutant(
+        "results of MLX's are copied as they lie",
+        "mlx_tasks.cpp",
+        "if (from.flags().row_contiguous) {",
+        "if (from.flags().contiguous) {",
+    ),
+    Mutant(
+        "memory that MLX reads begins at its buffer",
+        "mlx_tasks.cpp",
+        "from.flags(), from.offset());",
+        "from.flags(), 0);",
+    ),
     # indices
     Mutant(
         "a slot behind the last page passes", INDICES, "num_pages * page_size)", "num_pages * page_size + 1)"

@@ -16,7 +16,7 @@ from mlx_lm.models import qwen3
 import tiny_models
 from native import require_extension
 from octavo.engine.config import EngineConfig
-from octavo.engine.model import hook
+from octavo.engine.model import hook, replay
 from octavo.engine.model.forward import PagedModel
 from octavo.engine.model.layers import discover_layout
 from octavo.engine.model.loader import load_model
@@ -232,20 +232,29 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
     assert memories == [replayed.pool]
 
 
-TRACED = {"qwen3_moe", "gpt_oss", "ministral3", "gemma3_text"}
-"""What computes something by MLX: the choice of experts, factors of positions, norms of its own."""
-
-
 @pytest.mark.parametrize("architecture", tiny_models.CONFIGS)
 def test_every_architecture_is_fused_and_replayed(tmp_path: Path, architecture: str) -> None:
     got, _ = ready(tmp_path, architecture)
     assert got.fusion is not None
     assert (got.fusion.not_fused, got.fusion.not_replayed) == ("", "")
     assert got.replays
-    assert (got.fusion.not_recorded == "") == (architecture not in TRACED)
+    assert got.fusion.not_recorded == ""
     assert got.report is not None
     wanted = {"phi3": 0, "gpt_oss": 4, "qwen3_moe": 4}.get(architecture, 8)  # q, k, v; gate, up
     assert sum(got.report.merged.values()) == wanted
+
+
+def test_what_cannot_be_recorded_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __init__(self, *_: object) -> None:
+            raise replay.CannotRecord("operations of several streams cannot be recorded")
+
+    monkeypatch.setattr(replay, "Recorded", Refusing)
+    got, _ = ready(tmp_path, "qwen3_moe")
+    assert got.fusion is not None
+    assert got.replays
+    assert (got.fusion.not_fused, got.fusion.not_replayed) == ("", "")
+    assert "several streams" in got.fusion.not_recorded
 
 
 def test_a_model_that_asks_for_lengths_runs_its_code_in_every_step(

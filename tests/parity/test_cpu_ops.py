@@ -14,7 +14,7 @@ from mlx import nn
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.normalization import LayerNorm
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm.models import rope_utils
+from mlx_lm.models import gemma3_text, rope_utils
 
 from native import require_extension
 
@@ -125,6 +125,33 @@ def test_layer_norm(dtype: mx.Dtype, affine: bool, bias: bool) -> None:
         truth = norm(x.astype(mx.float32)).astype(dtype) if affine else norm(x)
         norm.fuse = True  # found as an attribute even where the module has no arrays to be replaced for
         assert close(native(norm)(x), truth, FLOATS[dtype] + 1e-5)
+
+
+@pytest.mark.parametrize("dtype", list(FLOATS), ids=str)
+def test_norms_by_the_weight_plus_one_are_known_by_what_they_compute(dtype: mx.Dtype) -> None:
+    from octavo.kernels.cpu.norms import NativeShiftedRMSNorm, is_shifted_rms_norm
+
+    norm = gemma3_text.RMSNorm(300, eps=1e-4)
+    norm.weight = (mx.random.normal((300,)) * 0.3).astype(dtype)
+    x = (mx.random.normal((7, 300)) * 3).astype(dtype)
+    truth = norm(x.astype(mx.float32)).astype(dtype)
+    assert type(native(norm)) is NativeShiftedRMSNorm
+    assert close(norm(x), truth, 2 * FLOATS[dtype])
+    wide = x.astype(mx.float16) if dtype == mx.float32 else x
+    assert norm(wide).dtype == mx.result_type(wide, norm.weight)
+
+    class Plain(gemma3_text.RMSNorm):
+        def __call__(self, x: mx.array) -> mx.array:
+            return mx.fast.rms_norm(x, self.weight, self.eps)
+
+    class Picky(gemma3_text.RMSNorm):
+        def __call__(self, x: mx.array) -> mx.array:
+            if x.shape[0] != 7:
+                raise ValueError("not the rows it wants")
+            return mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)
+
+    for other in (Plain(300), Picky(300), LayerNorm(300)):
+        assert not is_shifted_rms_norm(other)
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_approx", "gelu_fast_approx"])

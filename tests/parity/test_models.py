@@ -30,6 +30,9 @@ from octavo.scheduler import Sequence as Served
 
 PAGE_SIZE = 8
 MAX_TOKENS = 12
+TOLERANCES = {"gemma3_text": 0.6}
+"""Of bf16 models where 0.3 is not enough: gemma's four norms in a layer round twice in MLX, once in ours.
+Against float32, mean errors of log-probabilities are 0.065 in MLX and 0.056 in ours."""
 MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts on a CPU compute in float32 only
 
 
@@ -51,7 +54,7 @@ class Case:
 
 CASES = (
     [Case(name, mx.float32, "fp16", 0.02, 40) for name in tiny_models.CONFIGS]
-    + [Case(name, mx.bfloat16, "bf16", 0.3, 3) for name in tiny_models.CONFIGS]
+    + [Case(name, mx.bfloat16, "bf16", TOLERANCES.get(name, 0.3), 3) for name in tiny_models.CONFIGS]
     + [Case(name, mx.float32, "int8", 0.2, 10) for name in ("llama", "qwen3", "mistral", "gpt_oss")]
 )
 
