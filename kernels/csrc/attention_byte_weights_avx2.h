@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "attention_codes_avx2.h"
+#include "attention_bytes_avx2.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -20,18 +20,6 @@ constexpr float kLargestWeight = 254;  // what rounding hands on may add one
 // Of a stretch's weights; half a unit for each lane of a vector may come from rounding.
 template <class Code>
 constexpr float kLargestSum = float(INT16_MAX / Code::kLargestValue - 4);
-
-OCTAVO_INLINE float sum_lanes(__m256 x) {
-  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
-OCTAVO_INLINE float largest_lane(__m256 x) {
-  __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
-}
 
 // weights * scales of a stretch as bytes; returns what a unit stands for
 template <class Code>

@@ -8,6 +8,18 @@ namespace {
 
 constexpr int kDirectRows = 4;  // up to so many rows expand codes themselves; more share a panel
 
+OCTAVO_INLINE float sum_lanes(__m256 x) {
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+OCTAVO_INLINE float largest_lane(__m256 x) {
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
 // The value is in a register here: nothing that uses it comes before, no copy in memory takes its place.
 OCTAVO_INLINE void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
 
