@@ -165,17 +165,18 @@ MUTANTS = (
         "largest / kLargestByte",
     ),
     Mutant(
-        "scores of keys get their neighbours' scales",
+        "a row alone gets the scales of other keys",
         KEYS,
-        "_mm_setr_ps(scales[0], scales[1], scales[0], scales[1])",
-        "_mm_setr_ps(scales[1], scales[0], scales[1], scales[0])",
+        "_mm256_mul_ps(factors, _mm256_loadu_ps(scales))",
+        "_mm256_mul_ps(factors, _mm256_set1_ps(*scales))",
     ),
     Mutant(
-        "scores of two rows get one row's factor",
+        "two rows get the scale of one key",
         KEYS,
-        "_mm_setr_ps(factors[0], factors[0], factors[1], factors[1])",
-        "_mm_set1_ps(factors[0])",
+        "_mm256_broadcast_ps(reinterpret_cast<const __m128*>(scales))",
+        "_mm256_broadcast_ss(scales)",
     ),
+    Mutant("every row has the first one's factor", KEYS, "of_rows[i * kRows / kSums]", "of_rows[0 * i]"),
     Mutant(
         "codes keep the offset that made them unsigned",
         KEYS,
@@ -252,9 +253,10 @@ MUTANTS = (
     Mutant(
         "a block that is not finite counts as finite",
         ROWS,
-        "return {factor, limit / static_cast<float>(most) + bad};",
-        "return {factor, limit / static_cast<float>(most)};",
+        "return {factor, limit / kMost + bad};",
+        "return {factor, limit / kMost};",
     ),
+    Mutant("sums of two activations overflow", ROWS, "if (pairs) {", "if (pairs && block == 0) {"),
     Mutant(
         "groups have the scales of their first",
         LINEAR,

@@ -83,6 +83,14 @@ def test_each_rule(name: str, wrong: list[Any]) -> None:
     assert not agrees(RIGHT | {name: np.array(wrong, np.int32)})
 
 
+def test_every_sequence_has_a_row() -> None:
+    """Of two sequences with the rows of RIGHT; the second may see what the first does."""
+    both = {name: np.concatenate([RIGHT[name]] * 2) for name in ("kv_len", "page_table")}
+    assert agrees(RIGHT | both | {"q_start": np.array([0, 1, 2], np.int32)})
+    for ends in ([0, 2, 2], [0, 0, 2]):
+        assert not agrees(RIGHT | both | {"q_start": np.array(ends, np.int32)})
+
+
 def test_other_types_and_gaps_are_left_to_python() -> None:
     wide = np.array(RIGHT["slots"], np.int64)
     assert not _ext.indices_are_inside(**RIGHT | {"slots": wide}, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
