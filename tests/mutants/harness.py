@@ -22,7 +22,8 @@ Attempt = Callable[[Mutant], str | None]
 def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
     """The first failing test, or None if all pass. A bug that hangs is caught by the clock, one that
     ends the process by whatever ended it."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
+    command = [*pytest, "-m", "not slow", *tests]
     variables = {**os.environ, "OCTAVO_HYPOTHESIS": "mutants", **environment}
     try:
         done = subprocess.run(
