@@ -92,6 +92,12 @@ MUTANTS = (
     ),
     Mutant("sums take arrays with gaps as they lie", OPS, "right = row_contiguous(b, encoder)", "right = b"),
     Mutant(
+        "results of MLX's are copied as they lie",
+        "mlx_tasks.cpp",
+        "if (from.flags().row_contiguous) {",
+        "if (from.flags().contiguous) {",
+    ),
+    Mutant(
         "memory that MLX reads begins at its buffer",
         "mlx_tasks.cpp",
         "from.flags(), from.offset());",

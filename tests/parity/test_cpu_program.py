@@ -124,7 +124,8 @@ def route(dtype: mx.Dtype) -> Build:
             rows = x[order // 8][mx.argsort(order)].reshape(-1, 8, 64)
             x = _ext.rms_norm((rows * scores[..., None]).sum(axis=-2).astype(dtype), None, 1e-5)
         steps = mx.floor((mx.arange(3) + ids[:, None]) / 7)
-        return [x, chosen, mx.log(1 + steps.transpose()), ids + 1, mx.stack([ids > 9, ids < 20]), x.T]
+        columns = mx.log1p(steps.transpose())  # MLX keeps the strides of its input
+        return [x, chosen, columns, ids + 1, mx.stack([ids > 9, ids < 20]), x.T]
 
     return build
 
