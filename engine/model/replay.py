@@ -3,12 +3,12 @@
 Decode steps repeat: the same number of rows, other numbers in them. When such a step comes for the
 second time its graph is kept in one of two forms.
 
-A *program* (``Recorded``) is the list of what our kernels do in it, with the addresses they read and
-write: no graph is left, and a step costs its kernels. That takes a graph of our own operations.
+A *program* (``Recorded``) is the list of what our kernels do in it, and of MLX's operations between
+them, with the addresses they read and write: no graph is left, and a step costs its kernels.
 
-Where MLX computes some of it, the graph is *traced* (``Traced``) by ``mx.compile`` without any code
-generation: the arrays of the step and the pages are inputs, and MLX clones the nodes between them and
-the results. That costs a fraction of building the graph in Python.
+What cannot be recorded (operations on several streams) is *traced* (``Traced``) by ``mx.compile`` without
+any code generation: the arrays of the step and the pages are inputs, and MLX clones the nodes between them
+and the results. That costs a fraction of building the graph in Python.
 
 Both compute what the graph would have, to the bit. What the model takes from the step must reach it
 through arrays. Model code that asks for a length as a number cannot be replayed; the probe finds out, and
@@ -127,7 +127,7 @@ class Replay:
 
 
 class CannotRecord(Exception):
-    """A graph has operations that are not ours."""
+    """A graph has operations that no program can hold."""
 
 
 class Recorded:
