@@ -50,8 +50,8 @@ DECODE = (
     Mutant(
         "the neighbour's scale",
         "decode",
-        "Keys::row_scale(KEY_SCALES, key_row)",
-        "Keys::row_scale(KEY_SCALES, key_row ^ 1)",
+        "Keys::row_scale<HEAD_DIM>(KEY_SCALES, key_row)",
+        "Keys::row_scale<HEAD_DIM>(KEY_SCALES, key_row ^ 1)",
     ),
     Mutant("V's scale missing", "decode", "weight * value_scale;", "weight;"),
     Mutant(

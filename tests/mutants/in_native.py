@@ -10,6 +10,7 @@ OPS = "recorded_ops.cpp"
 ARENA = "encoder.cpp"
 INDICES = "indices.cpp"
 MAPPED = "mapped_file.cpp"
+QUERIES = "attention_byte_queries_avx2.h"
 KEYS = "attention_byte_keys_avx2.cpp"
 VALUES = "attention_byte_values_avx2.cpp"
 WEIGHTS = "attention_byte_weights_avx2.h"
@@ -166,7 +167,7 @@ MUTANTS = (
     # products of bytes: attention
     Mutant(
         "scores forget that codes are scaled",
-        KEYS,
+        QUERIES,
         "largest / (kLargestByte * Code::kScale)",
         "largest / kLargestByte",
     ),
@@ -185,17 +186,17 @@ MUTANTS = (
     Mutant("every row has the first one's factor", KEYS, "of_rows[i * kRows / kSums]", "of_rows[0 * i]"),
     Mutant(
         "codes keep the offset that made them unsigned",
-        KEYS,
+        QUERIES,
         "(four[0] + four[1] + four[2] + four[3]) * Code::kLargestValue",
         "(four[0] + four[1] + four[2]) * Code::kLargestValue",
     ),
     Mutant(
         "queries and codes meet in another order",
-        KEYS,
+        QUERIES,
         "to[i] = int8_t(fixed[d + 2 * i]), to[32 + i] = int8_t(fixed[d + 2 * i + 1])",
         "to[32 + i] = int8_t(fixed[d + 2 * i]), to[i] = int8_t(fixed[d + 2 * i + 1])",
     ),
-    Mutant("queries are not rotated", KEYS, "if (format.rotated) hadamard(row, dim);", ""),
+    Mutant("queries are not rotated", QUERIES, "if (format.rotated) hadamard(row, dim);", ""),
     Mutant(
         "weighted sums forget that codes are scaled",
         WEIGHTS,
