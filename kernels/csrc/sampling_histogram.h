@@ -95,8 +95,12 @@ inline void order_patterns(Histogram& found, Float type) {
 inline bool substitute(const RowDraw& call, uint16_t* row, uint8_t* seen, Histogram& found) {
   const RowChanges& changes = call.changes;
   std::memset(seen, 0, static_cast<std::size_t>(call.size));
-  for (int i = 0; i < changes.count; ++i)
-    if (seen[changes.ids[i]]++ == 0) --found.counts[row[changes.ids[i]]];
+  for (int i = 0; i < changes.count; ++i) {
+    const int64_t id = changes.ids[i];
+    if (seen[id] != 0) continue;
+    seen[id] = 1;
+    --found.counts[row[id]];
+  }
   int* const left = reinterpret_cast<int*>(found.weights);  // changes that no 16-bit value equals
   int num_left = 0;
   for (int i = 0; i < changes.count; ++i) {

@@ -218,6 +218,14 @@ def test_only_allowed_tokens_are_drawn_and_the_first_change_of_a_token_counts(dt
     ids, changed = np.array([40, 40, 3]), np.array([50.3, -50.3, -50.3], np.float32)
     likeliest = _ext.Draw(0, **plain, counter=0, changed_ids=ids, changed=changed, allowed=allowed)
     assert _ext.draw_tokens(logits, [likeliest]) == [40]
+    once, often = (
+        [
+            _ext.Draw(0, **plain, counter=i, changed_ids=np.full(n, 40), changed=np.full(n, 3.3, np.float32))
+            for i in range(100)
+        ]
+        for n in (1, 600)
+    )
+    assert _ext.draw_tokens(logits, often) == _ext.draw_tokens(logits, once)
     for unusable in (np.nan, np.inf):
         changed = np.array([0.1, unusable, 0.1], np.float32)
         bad = _ext.Draw(0, **plain, counter=0, changed_ids=np.array([5, 6, 7]), changed=changed)
