@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from octavo.engine.model.layers import discover_layout
 from octavo.engine.model.loader import load_model
 from octavo.engine.model.ready import ReadyModel, choose_device, make_ready
 from octavo.kernels.interface import PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, Ints
 
 _ext = require_extension()
 
@@ -134,6 +135,22 @@ def ready_from(folder: Path, architecture: str, *, fuse: bool) -> tuple[ReadyMod
     return got, loaded.model, layout
 
 
+def step_of(written: Ints, counts: Sequence[int], tables: Ints) -> AttentionMetadata:
+    """The next ``counts`` positions of sequences that have ``written`` ones, in pages of 8."""
+    stops = written + np.array(counts, np.int32)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    runs = zip(written.tolist(), stops.tolist(), strict=True)
+    positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for start, stop in runs])
+    return AttentionMetadata(
+        positions=positions,
+        slots=tables[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
+        q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        kv_len=stops,
+        page_table=tables,
+        page_size=8,
+    )
+
+
 def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.array]:
     """Of steps with a chunk of 9 rows, one of 4, and a decode; the last shape three times."""
     got, model, layout = ready_from(folder, architecture, fuse=fuse)
@@ -145,24 +162,13 @@ def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.arr
     written, logits = np.zeros(3, np.int32), []
     rng = np.random.default_rng(3)
     for counts in ((9, 4, 1), (1, 1, 1), (1, 1, 1), (3, 1, 2), (1, 1, 1)):
-        stops = written + np.array(counts, np.int32)
-        owners = np.repeat(np.arange(3), counts)
-        runs = zip(written.tolist(), stops.tolist(), strict=True)
-        positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for start, stop in runs])
-        metadata = AttentionMetadata(
-            positions=positions,
-            slots=tables[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
-            q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-            kv_len=stops,
-            page_table=tables,
-            page_size=8,
-        )
-        ids = rng.integers(0, layout.vocab_size, len(positions)).astype(np.int32)
+        metadata = step_of(written, counts, tables)
+        ids = rng.integers(0, layout.vocab_size, metadata.num_tokens).astype(np.int32)
         out = paged.forward(ids, metadata, metadata.q_start[1:] - np.int32(1))
         mx.eval(out, *paged.pool.pending())
         logits.append(out.astype(mx.float32))
         mx.eval(logits[-1])  # the next step may write over the results of this one
-        written = stops
+        written = metadata.kv_len
     assert (paged.replay is not None and paged.replay.num_replayed > 0) == fuse
     return logits
 
@@ -206,19 +212,8 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
     every_page = np.arange(32, dtype=np.int32).reshape(4, 8)
     written, rng = np.zeros(4, np.int32), np.random.default_rng(3)
     for counts, width in STEPS_OF_FOUR_ROWS:
-        stops = written[: len(counts)] + np.array(counts, np.int32)
-        runs = zip(written.tolist(), stops.tolist(), strict=False)
-        positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for start, stop in runs])
         tables = np.ascontiguousarray(every_page[: len(counts), :width])
-        owners = np.repeat(np.arange(len(counts)), counts)
-        metadata = AttentionMetadata(
-            positions=positions,
-            slots=tables[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
-            q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-            kv_len=stops,
-            page_table=tables,
-            page_size=8,
-        )
+        metadata = step_of(written[: len(counts)], counts, tables)
         ids = rng.integers(0, layout.vocab_size, 4).astype(np.int32)
         outs = []
         for paged in (replayed, plain):
@@ -226,7 +221,7 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
             paged.evaluate([out])
             outs.append(np.array(out.astype(mx.float32)))
         np.testing.assert_array_equal(outs[0], outs[1])
-        written[: len(counts)] = stops
+        written[: len(counts)] = metadata.kv_len
     assert replayed.replay is not None
     assert replayed.replay.num_replayed >= 11, "each of the four kinds from its second step on"
     assert memories == [replayed.pool]
