@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import signal
 import sys
@@ -41,7 +42,6 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
     from octavo.engine.metrics import Metrics, MetricsServer
     from octavo.engine.server.security import Security
-    from octavo.engine.server.server import GrpcServer
     from octavo.engine.service import AsyncEngine
 
     stopping = _signal_event()
@@ -62,6 +62,8 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
         stack.push_async_callback(engine.stop)
         if not await _load(engine, stopping):
             return 0
+        from octavo.engine.server.server import GrpcServer
+
         settle_interpreter()
         metrics.describe(engine.info)
         server = GrpcServer(
@@ -109,6 +111,8 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event) -> bool:
     """Start the engine; False when a signal came first. Raises what loading raises."""
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
+    await asyncio.sleep(0)
+    importlib.import_module("octavo.engine.server.server")  # the engine's thread loads meanwhile
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if start.done():

@@ -20,8 +20,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import base
 
+from octavo.engine.model.mlx_lm_import import base
 from octavo.kernels.interface import KVPool, LayerSpec
 from octavo.kernels.metadata import AttentionMetadata
 

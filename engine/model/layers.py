@@ -7,9 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from octavo.engine.errors import ModelLoadError
+from octavo.engine.model.mlx_lm_import import cache as caches_of_mlx_lm
 from octavo.kernels.interface import LayerSpec
 
 
@@ -33,9 +33,9 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
 
     Raises ModelLoadError for caches that are not plain or sliding-window attention.
     """
-    caches = make_prompt_cache(model)
+    caches = caches_of_mlx_lm.make_prompt_cache(model)
     for cache in caches:
-        if type(cache) not in (KVCache, RotatingKVCache):
+        if type(cache) not in (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache):
             raise ModelLoadError(
                 f"model type {architecture!r} keeps its state in {type(cache).__name__}, which pages cannot "
                 "hold; models with full or sliding-window attention can be served"
@@ -59,7 +59,7 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
 
 
 def _spec(cache: Any) -> LayerSpec:
-    rotating = isinstance(cache, RotatingKVCache)
+    rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     return LayerSpec(
         num_kv_heads=cache.keys.shape[1],
         head_dim=cache.keys.shape[-1],

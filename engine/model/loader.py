@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,27 +17,9 @@ from mlx.utils import tree_flatten, tree_map
 
 from octavo.engine.config import Weights
 from octavo.engine.errors import InvalidConfig, ModelLoadError
+from octavo.engine.model.hook import install_hook
 from octavo.engine.model.locate import read_config
-
-
-@contextmanager
-def _open_files_limit_kept() -> Iterator[None]:
-    """mlx-lm lowers the process's limit of open files to 2,048 when imported; a server needs
-    its own."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    original = resource.setrlimit
-    resource.setrlimit = lambda *_: None
-    try:
-        yield
-    finally:
-        resource.setrlimit = original
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
-
-
-with _open_files_limit_kept():
-    from mlx_lm import utils as mlx_lm_utils
-
-    from octavo.engine.model.hook import install_hook
+from octavo.engine.model.mlx_lm_import import utils as mlx_lm_utils
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu.modules import Report

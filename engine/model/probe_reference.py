@@ -14,12 +14,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from octavo.engine.model.layers import CacheLayout
+from octavo.engine.model.mlx_lm_import import cache as caches_of_mlx_lm
 
 MAX_COLUMNS = 8192  # logits of a row that are compared
+CACHE_STEP = (
+    16  # positions by which caches grow: mlx-lm's 256 are more zeros to write than there is to compute
+)
 
 Errors = NDArray[np.float64]
 
@@ -84,8 +87,9 @@ def _perturbed_caches(model: Module, precision: float) -> list[Any]:
         factor = mx.where(clean, 1, mx.where(sign, 1 + precision, 1 - precision))
         return x * factor.astype(x.dtype)
 
-    caches = make_prompt_cache(model)
+    caches = caches_of_mlx_lm.make_prompt_cache(model)
     for cache in caches:
+        cache.step = CACHE_STEP
         store = cache.update_and_fetch
         cache.update_and_fetch = lambda k, v, store=store: store(nudged(k), nudged(v))
     return caches

@@ -8,6 +8,7 @@ bit, as fresh copies, for model code that reads them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -100,7 +101,12 @@ class _Packed:
             self.packed = None
 
     def make_packed(self: Any) -> Any:
-        return _ext.pack_dense(self["weight"], self.get("bias"))
+        return self.pack_stacked([self])
+
+    def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
+        """The weights of layers like this one as one matrix, the outputs of the first on top, with this
+        one's bias."""
+        return _ext.pack_stacked([layer["weight"] for layer in layers], self.get("bias"))
 
     def unpack(self) -> list[mx.array]:
         """The originals, in the order of ``names``."""
@@ -139,8 +145,9 @@ class _Quantized(_Packed):
     def names(self: Any) -> tuple[str, ...]:  # type: ignore[override]
         return ("weight", "scales", "biases") if self.mode == "affine" else ("weight", "scales")
 
-    def make_packed(self: Any) -> Any:
-        return self.pack_arrays([self[name] for name in self.names], self.get("bias"))
+    def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
+        arrays = [mx.concatenate([layer[name] for layer in layers]) for name in self.names]
+        return self.pack_arrays(arrays, self.get("bias"))
 
     def pack_arrays(self: Any, arrays: list[mx.array], bias: mx.array | None) -> _ext.PackedWeight:
         """One matrix, given by the arrays called ``names``."""

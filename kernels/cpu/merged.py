@@ -99,9 +99,11 @@ class Merged:
         self.members = list(members)
         first = self.members[0]
         self.whole = copy.copy(first)
-        for name in (*first.names, *(["bias"] if "bias" in first else [])):
-            self.whole[name] = mx.concatenate([member[name] for member in self.members])
-        self.whole.pack()
+        if "bias" in first:
+            self.whole["bias"] = mx.concatenate([member["bias"] for member in self.members])
+        self.whole.packed = self.whole.pack_stacked(self.members)
+        for name in first.names:
+            del self.whole[name]
         self.together = True  # False: every member computes its part by itself
         self._input: mx.array | None = None  # with its product, until every member has taken its part
         self._output: mx.array | None = None

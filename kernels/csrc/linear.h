@@ -18,6 +18,7 @@ using Packed = std::shared_ptr<const PackedWeight>;
 
 // Evaluates its arguments and packs them. `bias` [outputs] is added to every result.
 Packed pack_dense(const mx::array& weight, const std::optional<mx::array>& bias);
+Packed pack_stacked(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias);
 Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::array& biases, int group_size,
                    int bits, const std::optional<mx::array>& bias);
 

@@ -26,6 +26,9 @@ void bind_linear(nb::module_& m) {
 
   m.def("pack_dense", &pack_dense, "weight"_a, "bias"_a = nb::none(), no_gil,
         "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
+  m.def("pack_stacked", &pack_stacked, "weights"_a, "bias"_a = nb::none(), no_gil,
+        "Pack such weights of the same inputs and type as one: the outputs of the first, then those of the "
+        "next, and so on. Evaluates its arguments.");
   m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a,
         "bits"_a, "bias"_a = nb::none(), no_gil,
         "Pack MLX's affine format: 1 to 6 or 8 bits, groups of 32, 64 or 128. Evaluates its arguments.");

@@ -2,16 +2,11 @@
 #include <algorithm>
 
 #include "linear.h"
+#include "mapped_file.h"
 #include "primitive.h"
 
 namespace octavo {
 namespace {
-
-mx::array ready(const mx::array& a) {
-  mx::array plain = mx::contiguous(a);
-  plain.eval();
-  return plain;
-}
 
 void set_bias(PackedWeight& weight, const std::optional<mx::array>& bias) {
   if (!bias) return;
@@ -19,7 +14,7 @@ void set_bias(PackedWeight& weight, const std::optional<mx::array>& bias) {
   require(bias->ndim() == 1 && bias->shape(0) == outputs, "bias must have shape [" + std::to_string(outputs) +
                                                               "] like the weight's rows, got " +
                                                               shape_text(*bias));
-  const mx::array values = ready(mx::astype(*bias, mx::float32));
+  const mx::array values = evaluated(mx::astype(*bias, mx::float32));
   weight.bias.assign(static_cast<std::size_t>(weight.shape.num_panels()) * kPanel, 0.0f);
   std::copy_n(values.data<float>(), outputs, weight.bias.begin());
 }
@@ -50,7 +45,7 @@ void check_scales(const char* name, const mx::array& scales, const mx::array& co
 
 Packed pack_quantized(const PackedShape& shape, const mx::array& codes, const mx::array& scales,
                       const mx::array* biases, const std::optional<mx::array>& bias) {
-  const mx::array q = ready(codes), s = ready(scales), b = biases != nullptr ? ready(*biases) : s;
+  const mx::array q = evaluated(codes), s = evaluated(scales), b = biases != nullptr ? evaluated(*biases) : s;
   auto packed = std::make_shared<PackedWeight>(shape, q.data<uint32_t>(), s.data<void>(), b.data<void>());
   set_bias(*packed, bias);
   return packed;
@@ -59,13 +54,30 @@ Packed pack_quantized(const PackedShape& shape, const mx::array& codes, const mx
 }  // namespace
 
 Packed pack_dense(const mx::array& weight, const std::optional<mx::array>& bias) {
-  require(weight.ndim() == 2 && weight.size() > 0,
-          "weight must have shape [outputs, inputs], neither of them 0, got " + shape_text(weight));
-  require(is_float(weight.dtype()),
-          "weight must be bfloat16, float16 or float32, got " + dtype_text(weight.dtype()));
-  const mx::array plain = ready(weight);
-  const PackedShape shape{dense_kind(plain.dtype()), float_of(plain.dtype()), plain.shape(0), plain.shape(1)};
-  auto packed = std::make_shared<PackedWeight>(shape, plain.data<void>());
+  return pack_stacked({weight}, bias);
+}
+
+Packed pack_stacked(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias) {
+  require(!weights.empty(), "there must be at least one weight, got none");
+  std::vector<mx::array> plain;
+  std::vector<DenseRows> parts;
+  int outputs = 0;
+  for (const mx::array& weight : weights) {
+    require(weight.ndim() == 2 && weight.size() > 0,
+            "weight must have shape [outputs, inputs], neither of them 0, got " + shape_text(weight));
+    require(is_float(weight.dtype()),
+            "weight must be bfloat16, float16 or float32, got " + dtype_text(weight.dtype()));
+    require(weight.shape(1) == weights[0].shape(1) && weight.dtype() == weights[0].dtype(),
+            "weights that are packed as one must have the same inputs and type, got " +
+                dtype_text(weights[0].dtype()) + " " + shape_text(weights[0]) + " and " +
+                dtype_text(weight.dtype()) + " " + shape_text(weight));
+    plain.push_back(evaluated(weight));
+    parts.push_back({plain.back().data<void>(), weight.shape(0)});
+    outputs += weight.shape(0);
+  }
+  const mx::Dtype type = plain[0].dtype();
+  const PackedShape shape{dense_kind(type), float_of(type), outputs, plain[0].shape(1)};
+  auto packed = std::make_shared<PackedWeight>(shape, parts);
   set_bias(*packed, bias);
   return packed;
 }

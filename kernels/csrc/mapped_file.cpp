@@ -56,7 +56,7 @@ mx::array MappedFile::view(int64_t offset, const mx::Shape& shape, mx::Dtype dty
               bytes <= size_ - offset,
           "an array of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) + " is not inside " +
               path_ + ", which has " + std::to_string(size_));
-  // MLX keeps a size in front of the data of buffers of its own. Of others it is never read.
+  // MLX keeps a size in front of the data of its own buffers. Here it must not matter: see evaluated().
   char* const start = data_ + offset;
   mx::allocator::Buffer probe(start);
   const ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - start;
@@ -65,9 +65,17 @@ mx::array MappedFile::view(int64_t offset, const mx::Shape& shape, mx::Dtype dty
   return mx::array(std::move(data), shape, dtype);
 }
 
-mx::array copy_of(const mx::array& array) {
-  mx::array plain = mx::contiguous(array);
+mx::array evaluated(const mx::array& array) {
+  mx::array whole = array;
+  whole.eval();
+  if (whole.flags().row_contiguous) return whole;
+  mx::array plain = mx::contiguous(whole);
   plain.eval();
+  return plain;
+}
+
+mx::array copy_of(const mx::array& array) {
+  const mx::array plain = evaluated(array);
   mx::array copy(plain.shape(), plain.dtype(), nullptr, {});
   copy.set_data(mx::allocator::malloc(copy.nbytes()));
   copy.set_status(mx::array::Status::available);

@@ -30,6 +30,10 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   std::size_t size_ = 0;
 };
 
+// The array without gaps between its values: itself, if it has none. (mx::contiguous also copies where a
+// buffer looks much larger than the array; in a file it takes the weights in front for that size.)
+mx::array evaluated(const mx::array& array);
+
 // The same values in memory of their own.
 mx::array copy_of(const mx::array& array);
 

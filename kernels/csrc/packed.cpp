@@ -13,28 +13,71 @@ int panel_outputs(const PackedShape& shape, int panel) {
   return left < kPanel ? left : kPanel;
 }
 
-// Place element (n, k) of a row-major matrix at [k][n] of its panel; `inputs` counts T, which may be a
-// pair of values. A line of each row at a time, so that its reads and the writes stay in cache. No prefetcher
+// The rows of a dense matrix that make up one panel.
+struct PanelRows {
+  const void* rows[kPanel];
+  int count = 0;
+
+  // Outputs [first, first + kPanel) of matrices that lie one below the other.
+  PanelRows(const std::vector<DenseRows>& parts, int first, std::size_t row_bytes) {
+    for (const DenseRows& part : parts) {
+      for (int n = first; n >= 0 && n < part.outputs && count < kPanel; ++n, ++first)
+        rows[count++] = static_cast<const uint8_t*>(part.data) + row_bytes * n;
+      first -= part.outputs;
+    }
+  }
+
+  template <class T>
+  const T* row(int n) const {
+    return static_cast<const T*>(rows[n]);
+  }
+};
+
+using Four = uint32_t __attribute__((vector_size(16), aligned(4)));
+
+// Columns [k, k + 4) of rows [n, n + 4), as rows [n, n + 4) of columns.
+void transpose_four(const PanelRows& from, int n, int k, uint32_t* panel) {
+  Four a, b, c, d;
+  std::memcpy(&a, from.row<uint32_t>(n) + k, 16);
+  std::memcpy(&b, from.row<uint32_t>(n + 1) + k, 16);
+  std::memcpy(&c, from.row<uint32_t>(n + 2) + k, 16);
+  std::memcpy(&d, from.row<uint32_t>(n + 3) + k, 16);
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Four columns[4] = {
+      __builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+      __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5), __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i)
+    std::memcpy(panel + static_cast<std::size_t>(k + i) * kPanel + n, &columns[i], 16);
+}
+
+// Place element (n, k) of the rows at [k][n] of their panel; `inputs` counts T, which may be a pair of
+// values. A line of each row at a time, so that its reads and the writes stay in cache. No prefetcher
 // follows as many streams as a panel has rows, so the lines after the next are asked for.
 template <class T>
-void pack_panel(const T* rows, int num_rows, int inputs, T* panel) {
+void pack_panel(const PanelRows& from, int inputs, T* panel) {
   constexpr int kLine = 64 / sizeof(T);
   for (int start = 0; start < inputs; start += kLine) {
     const int end = start + kLine < inputs ? start + kLine : inputs;
-    for (int n = 0; n < num_rows; ++n) {
-      const T* const row = rows + static_cast<std::size_t>(n) * inputs;
+    for (int n = 0; n < from.count; ++n) {
+      const T* const row = from.row<T>(n);
       __builtin_prefetch(row + (start + 2 * kLine < inputs ? start + 2 * kLine : start));
-      for (int k = start; k < end; ++k) panel[static_cast<std::size_t>(k) * kPanel + n] = row[k];
     }
+    int n = 0;
+    if constexpr (sizeof(T) == 4) {
+      for (; end - start == kLine && n + 4 <= from.count; n += 4)
+        for (int k = start; k < end; k += 4) transpose_four(from, n, k, panel);
+    }
+    for (; n < from.count; ++n)
+      for (int k = start; k < end; ++k) panel[static_cast<std::size_t>(k) * kPanel + n] = from.row<T>(n)[k];
   }
 }
 
 // The same for bf16 pairs when the number of inputs is odd, so that rows do not start at a pair.
-void pack_odd_pairs(const bf16_t* rows, int num_rows, int inputs, bf16_t* panel) {
-  for (int n = 0; n < num_rows; ++n)
+void pack_odd_pairs(const PanelRows& from, int inputs, bf16_t* panel) {
+  for (int n = 0; n < from.count; ++n)
     for (int k = 0; k < inputs; ++k)
-      panel[(static_cast<std::size_t>(k / 2) * kPanel + n) * 2 + k % 2] =
-          rows[static_cast<std::size_t>(n) * inputs + k];
+      panel[(static_cast<std::size_t>(k / 2) * kPanel + n) * 2 + k % 2] = from.row<bf16_t>(n)[k];
 }
 
 // Four consecutive codes as four bytes, the first in the lowest.
@@ -184,23 +227,21 @@ void quantized_row(const PackedWeight& weight, int output, float* out) {
 
 }  // namespace
 
-PackedWeight::PackedWeight(const PackedShape& shape, const void* weight)
+PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows>& parts)
     : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
+  const int inputs = shape.inputs;
+  const std::size_t row_bytes = inputs * float_size(shape.scale_type);
   parallel_for(shape.num_panels(), [&](int p) {
+    const PanelRows from(parts, p * kPanel, row_bytes);
     uint8_t* out = panels.data() + shape.panel_bytes() * p;
-    const std::size_t start = static_cast<std::size_t>(p) * kPanel * shape.inputs;
-    const int rows = panel_outputs(shape, p), inputs = shape.inputs;
-    const uint16_t* halves = static_cast<const uint16_t*>(weight) + start;
     if (shape.kind == WeightKind::f32) {
-      pack_panel(static_cast<const uint32_t*>(weight) + start, rows, inputs,
-                 reinterpret_cast<uint32_t*>(out));
+      pack_panel(from, inputs, reinterpret_cast<uint32_t*>(out));
     } else if (shape.kind == WeightKind::f16) {
-      pack_panel(halves, rows, inputs, reinterpret_cast<uint16_t*>(out));
+      pack_panel(from, inputs, reinterpret_cast<uint16_t*>(out));
     } else if (inputs % 2 == 0) {
-      pack_panel(reinterpret_cast<const uint32_t*>(halves), rows, inputs / 2,
-                 reinterpret_cast<uint32_t*>(out));
+      pack_panel(from, inputs / 2, reinterpret_cast<uint32_t*>(out));
     } else {
-      pack_odd_pairs(halves, rows, inputs, reinterpret_cast<bf16_t*>(out));
+      pack_odd_pairs(from, inputs, reinterpret_cast<bf16_t*>(out));
     }
   });
 }

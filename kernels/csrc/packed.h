@@ -95,9 +95,15 @@ struct PackedShape {
   }
 };
 
+// Some outputs of a dense matrix, row-major.
+struct DenseRows {
+  const void* data;
+  int outputs;
+};
+
 struct PackedWeight {
-  // Pack a dense row-major matrix of `shape.kind`.
-  PackedWeight(const PackedShape& shape, const void* weight);
+  // Pack dense matrices of `shape.kind` that lie one below the other; shape.outputs of all of them together.
+  PackedWeight(const PackedShape& shape, const std::vector<DenseRows>& parts);
   // Pack a quantized one as MLX stores it: codes as uint32 [outputs, inputs * bits / 32], each row a
   // stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
   PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales, const void* biases);

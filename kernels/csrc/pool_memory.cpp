@@ -33,6 +33,7 @@ void take(const Memory& memory) {
 struct Queue {
   std::mutex mutex;
   std::deque<Memory> waiting;
+  std::size_t num_pushed = 0;
   bool running = false;
 };
 
@@ -42,11 +43,22 @@ Queue& queue() {
   return *instance;
 }
 
-// Mapping memory waits for every slice that is being taken, so those who map it in a row are let go first.
-constexpr auto kBurst = std::chrono::milliseconds(50);
+// Mapping memory waits for every slice that is being taken, so those who map it in a row are let go first:
+// returns when nobody has for so long.
+constexpr auto kPause = std::chrono::milliseconds(50);
+
+void wait_for_pause() {
+  std::size_t before = 0, now = 0;
+  do {
+    before = now;
+    std::this_thread::sleep_for(kPause);
+    const std::lock_guard<std::mutex> guard(queue().mutex);
+    now = queue().num_pushed;
+  } while (now != before);
+}
 
 void take_all() {
-  std::this_thread::sleep_for(kBurst);
+  wait_for_pause();
   while (true) {
     Memory memory;
     {
@@ -65,6 +77,7 @@ void take_all() {
 void take_in_background(Memory memory) {
   const std::lock_guard<std::mutex> guard(queue().mutex);
   queue().waiting.push_back(std::move(memory));
+  ++queue().num_pushed;
   if (queue().running) return;
   queue().running = true;
   std::thread(take_all).detach();

@@ -71,6 +71,30 @@ def test_unpack_gives_back_every_bit(shape: tuple[int, int], dtype: mx.Dtype) ->
         assert all(mx.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, back, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize("outputs", [(1, 1), (63, 1, 2), (130, 64, 65), (64, 128), (5, 200)])
+def test_weights_packed_as_one_are_one_below_the_other(outputs: tuple[int, ...], dtype: mx.Dtype) -> None:
+    for inputs in (32, 33, 100):
+        weights = [mx.random.normal((count, inputs)).astype(dtype) for count in outputs]
+        bias = mx.random.normal((sum(outputs),))
+        x = mx.random.normal((3, inputs)).astype(dtype)
+        whole = mx.concatenate(weights)
+        packed = _ext.pack_stacked([weights[0], *[weight.T.astype(dtype).T for weight in weights[1:]]], bias)
+        assert mx.array_equal(_ext.unpack(packed)[0], whole)
+        assert mx.array_equal(_ext.linear(x, packed), _ext.linear(x, _ext.pack_dense(whole, bias)))
+
+
+def test_weights_that_do_not_stack_are_named() -> None:
+    with pytest.raises(ValueError, match="at least one weight"):
+        _ext.pack_stacked([])
+    with pytest.raises(ValueError, match=r"same inputs and type.*\[8, 16\] and .*\[8, 15\]"):
+        _ext.pack_stacked([mx.zeros((8, 16)), mx.zeros((8, 15))])
+    with pytest.raises(ValueError, match=r"same inputs and type.*float32.*float16"):
+        _ext.pack_stacked([mx.zeros((8, 16)), mx.zeros((8, 16), mx.float16)])
+    with pytest.raises(ValueError, match=r"neither of them 0, got \[0, 16\]"):
+        _ext.pack_stacked([mx.zeros((8, 16)), mx.zeros((0, 16))])
+
+
 def test_wrong_shapes_are_named() -> None:
     packed = _ext.pack_dense(mx.zeros((8, 16)))
     codes, scales, biases = mx.quantize(mx.zeros((8, 64)), 32, 4)

@@ -42,6 +42,22 @@ def test_mapped_arrays_are_those_of_the_file(tmp_path: Path) -> None:
         assert mx.array_equal(_ext.copy_of(mapped[name]), wanted)
 
 
+def test_packing_reads_from_the_file_and_copies_nothing_first(tmp_path: Path) -> None:
+    """What lies in front of a tensor is another one, not the size that MLX keeps there: here a huge one."""
+    from octavo.kernels.cpu.mapped import map_safetensors
+
+    file = tmp_path / "model.safetensors"
+    weight = mx.random.normal((512, 1024)).astype(mx.bfloat16)
+    mx.save_safetensors(str(file), {"a": mx.full((1024,), 3e30, mx.float32), "b": weight})
+    mapped = map_safetensors(file)
+    assert mapped is not None
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    packed = _ext.pack_dense(mapped["b"])
+    assert mx.get_peak_memory() - before < weight.nbytes // 2
+    assert mx.array_equal(_ext.unpack(packed)[0], weight)
+
+
 def test_what_is_not_known_is_left_to_mlx(tmp_path: Path) -> None:
     from octavo.kernels.cpu.mapped import map_safetensors
 

@@ -1,0 +1,123 @@
+"""mlx-lm without what only its own command line needs: its start would take a second of ours.
+
+``import mlx_lm`` also imports transformers, for tokenizers and text generation. Model code needs none
+of it, so
+
+- the package ``mlx_lm`` becomes one whose ``__init__`` runs when something in it is first asked for,
+  which ``mlx_lm.models`` is not: whoever uses mlx-lm in the same process notices nothing;
+- ``utils`` is a copy of ``mlx_lm.utils`` of our own, for ``load_model``, in which what belongs to
+  tokenizers and downloads is ``Absent``.
+
+Whatever mlx-lm is imported already is used as it is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "mlx_lm"
+_ABSENT = ("huggingface_hub", "tokenizer_utils")  # as ``mlx_lm.utils`` imports them
+_OWN_NAMES = ("__version__", "__all__")  # that an ``__init__`` gives; the import system asks for others
+
+
+class Absent:
+    """Stands for what a copy of a module does without; there are no instances."""
+
+    def __new__(cls, *_: object, **__: object) -> Absent:
+        raise TypeError("this copy of a module of mlx-lm has neither tokenizers nor downloads")
+
+
+class _Empty(ModuleType):
+    """A module in which every name is ``Absent``."""
+
+    def __getattr__(self, name: str) -> type[Absent]:
+        return Absent
+
+
+class DeferredPackage(ModuleType):
+    """A package whose ``__init__`` has not run; its submodules can be imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in _OWN_NAMES:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        with _running:
+            if type(self) is DeferredPackage:
+                _run(self)
+        return getattr(self, name)
+
+
+_running = threading.RLock()
+
+
+def _run(package: ModuleType) -> None:
+    """The ``__init__`` of a deferred package, which is a plain one from now on."""
+    assert package.__spec__ is not None
+    assert package.__spec__.loader is not None
+    package.__class__ = ModuleType
+    try:
+        package.__spec__.loader.exec_module(package)
+    except BaseException:
+        package.__class__ = DeferredPackage
+        raise
+
+
+def defer(name: str) -> None:
+    """Make the package ``name`` a deferred one, unless it is imported already."""
+    if name in sys.modules:
+        return
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ImportError(f"No module named {name!r}", name=name)
+    package = importlib.util.module_from_spec(spec)
+    package.__class__ = DeferredPackage
+    sys.modules[name] = package
+
+
+def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
+    """A copy of the module ``name`` that is nobody else's, in which ``absent`` modules are empty; the
+    module itself, if it is imported already."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"No module named {name!r}", name=name)
+
+    def import_(wanted: str, *args: Any, **kwargs: Any) -> ModuleType:
+        return _Empty(wanted) if wanted in absent else __import__(wanted, *args, **kwargs)
+
+    module = importlib.util.module_from_spec(spec)
+    # The import statement looks for its function here, so no other module is ever shown an empty one.
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _open_files_limit_kept() -> Iterator[None]:
+    """mlx-lm lowers the process's limit of open files to 2,048 when imported; a server needs
+    its own."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    original = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = original
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+defer(PACKAGE)
+with _open_files_limit_kept():
+    from mlx_lm.models import base, cache
+
+    utils: Any = copy_without(f"{PACKAGE}.utils", _ABSENT)
+
+__all__ = ["Absent", "base", "cache", "copy_without", "defer", "utils"]
