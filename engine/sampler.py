@@ -22,7 +22,8 @@ from octavo.engine.constraints.constraint import Constraint, ConstraintFailed, M
 from octavo.engine.errors import InvalidRequest
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.params import SamplingParams
-from octavo.engine.truncation import Floats, Ids, truncate
+from octavo.engine.penalties import LogitChanges, Penalties
+from octavo.engine.truncation import Floats, truncate
 
 GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
@@ -69,14 +70,8 @@ class SampleState:
         self.num_generated = 0
         self.constraint = constraint
         self.greedy = params.temperature < GREEDY_BELOW
-        held = [token for token in end_ids if 0 <= token < vocab_size] if params.min_tokens else []
-        self._held_ids = np.array(sorted(held), np.intp)
-        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
-        self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
-        counts = params.presence_penalty != 0 or params.frequency_penalty != 0
-        self._seen = _TokenCounts(prompt_ids) if params.repetition_penalty != 1 else None
-        self._output = _TokenCounts(()) if counts else None
-        adjusts = constraint is not None or bool(params.logit_bias) or self._seen is not None or counts
+        self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids)
+        adjusts = constraint is not None or self._penalties.any
         self._is_plain = not adjusts and params.logprobs is None  # once it may end
 
     @property
@@ -92,7 +87,7 @@ class SampleState:
     @property
     def _holds(self) -> bool:
         """Whether the next token must not be an end token."""
-        return len(self._held_ids) > 0 and self.num_generated < self.params.min_tokens
+        return len(self._penalties.held_ids) > 0 and self.num_generated < self.params.min_tokens
 
     @property
     def may_end(self) -> bool:
@@ -104,19 +99,13 @@ class SampleState:
         self.num_generated += 1
         if self.constraint is not None:
             self.constraint.accept(token)
-        for counts in (self._seen, self._output):
-            if counts is not None:
-                counts.add(token)
+        self._penalties.record(token)
 
     @property
-    def changed_ids(self) -> Ids:
-        """The tokens whose logits ``change`` changes; an id may come more than once."""
-        counted = self._seen if self._seen is not None else self._output  # it has all of the output, too
-        held = self._held_ids if self._holds and self.constraint is None else self._held_ids[:0]
-        lists = [ids for ids in (self._bias_ids, held) if len(ids)]
-        if counted is None:
-            return np.concatenate(lists) if lists else self._bias_ids
-        return np.concatenate((counted.ids, *lists)) if lists else counted.ids
+    def changes(self) -> LogitChanges | None:
+        """What the next token's logits are changed by, before structured output; None: nothing."""
+        hold = self._holds and self.constraint is None
+        return self._penalties.changes(hold=hold) if hold or self._penalties.any else None
 
     def allowed(self) -> Mask | None:
         """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed."""
@@ -125,24 +114,10 @@ class SampleState:
     def adjust_in_place(self, logits: Floats) -> None:
         """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises
         ConstraintFailed."""
-        self.change(logits)
+        if (changes := self.changes) is not None:
+            changes.apply(logits)
         if (allowed := self.allowed()) is not None:
             logits[~allowed] = -np.inf
-
-    def change(self, logits: Floats) -> None:
-        """Apply bias, penalties and min_tokens to logits [V], of which only those of ``changed_ids`` are
-        read or written."""
-        logits[self._bias_ids] += self._bias
-        if self._seen is not None:
-            ids, penalty = self._seen.ids, np.float32(self.params.repetition_penalty)
-            values = logits[ids]
-            logits[ids] = np.where(values > 0, values / penalty, values * penalty)
-        if self._output is not None:
-            ids, counts = self._output.ids, self._output.counts
-            logits[ids] -= np.float32(self.params.frequency_penalty) * counts
-            logits[ids] -= np.float32(self.params.presence_penalty)
-        if self._holds and self.constraint is None:
-            logits[self._held_ids] = -np.inf
 
     def uniform(self) -> float:
         """The number in [0, 1) that draws the next token."""
@@ -162,29 +137,9 @@ def chosen(token: int, logit: float) -> Sampled:
     return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
 
 
-def adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
-    """Make logits [V], in place, those that a token is drawn from; why it cannot be drawn, or None."""
-    if not np.isfinite(logits[np.argmax(logits)]):  # of the first NaN, if there is one
-        return Sampled(token=None, error=NOT_FINITE)
-    try:
-        state.adjust_in_place(logits)
-    except ConstraintFailed as error:
-        return Sampled(token=None, error=str(error))
-    if state.constraint is not None and not np.isfinite(logits.max()):
-        return Sampled(token=None, error=NOT_FINITE)
-    return None
-
-
-def with_logprob(drawn: Sampled, logits: Floats, params: SamplingParams) -> Sampled:
-    """With its log-probability under the logits [V] it was drawn from, where that is asked for."""
-    if drawn.token is None or params.logprobs is None:
-        return drawn
-    return Sampled(token=drawn.token, logprob=logprob_of(logits, drawn.token, params.logprobs))
-
-
 def _sample_row(logits: Floats, state: SampleState) -> Sampled:
     params, adjusted = state.params, logits if state.plain else logits.copy()
-    if (failure := adjust_row(adjusted, state)) is not None:
+    if (failure := _adjust_row(adjusted, state)) is not None:
         return failure
     if state.greedy:
         token = int(np.argmax(adjusted))
@@ -197,7 +152,21 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
             min_p=params.min_p,
         )
         token = candidates.draw(state.uniform())
-    return with_logprob(Sampled(token=token), adjusted, params)
+    wanted = params.logprobs
+    return Sampled(token, None if wanted is None else logprob_of(adjusted, token, wanted))
+
+
+def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
+    """Make logits [V], in place, those that a token is drawn from; why it cannot be drawn, or None."""
+    if not np.isfinite(logits[np.argmax(logits)]):  # of the first NaN, if there is one
+        return Sampled(token=None, error=NOT_FINITE)
+    try:
+        state.adjust_in_place(logits)
+    except ConstraintFailed as error:
+        return Sampled(token=None, error=str(error))
+    if state.constraint is not None and not np.isfinite(logits.max()):
+        return Sampled(token=None, error=NOT_FINITE)
+    return None
 
 
 def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
@@ -217,31 +186,3 @@ def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
         logprob=float(logits[token]) - log_total,
         top=tuple((int(i), float(logits[i]) - log_total) for i in ids),
     )
-
-
-class _TokenCounts:
-    """Distinct tokens in order of appearance with how often each came, as growing arrays:
-    adding one costs the same however many there are."""
-
-    def __init__(self, tokens: Iterable[int]) -> None:
-        ids, counts = np.unique(np.fromiter(tokens, np.intp), return_counts=True)
-        self._ids, self._counts, self._size = ids, counts.astype(np.float32), len(ids)
-        self._index = {int(token): i for i, token in enumerate(ids)}
-
-    @property
-    def ids(self) -> NDArray[np.intp]:
-        return self._ids[: self._size]
-
-    @property
-    def counts(self) -> Floats:
-        return self._counts[: self._size]
-
-    def add(self, token: int) -> None:
-        index = self._index.setdefault(token, self._size)
-        if index == self._size:
-            if index == len(self._ids):
-                self._ids = np.resize(self._ids, max(64, 2 * index))
-                self._counts = np.resize(self._counts, max(64, 2 * index))
-            self._ids[index], self._counts[index] = token, 0
-            self._size += 1
-        self._counts[index] += 1

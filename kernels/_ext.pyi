@@ -114,6 +114,20 @@ def rope(
 def shortcut(x: mx.array) -> mx.array: ...
 def same_array(a: mx.array, b: mx.array) -> bool: ...
 
+class LogitChanges:
+    def __init__(
+        self,
+        bias_ids: NDArray[np.int64],
+        bias: NDArray[np.float32],
+        seen_ids: NDArray[np.int64],
+        repetition_penalty: float,
+        output_ids: NDArray[np.int64],
+        output_counts: NDArray[np.float32],
+        frequency_penalty: float,
+        presence_penalty: float,
+        held_ids: NDArray[np.int64],
+    ) -> None: ...
+
 class Draw:
     def __init__(
         self,
@@ -125,13 +139,25 @@ class Draw:
         min_p: float,
         seed: int,
         counter: int,
-        changed_ids: NDArray[np.int64] | None = None,
-        changed: NDArray[np.float32] | None = None,
+        changes: LogitChanges | None = None,
         allowed: NDArray[np.bool_] | None = None,
+        num_top: int | None = None,
     ) -> None: ...
 
-def draw_tokens(logits: mx.array, draws: list[Draw]) -> list[int | None]: ...
-def draw_tokens_from_numpy(logits: NDArray[np.float32], draws: list[Draw]) -> list[int | None]: ...
+class TokenScore:
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def top(self) -> list[tuple[int, float]]: ...
+
+class Drawn:
+    @property
+    def token(self) -> int | None: ...
+    @property
+    def score(self) -> TokenScore | None: ...
+
+def draw_tokens(logits: mx.array, draws: list[Draw]) -> list[Drawn]: ...
+def score_tokens(logits: mx.array, targets: Sequence[tuple[int, int, int]]) -> list[TokenScore | None]: ...
 def set_tracing(on: bool) -> None: ...
 
 class Arena:

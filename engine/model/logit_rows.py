@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from octavo.engine.sampler import Sampled, SampleState, sample
-from octavo.engine.truncation import Floats, Ids
-
-DrawTokens = Callable[[mx.array, Sequence[int], Sequence[SampleState]], list[Sampled]]
-"""One token for each state, from that row of evaluated logits [S, V]; as ``sampler.sample``."""
+from octavo.engine.outputs import TokenLogprob
+from octavo.engine.sampler import Sampled, SampleState, logprob_of, sample
+from octavo.engine.truncation import Floats
 
 
-class LogitRows:
-    """Evaluated logits [S, V] where MLX holds them, read as float32."""
+class Target(NamedTuple):
+    """A token whose probability is asked for, and those of the ``num_top`` likeliest ones."""
 
-    def __init__(self, logits: mx.array) -> None:
-        self.size: int = logits.shape[1]
-        self._is_bf16 = logits.dtype == mx.bfloat16
-        self._values = np.array(logits.view(mx.uint16) if self._is_bf16 else logits, copy=False)
+    row: int
+    token: int
+    num_top: int
 
-    def floats(self, row: int, ids: Ids) -> Floats:
-        """Those of the tokens ``ids`` of one row."""
-        values: Floats = self._values[row][ids].astype(np.uint32 if self._is_bf16 else np.float32)
-        return np.left_shift(values, 16).view(np.float32) if self._is_bf16 else values
 
-    def copy(self, row: int, out: Floats) -> None:
-        """One row into ``out`` [V]: the upper half of a float32 is a bfloat16."""
-        if self._is_bf16:
-            np.left_shift(self._values[row], 16, out=out.view(np.uint32), dtype=np.uint32)
-        else:
-            out[:] = self._values[row]
+class Sampling(Protocol):
+    """Reads evaluated logits [S, V]."""
+
+    def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
+        """One token for each state, from that row; as ``sampler.sample``."""
+        ...
+
+    def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
+        """Log-probabilities as ``sampler.logprob_of`` gives them; None where the row is not finite."""
+        ...
+
+
+class NumpySampling:
+    """``Sampling`` where there are no native kernels."""
+
+    def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
+        return sample((float_row(logits, row) for row in rows), states)
+
+    def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
+        return [_score(float_row(logits, row), token, num_top) for row, token, num_top in targets]
 
 
 def float_row(logits: mx.array, row: int) -> Floats:
-    """One row of evaluated logits [S, V] as float32."""
-    values = np.empty(logits.shape[1], np.float32)
-    LogitRows(logits).copy(row, values)
+    """One row of evaluated logits [S, V] as float32: a copy."""
+    if logits.dtype != mx.bfloat16:
+        floats: Floats = np.array(logits, copy=False)[row].astype(np.float32)
+        return floats
+    bits = np.array(logits.view(mx.uint16), copy=False)[row]
+    values: Floats = np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)  # a float32's upper half
     return values
 
 
-def sample_in_numpy(logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
-    """``DrawTokens`` where there are no native kernels."""
-    return sample((float_row(logits, row) for row in rows), states)
+def _score(values: Floats, token: int, num_top: int) -> TokenLogprob | None:
+    finite = np.isfinite(values[np.argmax(values)])  # of the first NaN, if there is one
+    return logprob_of(values, token, num_top) if finite else None

@@ -12,10 +12,10 @@ import numpy as np
 from octavo.engine.batch import Batch, ScoredRows
 from octavo.engine.info import ModelInfo
 from octavo.engine.model.forward import PagedModel, slice_rows
-from octavo.engine.model.logit_rows import DrawTokens, float_row, sample_in_numpy
+from octavo.engine.model.logit_rows import NumpySampling, Sampling, Target
 from octavo.engine.outputs import TokenLogprob
 from octavo.engine.runner import RunOutput
-from octavo.engine.sampler import Sampled, SampleState, chosen, logprob_of
+from octavo.engine.sampler import Sampled, SampleState, chosen
 from octavo.engine.store.fingerprint import model_fingerprint
 from octavo.engine.store.page_runs import PageKind
 from octavo.kernels.groups import page_pools
@@ -33,7 +33,7 @@ class PagedRunner:
     ``dense_row_bytes`` is what one row of one layer takes per visible position in the gather
     tier (None: paged tier): a step is then computed in slices of rows that stay below
     GATHER_BYTES. With ``chooses`` the model's head chooses the tokens of steps in which every token
-    is plainly greedy; ``draw`` draws those of all others.
+    is plainly greedy; ``sampling`` draws those of all others, in NumPy if it is not given.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class PagedRunner:
         dense_row_bytes: int | None,
         exact: bool = False,
         chooses: bool = False,
-        draw: DrawTokens = sample_in_numpy,
+        sampling: Sampling | None = None,
     ) -> None:
         self._model = model
         self._info = info
         self._dense_row_bytes = dense_row_bytes
         self._exact = exact
         self._chooses = chooses
-        self._draw = draw
+        self._sampling = NumpySampling() if sampling is None else sampling
 
     @property
     def info(self) -> ModelInfo:
@@ -105,11 +105,27 @@ class PagedRunner:
             failed += self._evaluate([out], first)
             which = [i for i, row in enumerate(batch.sample_rows.tolist()) if first <= row < stop]
             places = np.searchsorted(wanted, batch.sample_rows[which]).tolist()
-            samples.update(zip(which, self._draw(out, places, [states[i] for i in which]), strict=True))
+            samples.update(
+                zip(which, self._sampling.draw(out, places, [states[i] for i in which]), strict=True)
+            )
             if batch.scored is not None:
-                scores += _scores(batch.scored, out, wanted.tolist(), failed)
+                scores += self._score(batch.scored, out, wanted.tolist(), failed)
         drawn = [samples[i] for i, _ in enumerate(states)]
         return RunOutput(_with_failures(drawn, batch, failed), tuple(failed), tuple(scores))
+
+    def _score(
+        self, scored: ScoredRows, logits: mx.array, rows: list[int], failed: list[int]
+    ) -> Iterator[TokenLogprob]:
+        """Of those rows that are there, in the order of ``logits``; rows that are not finite join the
+        failed ones."""
+        places = {row: place for place, row in enumerate(rows)}
+        asked = zip(scored.rows.tolist(), scored.targets.tolist(), scored.num_top.tolist(), strict=True)
+        there = [(row, Target(places[row], token, num_top)) for row, token, num_top in asked if row in places]
+        found = self._sampling.score(logits, [target for _, target in there])
+        for (row, target), score in zip(there, found, strict=True):
+            if score is None:
+                failed.append(row)
+            yield TokenLogprob(target.token, -np.inf) if score is None else score
 
     def _write(self, token_ids: Ints, part: AttentionMetadata, first: int) -> list[int]:
         """Compute a slice of the step that nobody wants anything of; as ``_evaluate``."""
@@ -164,25 +180,6 @@ def _rows_between(rows: Ints, first: int, stop: int, batch: Batch) -> Ints:
     """Those that lie in ``[first, stop)``."""
     whole = first == 0 and stop == len(batch.token_ids)
     return rows if whole else rows[(rows >= first) & (rows < stop)]
-
-
-def _scores(
-    scored: ScoredRows, logits: mx.array, rows: list[int], failed: list[int]
-) -> Iterator[TokenLogprob]:
-    """Of those rows that are there, in the order of ``logits``; rows that are not finite join the
-    failed ones."""
-    places = {row: place for place, row in enumerate(rows)}
-    for row, target, num_top in zip(
-        scored.rows.tolist(), scored.targets.tolist(), scored.num_top.tolist(), strict=True
-    ):
-        if row not in places:
-            continue
-        values = float_row(logits, places[row])
-        if not np.isfinite(values[np.argmax(values)]):
-            failed.append(row)
-            yield TokenLogprob(target, -np.inf)
-        else:
-            yield logprob_of(values, target, num_top)
 
 
 def _with_failures(samples: list[Sampled], batch: Batch, failed: list[int]) -> tuple[Sampled, ...]:

@@ -17,7 +17,7 @@ from octavo.engine.model.forward import PagedModel
 from octavo.engine.model.layers import CacheLayout, discover_layout
 from octavo.engine.model.loader import LoadedModel, load_model, num_weight_bytes
 from octavo.engine.model.locate import model_length, read_config, resolve_model
-from octavo.engine.model.logit_rows import DrawTokens, sample_in_numpy
+from octavo.engine.model.logit_rows import NumpySampling, Sampling
 from octavo.engine.model.paged import PagedRunner
 from octavo.engine.model.probe import ProbeResult, describe
 from octavo.engine.model.ready import choose_device, make_ready
@@ -79,16 +79,16 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout),
         exact=config.exact,
         chooses=ready.chooses,
-        draw=_draw_tokens(native),
+        sampling=_sampling(native),
     )
 
 
-def _draw_tokens(native: bool) -> DrawTokens:
+def _sampling(native: bool) -> Sampling:
     if native:
         from octavo.engine.model.native_sampling import NativeSampling
 
         return NativeSampling()
-    return sample_in_numpy
+    return NumpySampling()
 
 
 def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:

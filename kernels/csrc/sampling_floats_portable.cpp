@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "attention_math.h"
+#include "sampling_changes.h"
 #include "sampling_nucleus.h"
 #include "sampling_walk.h"
 #include "threads.h"
@@ -67,8 +68,9 @@ float kth_largest(const float* logits, int size, int k) {
 }
 
 // Weights of the logits, 0 for those that min_p or a `smallest` logit leaves out and up to the end of the last
-// block, and the sums of blocks of them.
-void weigh(const RowDraw& call, const float* all, float largest, float smallest, float* weights, double* sums) {
+// block, and the sums of blocks of them. `counts`: theirs, if they are wanted.
+void weigh(const RowDraw& call, const float* all, float largest, float smallest, float* weights, double* sums,
+           Counts* counts) {
   const Vec most = Vec{} + largest, temperature = Vec{} + call.temperature, least = Vec{} + smallest;
   const Vec min_p = Vec{} + (call.min_p > 0x1.8p-126f ? call.min_p : 0x1.8p-126f);  // see above_zero
   for (int at = 0; at < call.size; at += kWalkBlock) {
@@ -85,56 +87,43 @@ void weigh(const RowDraw& call, const float* all, float largest, float smallest,
       store(weights + at + i, weight);
     }
     sums[at / kWalkBlock] = sum_from(weights + at, 0);
+    if (counts != nullptr) counts->add(weights + at, kWalkBlock);
   }
 }
 
-// Those weights [0, size) that are at least `smallest`, in order of id.
-struct Kept {
-  const float* weights;
-  const double* sums;  // of blocks of all weights
-  int size;
-  float smallest;  // 0: all
-
-  float operator()(int i) const { return weights[i] >= smallest ? weights[i] : 0; }
-  double block(int at) const {
-    return smallest > 0 ? sum_from(weights + at, smallest) : sums[at / kWalkBlock];
-  }
-};
-
-// The token where the sum of the kept weights passes `target`.
-int walk(const Kept& kept, double target) {
+// The token where the sum of the weights that may be drawn, of which there are `sums` of blocks, passes `target`.
+// `ties`: how many of the weights up to the end of a block, among those equal to `least`, may be.
+template <class Ties>
+int walk(const float* weights, const double* sums, int blocks, double target, float least, Ties ties) {
   double sum = 0;
-  for (int at = 0; at < kept.size; at += kWalkBlock) {
-    const double block = kept.block(at);
-    double within = sum;
-    for (int i = at; sum + block > target && i < at + kWalkBlock; ++i) {
-      within += kept(i);
-      if (within > target && kept(i) > 0) return i;
-    }
-    sum += block;
+  int block = 0, last = 0;
+  for (; block < blocks && sum + sums[block] <= target; ++block) {
+    sum += sums[block];
+    if (sums[block] > 0) last = block;
   }
-  return last_positive(kept.size, kept);
-}
-
-// Leaves only the first `kept` of the weights that equal `weight`.
-void drop_ties(float* weights, int size, float weight, int kept) {
-  for (int i = 0; i < size; ++i)
-    if (weights[i] == weight && --kept < 0) weights[i] = 0;
+  if (block == blocks) block = last;  // rounding put the target beyond all
+  int left = ties(block), found = 0;
+  for (int i = block * kWalkBlock; i < (block + 1) * kWalkBlock && sum <= target; ++i) {
+    const bool kept = weights[i] > least || (weights[i] == least && left-- > 0);
+    if (!kept) continue;
+    sum += weights[i];
+    found = i;
+  }
+  return found;
 }
 
 // A copy of the row with its changes made.
 const float* changed(const RowDraw& call) {
-  const RowChanges& changes = call.changes;
+  const bool* const allowed = call.changes.allowed;
   const float* const logits = static_cast<const float*>(call.logits);
   float* const row = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 2));
-  if (changes.allowed == nullptr) std::copy_n(logits, call.size, row);
-  else for (int i = 0; i < call.size; ++i) row[i] = changes.allowed[i] ? logits[i] : -__builtin_inff();
-  for (int i = changes.count; i-- > 0;) row[changes.ids[i]] = changes.values[i];  // the first of an id comes last
+  if (allowed == nullptr) std::copy_n(logits, call.size, row);
+  else for (int i = 0; i < call.size; ++i) row[i] = allowed[i] ? logits[i] : -__builtin_inff();
+  make_changes(call.changes, row);
   return row;
 }
 
 int draw_from_finite(const RowDraw& call, const float* logits, float largest) {
-  if (!__builtin_isfinite(largest)) return kNotFinite;
   if (call.temperature == 0) {
     int i = 0;
     while (logits[i] != largest) ++i;
@@ -145,27 +134,70 @@ int draw_from_finite(const RowDraw& call, const float* logits, float largest) {
   const int blocks = (call.size + kWalkBlock - 1) / kWalkBlock, size = blocks * kWalkBlock;
   double* const sums = static_cast<double*>(thread_scratch(sizeof(double) * blocks + sizeof(float) * size, 1));
   float* const weights = reinterpret_cast<float*>(sums + blocks);
-  weigh(call, logits, largest, smallest, weights, sums);
-  double whole = 0;
-  for (int block = 0; block < blocks; ++block) whole += sums[block];
-  if (call.top_p >= 1) return walk({weights, sums, size, 0}, call.uniform * whole);
-  const Boundary boundary = find_boundary(weights, size, call.top_p * whole);
-  if (boundary.kept < boundary.ties) drop_ties(weights, size, boundary.weight, boundary.kept);
-  double kept = 0;
-  for (int at = 0; at < size; at += kWalkBlock) kept += sum_from(weights + at, boundary.weight);
-  return walk({weights, sums, size, boundary.weight}, call.uniform * kept);
+  Counts counts{};
+  weigh(call, logits, largest, smallest, weights, sums, call.top_p < 1 ? &counts : nullptr);
+  const auto total = [&] {
+    double sum = 0;
+    for (int block = 0; block < blocks; ++block) sum += sums[block];
+    return sum;
+  };
+  if (call.top_p >= 1) return walk(weights, sums, blocks, call.uniform * total(), 0, [](int) { return 0; });
+  const Nucleus nucleus = find_nucleus(weights, sums, blocks, counts, call.top_p * total());
+  return walk(weights, sums, blocks, call.uniform * total(), nucleus.end.weight,
+              [&](int block) { return nucleus.ties_in(block); });
+}
+
+double log_of_total(const float* logits, int size, float largest) {
+  const Vec most = Vec{} + largest;
+  double sum = 0;
+  for (int at = 0; at < size; at += kWalkBlock) {
+    float powers[kWalkBlock];
+    const int count = std::min(kWalkBlock, size - at);
+    std::fill(std::copy_n(logits + at, count, powers), powers + kWalkBlock, -__builtin_inff());
+    for (int i = 0; i < kWalkBlock; i += kLanes)
+      store(powers + i, exp_of<Vec, IntVec>(load(powers + i) - most));
+    sum += sum_from(powers, 0x1.8p-126f);  // see above_zero
+  }
+  return largest + std::log(sum);
+}
+
+void find_top(const float* logits, int size, RowScores& scores) {
+  constexpr int kBlock = 64;
+  Top top(scores);
+  for (int at = 0; at < size && scores.wanted > 0; at += kBlock) {
+    const int end = std::min(size, at + kBlock);
+    if (!(largest_of(logits + at, end - at) > top.bound())) continue;
+    for (int i = at; i < end; ++i) top.offer(i, logits[i]);
+  }
+}
+
+void fill(const float* logits, int size, float largest, int token, RowScores& scores) {
+  scores.log_total = log_of_total(logits, size, largest);
+  find_top(logits, size, scores);
+  scores.logit = logits[token];
 }
 
 }  // namespace
 
-int draw_from_floats(const RowDraw& call) {
+int draw_from_floats(const RowDraw& call, RowScores* scores) {
   const float* logits = static_cast<const float*>(call.logits);
   float largest = largest_of(logits, call.size);
   if (call.changes.any() && __builtin_isfinite(largest)) {
     logits = changed(call);
     largest = largest_of(logits, call.size);
   }
-  return draw_from_finite(call, logits, largest);
+  if (!__builtin_isfinite(largest)) return kNotFinite;
+  const int token = draw_from_finite(call, logits, largest);
+  if (scores != nullptr) fill(logits, call.size, largest, token, *scores);
+  return token;
+}
+
+bool score_floats(const Row& row, int token, RowScores& scores) {
+  const float* const logits = static_cast<const float*>(row.logits);
+  const float largest = largest_of(logits, row.size);
+  if (!__builtin_isfinite(largest)) return false;
+  fill(logits, row.size, largest, token, scores);
+  return true;
 }
 
 }  // namespace octavo::OCTAVO_ISA

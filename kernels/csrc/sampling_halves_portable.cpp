@@ -1,20 +1,24 @@
 // Drawing from 16-bit logits by counting them: a vocabulary of 152k has a few thousand different
 // values at most, so all of the selection is done on those, once each.
 #include "sampling_histogram.h"
+#include "sampling_select.h"
 #include "sampling_walk.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Those of equal weight of which only the first ones, in order of id, may be drawn: patterns
-// [first, end) of a histogram. `kept` is 0 where there are none.
-struct Ties {
-  int first = 0, end = 0, kept = 0;
-};
-
 bool is_finite(const Histogram& found) {
   const float largest = found.value(0), last = found.value(found.size - 1);
   return __builtin_isfinite(largest) && last == last;
+}
+
+// The same of a row whose patterns were counted but not ordered.
+bool counts_are_finite(const Histogram& found, int size, uint16_t infinity) {
+  constexpr int kSign = 0x8000;
+  uint32_t bad = 0;
+  for (int bits = infinity; bits < kSign; ++bits) bad |= found.counts[bits];
+  for (int bits = kSign + infinity + 1; bits < kPatterns; ++bits) bad |= found.counts[bits];
+  return bad == 0 && found.counts[kSign + infinity] < static_cast<uint32_t>(size);
 }
 
 // The same of a row that was not counted.
@@ -28,54 +32,26 @@ bool is_finite(const uint16_t* logits, int size, uint16_t infinity) {
   return bad == 0 && good != 0;
 }
 
+// An integer that orders as the values do, but for zeros: the negative one is below the other.
+int16_t order_of(uint16_t bits) {
+  const auto all = static_cast<int16_t>(bits);
+  return static_cast<int16_t>(all ^ (all >> 15 & 0x7fff));
+}
+
+// The first of the largest of a finite row.
+int find_largest(const uint16_t* logits, int size) {
+  int16_t largest = INT16_MIN;
+  for (int i = 0; i < size; ++i) largest = std::max(largest, order_of(logits[i]));
+  if (largest == 0) largest = -1;  // either zero
+  for (int i = 0;; ++i)
+    if (order_of(logits[i]) >= largest) return i;
+}
+
 int first_largest(const uint16_t* logits, const Histogram& found) {
   const float largest = found.value(0);
   int i = 0;
   while (found.values[logits[i]] != largest) ++i;
   return i;
-}
-
-void keep_top_k(const RowDraw& call, Histogram& found) {
-  int end = 0;
-  for (int64_t kept = 0; end < found.size && kept < call.top_k; ++end) kept += found.count(end);
-  const float smallest = found.value(end - 1);
-  while (end < found.size && found.value(end) == smallest) ++end;  // both zeros
-  for (int i = end; i < found.size; ++i) found.weight(i) = 0;
-  found.size = end;
-}
-
-// Weights in descending order; those below min_p are dropped.
-void weigh(const RowDraw& call, Histogram& found) {
-  const float largest = found.value(0);
-  float before = 1;
-  for (int i = 0; i < found.size; ++i) {
-    const float weight = weight_of(found.value(i), largest, call.temperature);
-    before = found.weight(i) = weight < before ? weight : before;
-    if (before < call.min_p) return found.drop_from(i);
-  }
-}
-
-double mass(Histogram& found) {
-  double sum = 0;
-  for (int i = 0; i < found.size; ++i) sum += static_cast<double>(found.weight(i)) * found.count(i);
-  return sum;
-}
-
-Ties keep_nucleus(double target, Histogram& found) {
-  double above = 0;
-  for (int i = 0; i < found.size;) {
-    const int next = found.next_weight(i);
-    const float weight = found.weight(i);
-    const uint32_t count = found.count_between(i, next);
-    if (above + static_cast<double>(weight) * count >= target || next == found.size) {
-      const int kept = needed_ties(above, target, weight, static_cast<int>(count));
-      found.drop_from(next);
-      return static_cast<uint32_t>(kept) < count ? Ties{i, next, kept} : Ties{};
-    }
-    above += static_cast<double>(weight) * count;
-    i = next;
-  }
-  return {};
 }
 
 // One past the id of the last tie that is kept.
@@ -100,8 +76,7 @@ int end_of_ties(const uint16_t* logits, int size, Histogram& found, const Ties& 
     if (found.weights[logits[i]] == weight && --left == 0) return i + 1;
 }
 
-int draw_from_histogram(const RowDraw& call, const uint16_t* logits, Histogram& found) {
-  if (!is_finite(found)) return kNotFinite;
+int draw_from_finite(const RowDraw& call, const uint16_t* logits, Histogram& found) {
   if (call.temperature == 0) return first_largest(logits, found);
   if (call.top_k > 0 && call.top_k < call.size) keep_top_k(call, found);
   weigh(call, found);
@@ -126,40 +101,105 @@ int draw_from_histogram(const RowDraw& call, const uint16_t* logits, Histogram& 
   return ties.kept > 0 && id < limit ? limit - 1 : id;
 }
 
+double log_of_total(const Histogram& found) {
+  constexpr int kBlock = 64;
+  const float largest = found.value(0);
+  double sum = 0;
+  for (int at = 0; at < found.size; at += kBlock) {
+    float powers[kBlock] = {};
+    const int count = std::min(kBlock, found.size - at);
+    for (int i = 0; i < count; ++i) powers[i] = found.value(at + i) - largest;
+    for (float& power : powers) power = exp_float(power);
+    for (int i = 0; i < count; ++i) sum += static_cast<double>(powers[i]) * found.count(at + i);
+  }
+  return largest + std::log(sum);
+}
+
+bool any_above(const uint16_t* logits, int16_t bound) {
+  constexpr int kBlock = 64;
+  int16_t largest = INT16_MIN;
+  for (int i = 0; i < kBlock; ++i) largest = std::max(largest, order_of(logits[i]));
+  return largest > bound;
+}
+
+// The likeliest tokens. `as_bits`: patterns mean their own values, so that blocks of them can be passed over.
+void find_top(const uint16_t* logits, int size, bool as_bits, const Histogram& found, RowScores& scores) {
+  constexpr int kBlock = 64;
+  Top top(scores);
+  if (scores.wanted == 0) return;
+  for (int at = 0; at < size; at += kBlock) {
+    const int end = std::min(size, at + kBlock);
+    if (as_bits && scores.num_top == scores.wanted && end == at + kBlock &&
+        !any_above(logits + at, order_of(logits[scores.top[scores.num_top - 1].id])))
+      continue;
+    for (int i = at; i < end; ++i) top.offer(i, found.values[logits[i]]);
+  }
+}
+
+int draw_from_histogram(const RowDraw& call, const uint16_t* logits, Histogram& found, RowScores* scores) {
+  if (!is_finite(found)) return kNotFinite;
+  if (scores != nullptr) {
+    scores->log_total = log_of_total(found);
+    find_top(logits, call.size, call.changes.num_mentioned() == 0, found, *scores);
+  }
+  const int token = draw_from_finite(call, logits, found);
+  if (scores != nullptr) scores->logit = found.values[logits[token]];
+  return token;
+}
+
 // The row as float32, with its changes left to be made.
-int draw_as_floats(const RowDraw& call) {
+int draw_as_floats(const RowDraw& call, RowScores* scores) {
   const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
   float* const floats = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 3));
   for (int i = 0; i < call.size; ++i) floats[i] = value_of(logits[i], call.type);
   RowDraw as_floats = call;
   as_floats.logits = floats;
   as_floats.type = Float::f32;
-  return draw_from_floats(as_floats);
+  return draw_from_floats(as_floats, scores);
 }
 
-int draw_changed(const RowDraw& call) {
+int draw_changed(const RowDraw& call, RowScores* scores) {
   const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
   const uint16_t infinity = infinity_of(call.type);
-  if (!is_finite(logits, call.size, infinity)) return kNotFinite;
-  for (int i = 0; i < call.changes.count; ++i)
-    if (call.changes.values[i] != call.changes.values[i]) return kNotFinite;
-  uint16_t* const row = static_cast<uint16_t*>(thread_scratch(3 * static_cast<std::size_t>(call.size), 1));
+  Substitutes changed = room_for_substitutes(call.size);
   const bool* const allowed = call.changes.allowed;
-  if (allowed == nullptr) std::copy_n(logits, call.size, row);
-  else for (int i = 0; i < call.size; ++i) row[i] = allowed[i] ? logits[i] : static_cast<uint16_t>(0x8000 | infinity);
-  Histogram found = count_patterns(row, call.size);
-  if (!substitute(call, row, reinterpret_cast<uint8_t*>(row + call.size), found)) return draw_as_floats(call);
-  return draw_from_histogram(call, row, found);
+  if (allowed == nullptr) {
+    std::copy_n(logits, call.size, changed.row);
+  } else {
+    if (!is_finite(logits, call.size, infinity)) return kNotFinite;
+    const uint16_t nothing = 0x8000 | infinity;
+    for (int i = 0; i < call.size; ++i) changed.row[i] = allowed[i] ? logits[i] : nothing;
+  }
+  Histogram found = count_patterns(changed.row, call.size);
+  if (!counts_are_finite(found, call.size, infinity)) return kNotFinite;
+  take_out(call, changed, found);
+  make_changes(call.changes, changed.logits);
+  if (!put_back(call, changed, found)) return kNotFinite;
+  if (!order_substitutes(call, changed, found)) return draw_as_floats(call, scores);
+  return draw_from_histogram(call, changed.row, found, scores);
 }
 
 }  // namespace
 
-int draw_from_halves(const RowDraw& call) {
-  if (call.changes.any()) return draw_changed(call);
+int draw_from_halves(const RowDraw& call, RowScores* scores) {
+  if (call.changes.any()) return draw_changed(call, scores);
   const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
+  if (call.temperature == 0 && scores == nullptr)
+    return is_finite(logits, call.size, infinity_of(call.type)) ? find_largest(logits, call.size) : kNotFinite;
   Histogram found = count_patterns(logits, call.size);
   order_patterns(found, call.type);
-  return draw_from_histogram(call, logits, found);
+  return draw_from_histogram(call, logits, found, scores);
+}
+
+bool score_halves(const Row& row, int token, RowScores& scores) {
+  const uint16_t* const logits = static_cast<const uint16_t*>(row.logits);
+  Histogram found = count_patterns(logits, row.size);
+  order_patterns(found, row.type);
+  if (!is_finite(found)) return false;
+  scores.log_total = log_of_total(found);
+  find_top(logits, row.size, true, found, scores);
+  scores.logit = found.values[logits[token]];
+  return true;
 }
 
 }  // namespace octavo::OCTAVO_ISA

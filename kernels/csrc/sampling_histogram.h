@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "sampling.h"
+#include "sampling_changes.h"
 #include "threads.h"
 
 namespace octavo {
@@ -90,50 +90,76 @@ inline void order_patterns(Histogram& found, Float type) {
   }
 }
 
-// Puts changed logits into a counted copy of the row: as patterns of their own value where 16 bits hold it, else
-// as patterns that no logit has. False if there are too few of those.
-inline bool substitute(const RowDraw& call, uint16_t* row, uint8_t* seen, Histogram& found) {
-  const RowChanges& changes = call.changes;
-  std::memset(seen, 0, static_cast<std::size_t>(call.size));
-  for (int i = 0; i < changes.count; ++i) {
-    const int64_t id = changes.ids[i];
-    if (seen[id] != 0) continue;
-    seen[id] = 1;
-    --found.counts[row[id]];
-  }
-  int* const left = reinterpret_cast<int*>(found.weights);  // changes that no 16-bit value equals
-  int num_left = 0;
-  for (int i = 0; i < changes.count; ++i) {
-    const int64_t id = changes.ids[i];
-    if (seen[id] == 0) continue;
-    seen[id] = 0;
-    const uint16_t bits =
-        call.type == Float::bf16 ? float_to_bf16(changes.values[i]) : float_to_f16(changes.values[i]);
-    if (value_of(bits, call.type) == changes.values[i]) {
-      row[id] = bits;
+// Where the logits of changed tokens are kept between being counted as they were and as they are.
+struct Substitutes {
+  uint16_t* row;    // [size], a copy
+  float* logits;    // [size], those of changed tokens
+  int* ids;         // [size], the changed tokens, each once
+  uint64_t* exact;  // [size], logits that 16 bits do not hold
+  int num_ids = 0, num_exact = 0;
+};
+
+inline Substitutes room_for_substitutes(int size) {
+  char* const room = static_cast<char*>(thread_scratch(static_cast<std::size_t>(size) * (8 + 4 + 4 + 2), 1));
+  const auto at = [&](int bytes) { return room + static_cast<std::size_t>(bytes) * size; };
+  return {reinterpret_cast<uint16_t*>(at(16)), reinterpret_cast<float*>(at(8)), reinterpret_cast<int*>(at(12)),
+          reinterpret_cast<uint64_t*>(room)};
+}
+
+// Takes the logits of changed tokens out of the row and its counts. The row must hold no NaN: one marks them.
+inline void take_out(const RowDraw& call, Substitutes& changed, Histogram& found) {
+  constexpr uint16_t kTaken = 0x7fff;
+  for_each_changed(call.changes, [&](int64_t id) {
+    uint16_t& bits = changed.row[id];
+    if (bits == kTaken) return;
+    changed.logits[id] = value_of(bits, call.type);
+    changed.ids[changed.num_ids++] = static_cast<int>(id);
+    --found.counts[bits];
+    bits = kTaken;
+  });
+}
+
+// Puts them back where 16 bits hold what they have become; the others are left as `exact`, the largest first: key
+// of the logit, then the token. False if one is a NaN.
+inline bool put_back(const RowDraw& call, Substitutes& changed, Histogram& found) {
+  for (int i = 0; i < changed.num_ids; ++i) {
+    const int id = changed.ids[i];
+    const float logit = changed.logits[id];
+    if (logit != logit) return false;
+    const uint16_t bits = call.type == Float::bf16 ? float_to_bf16(logit) : float_to_f16(logit);
+    if (value_of(bits, call.type) == logit) {
+      changed.row[id] = bits;
       ++found.counts[bits];
-    } else if (num_left == kPatterns) {
-      return false;
     } else {
-      left[num_left++] = i;
+      const auto descending = static_cast<uint32_t>(ordered_key(logit)) ^ 0x7fffffff;
+      changed.exact[changed.num_exact++] = static_cast<uint64_t>(descending) << 32 | static_cast<uint32_t>(id);
     }
   }
-  std::sort(left, left + num_left, [&](int a, int b) { return changes.values[a] > changes.values[b]; });
-  int num_free = 0;  // what is free is known before order_patterns: it lists what occurs
+  std::sort(changed.exact, changed.exact + changed.num_exact);
+  return true;
+}
+
+// Orders the patterns, with the exact logits as patterns that no other logit has. False if there are too few.
+inline bool order_substitutes(const RowDraw& call, Substitutes& changed, Histogram& found) {
   uint16_t* const free = found.spare;
-  for (int bits = 0; bits < kPatterns && num_free < num_left; ++bits)
+  int num_free = 0;  // what is free is known before order_patterns: it lists what occurs
+  for (int bits = 0; bits < kPatterns && num_free < changed.num_exact; ++bits)
     if (found.counts[bits] == 0) free[num_free++] = static_cast<uint16_t>(bits);
-  if (num_free < num_left) return false;
   order_patterns(found, call.type);
-  const int natural = found.size;
-  for (int i = 0; i < num_left; ++i) {
-    row[changes.ids[left[i]]] = free[i];
-    found.counts[free[i]] = 1;
-    found.values[free[i]] = changes.values[left[i]];
+  int used = 0;
+  for (int i = 0; i < changed.num_exact; ++i) {
+    const int id = static_cast<int>(changed.exact[i] & 0xffffffff);
+    const float logit = changed.logits[id];
+    if (used == 0 || found.values[free[used - 1]] != logit) {
+      if (used == num_free) return false;
+      found.values[free[used]] = logit;
+      found.counts[free[used++]] = 0;
+    }
+    changed.row[id] = free[used - 1];
+    ++found.counts[free[used - 1]];
   }
   // Both lists are in order: merge from the end, where there is room.
-  found.size += num_left;
-  for (int to = found.size, a = natural, b = num_left; b > 0;) {
+  for (int a = found.size, b = used, to = found.size += used; b > 0;) {
     const bool from_free = a == 0 || found.values[found.pattern[a - 1]] >= found.values[free[b - 1]];
     found.pattern[--to] = from_free ? free[--b] : found.pattern[--a];
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "attention_math.h"
 #include "sampling_walk.h"
@@ -48,27 +49,48 @@ struct Bracket {
   uint32_t low, high;
 };
 
-Bracket bracket(const float* weights, int size, double target) {
-  uint32_t counts[2][kNumCoarse] = {};  // two, so that equal neighbours do not wait for each other
-  for (int i = 0; i < size; i += 2) {   // `size` is a multiple of kWalkBlock
-    ++counts[0][as_bits(weights[i]) >> kCoarse];
-    ++counts[1][as_bits(weights[i + 1]) >> kCoarse];
-  }
-  double least = 0, most = 0;  // what the mass of all weights from here up is between
-  Bracket found{1, 0};
-  for (int at = kNumCoarse - 1; at >= 0; --at) {
-    const double count = counts[0][at] + counts[1][at];
-    if (count == 0) continue;
-    const uint32_t low = static_cast<uint32_t>(at) << kCoarse, high = static_cast<uint32_t>(at + 1) << kCoarse;
-    most += count * as_float(high);
-    if (found.high == 0 && most >= target) found.high = high;
-    least += count * as_float(low);
-    if (least >= target) {
-      found.low = low > 0 ? low : 1;
-      break;
+// How many weights have which leading bits: two counts, so that equal neighbours do not wait for each other.
+struct Counts {
+  uint32_t even[kNumCoarse], odd[kNumCoarse];
+
+  void add(const float* weights, int count) {  // an even number of them
+    for (int i = 0; i < count; i += 2) {
+      ++even[as_bits(weights[i]) >> kCoarse];
+      ++odd[as_bits(weights[i + 1]) >> kCoarse];
     }
   }
-  return found;
+  double at(int i) const { return even[i] + odd[i]; }
+};
+
+constexpr float edge(int coarse) { return __builtin_bit_cast(float, static_cast<uint32_t>(coarse) << kCoarse); }
+
+Bracket bracket_of(int first, int end) {
+  const uint32_t low = static_cast<uint32_t>(first) << kCoarse;
+  return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse};
+}
+
+// The bracket, if weights lie in the middle of their counts on average, as they do unless many are alike.
+Bracket guess_bracket(const Counts& counts, double target) {
+  double mass = 0;
+  int at = kNumCoarse;
+  while (at > 0 && mass < target) {
+    --at;
+    mass += counts.at(at) * 0.5 * (static_cast<double>(edge(at)) + edge(at + 1));
+  }
+  return bracket_of(at > 0 ? at - 1 : 0, at + 2);
+}
+
+// The bracket, wherever in their counts weights lie.
+Bracket bound_bracket(const Counts& counts, double target) {
+  double least = 0, most = 0;  // what the mass of all weights from here up is between
+  int end = 0, at = kNumCoarse;
+  while (at > 0 && least < target) {
+    --at;
+    most += counts.at(at) * edge(at + 1);
+    if (end == 0 && most >= target) end = at + 1;
+    least += counts.at(at) * edge(at);
+  }
+  return bracket_of(at, end);
 }
 
 bool any(IntVec flags) {
@@ -79,33 +101,52 @@ bool any(IntVec flags) {
   return all != 0;
 }
 
-// Copies the weights inside the bracket, in their order, and adds those above it.
+// The weights inside a bracket, in their order: those of block i are [starts[i], starts[i + 1]).
 struct Inside {
+  float* weights;
+  int* starts;  // [blocks + 1]
+  int count;
+  double above;  // the sum of those above the bracket
+};
+
+// Copies them, and leaves in `sums` what each block has above the bracket.
+Inside between(const float* weights, double* sums, int blocks, const Bracket& bracket, float* room, int* starts) {
+  const Vec low = Vec{} + as_float(bracket.low), high = Vec{} + as_float(bracket.high);
+  constexpr int kGroup = 4 * kLanes;
+  Inside found{room, starts, 0, 0};
+  for (int block = 0; block < blocks; ++block) {
+    const int begin = block * kWalkBlock;
+    starts[block] = found.count;
+    found.above += sums[block] = sum_from(weights + begin, as_float(bracket.high));
+    for (int i = begin; i < begin + kWalkBlock; i += kGroup) {
+      IntVec inside[kGroup / kLanes], any_inside = {};
+      for (int j = 0; j < kGroup / kLanes; ++j) {
+        const Vec value = load(weights + i + j * kLanes);
+        any_inside |= inside[j] = (value >= low) & (value < high);
+      }
+      if (!any(any_inside)) continue;
+      for (int j = 0; j < kGroup / kLanes; ++j) {
+        if (!any(inside[j])) continue;
+        for (int lane = 0; lane < kLanes; ++lane) {
+          room[found.count] = weights[i + j * kLanes + lane];
+          found.count -= inside[j][lane];
+        }
+      }
+    }
+  }
+  starts[blocks] = found.count;
+  return found;
+}
+
+// Weights among which a nucleus ends, and the sum of those above them.
+struct Candidates {
   float* weights;
   int count;
   double above;
 };
 
-Inside between(const float* weights, int size, const Bracket& bracket, float* room) {
-  const Vec low = Vec{} + as_float(bracket.low), high = Vec{} + as_float(bracket.high);
-  Inside found{room, 0, 0};
-  for (int at = 0; at < size; at += kWalkBlock) {
-    found.above += sum_from(weights + at, as_float(bracket.high));
-    for (int i = at; i < at + kWalkBlock; i += kLanes) {
-      const Vec value = load(weights + i);
-      const IntVec inside = (value >= low) & (value < high);
-      if (!any(inside)) continue;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        room[found.count] = value[lane];
-        found.count -= inside[lane];
-      }
-    }
-  }
-  return found;
-}
-
 // The largest weights first, until they reach the target.
-Boundary reach(const Inside& inside, double target) {
+Boundary reach(const Candidates& inside, double target) {
   double above = inside.above;
   Boundary found{0, 0, 0};
   for (int i = 0; i < inside.count;) {
@@ -118,35 +159,71 @@ Boundary reach(const Inside& inside, double target) {
   return found;
 }
 
-// Narrows a bracket to the weights inside that share their place among kFine of equal width.
-Inside narrow(Inside inside, const Bracket& bracket, double target) {
+// Narrows a bracket to the weights inside that share their place among kFine of equal width, copied to `room`.
+Candidates narrow(const Inside& inside, const Bracket& bracket, double target, float* room) {
   constexpr int kFine = 4096;
   double masses[kFine] = {};
   int shift = 0;
   while ((bracket.high - bracket.low) >> shift >= kFine) ++shift;
   const auto place = [&](float weight) { return (as_bits(weight) - bracket.low) >> shift; };
   for (int i = 0; i < inside.count; ++i) masses[place(inside.weights[i])] += inside.weights[i];
+  Candidates found{room, 0, inside.above};
   int last = -1;
   for (int at = kFine - 1; at >= 0; --at) {
     if (masses[at] == 0) continue;
-    if (last >= 0) inside.above += masses[last];
+    if (last >= 0) found.above += masses[last];
     last = at;
-    if (inside.above + masses[at] >= target) break;
+    if (found.above + masses[at] >= target) break;
   }
-  int count = 0;
   for (int i = 0; i < inside.count; ++i)
-    if (static_cast<int>(place(inside.weights[i])) == last) inside.weights[count++] = inside.weights[i];
-  inside.count = count;
-  return inside;
+    if (static_cast<int>(place(inside.weights[i])) == last) room[found.count++] = inside.weights[i];
+  return found;
 }
 
-// Weights [size] in whole blocks, of which those above 0 sum up to more than the target.
-Boundary find_boundary(const float* weights, int size, double target) {
-  const Bracket around = bracket(weights, size, target);
-  float* const room = static_cast<float*>(thread_scratch(sizeof(float) * (size + kLanes)));
-  const Inside inside = narrow(between(weights, size, around, room), around, target);
-  std::sort(inside.weights, inside.weights + inside.count, [](float a, float b) { return a > b; });
-  return reach(inside, target);
+// The fewest largest of the weights of a row.
+struct Nucleus {
+  Boundary end;
+  Inside around;
+
+  // How many of those that equal the smallest belong, from the beginning of a block on.
+  int ties_in(int block) const {
+    int left = end.kept;
+    for (int i = 0; i < around.starts[block]; ++i) left -= around.weights[i] == end.weight;
+    return left > 0 ? left : 0;
+  }
+};
+
+// Whether the nucleus ends inside.
+bool holds(const Inside& inside, double target) {
+  double mass = inside.above;
+  for (int i = 0; i < inside.count; ++i) mass += inside.weights[i];
+  return inside.above < target && mass >= target;
+}
+
+// Of counted weights in whole blocks, of which those above 0 sum up to more than the target. Leaves in `sums` what
+// each block has of the nucleus.
+Nucleus find_nucleus(const float* weights, double* sums, int blocks, const Counts& counts, double target) {
+  const int size = blocks * kWalkBlock;
+  float* const room =
+      static_cast<float*>(thread_scratch(sizeof(float) * (2 * size + kLanes) + sizeof(int) * (blocks + 1)));
+  float* const more = room + size + kLanes;
+  int* const starts = reinterpret_cast<int*>(more + size);
+  Bracket around = guess_bracket(counts, target);
+  Inside inside = between(weights, sums, blocks, around, room, starts);
+  if (!holds(inside, target)) {
+    around = bound_bracket(counts, target);
+    inside = between(weights, sums, blocks, around, room, starts);
+  }
+  const Candidates few = narrow(inside, around, target, more);
+  std::sort(few.weights, few.weights + few.count, [](float a, float b) { return a > b; });
+  const Nucleus found{reach(few, target), inside};
+  int left = found.end.kept;
+  for (int block = 0; block < blocks; ++block)
+    for (int i = inside.starts[block]; i < inside.starts[block + 1]; ++i) {
+      const float weight = inside.weights[i];
+      if (weight > found.end.weight || (weight == found.end.weight && left-- > 0)) sums[block] += weight;
+    }
+  return found;
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+// What may be drawn of 16-bit logits, decided on their histogram: weights, top_k, min_p and top_p. Compiled once per
+// instruction set.
+#pragma once
+
+#include "sampling_histogram.h"
+#include "sampling_walk.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// Those of equal weight of which only the first ones, in order of id, may be drawn: patterns
+// [first, end) of a histogram. `kept` is 0 where there are none.
+struct Ties {
+  int first = 0, end = 0, kept = 0;
+};
+
+void keep_top_k(const RowDraw& call, Histogram& found) {
+  int end = 0;
+  for (int64_t kept = 0; end < found.size && kept < call.top_k; ++end) kept += found.count(end);
+  const float smallest = found.value(end - 1);
+  while (end < found.size && found.value(end) == smallest) ++end;  // both zeros
+  for (int i = end; i < found.size; ++i) found.weight(i) = 0;
+  found.size = end;
+}
+
+// Weights in descending order; those below min_p are dropped.
+void weigh(const RowDraw& call, Histogram& found) {
+  const float largest = found.value(0);
+  float before = 1;
+  for (int i = 0; i < found.size; ++i) {
+    const float weight = weight_of(found.value(i), largest, call.temperature);
+    before = found.weight(i) = weight < before ? weight : before;
+    if (before < call.min_p) return found.drop_from(i);
+  }
+}
+
+double mass(Histogram& found) {
+  double sum = 0;
+  for (int i = 0; i < found.size; ++i) sum += static_cast<double>(found.weight(i)) * found.count(i);
+  return sum;
+}
+
+Ties keep_nucleus(double target, Histogram& found) {
+  double above = 0;
+  for (int i = 0; i < found.size;) {
+    const int next = found.next_weight(i);
+    const float weight = found.weight(i);
+    const uint32_t count = found.count_between(i, next);
+    if (above + static_cast<double>(weight) * count >= target || next == found.size) {
+      const int kept = needed_ties(above, target, weight, static_cast<int>(count));
+      found.drop_from(next);
+      return static_cast<uint32_t>(kept) < count ? Ties{i, next, kept} : Ties{};
+    }
+    above += static_cast<double>(weight) * count;
+    i = next;
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA
