@@ -106,16 +106,23 @@ struct AttendArgs {
   float* logsums;        // [num_tokens, num_query_heads] or null: log2 of each row's sum of weights; then out is float
 };
 
-// Tokens are attended to in tiles of this many positions, aligned to it.
+// Tokens are attended to in tiles of this many positions, aligned to it, and pages of fewer than kShortestPage
+// are copied first.
 inline constexpr int kTileTokens = 64;
+inline constexpr int kShortestPage = 16;
 
-// Some query tokens of one sequence, all query heads of one KV head, over some of the tiles they see.
+// Some query tokens of one sequence, all query heads of some KV heads, over some of the tiles they see. Several
+// KV heads take turns at each tile, because their pages lie side by side: memory is read in longer runs.
 struct AttendItem {
-  int sequence, kv_head;
+  int sequence, kv_head, num_heads;
   int first_token, num_tokens;  // rows of the batch
   int first_tile, num_tiles;    // in the list of visible tiles, see attention_tiles.h
   int64_t partial;              // offset in the buffer of partial results; -1: write the output
+  int64_t partial_stride;       // from one KV head's partial to the next one's
 };
+
+// Rows (query heads of all KV heads, times tokens) of an item with several KV heads, at most.
+inline constexpr int kRowsInTurn = 32;
 
 // Rows of an item whose KV range was split: their partials lie one after the other.
 struct MergeItem {

@@ -15,7 +15,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kBlockRows = 16;
+constexpr int kBlockRows = kShortestPage;
 
 // Pages smaller than a block are first copied into blocks: pages of 16 positions that the sides can read.
 PageLayout block_layout(const PageLayout& layout) {
@@ -33,17 +33,20 @@ struct Workspace {
   PageLayout layout;  // what the sides read
   uint8_t *queries, *key_panel, *value_panel, *blocks;
   float *scores, *result;
+  size_t query_bytes, result_floats;  // of one KV head
 
   Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values)
       : small_pages(args.layout.page_size < kBlockRows),
         layout(small_pages ? block_layout(args.layout) : args.layout) {
     const int num_rows = item.num_tokens * group_size(args);
     const int width = values.width(args.layout.v.dim);
-    const size_t result_floats = item.partial < 0 ? size_t(partial_floats(args, item.num_tokens, width)) : 0;
-    const size_t sizes[] = {keys.query_bytes(args.layout.k.dim, num_rows),
+    query_bytes = round_up64(keys.query_bytes(args.layout.k.dim, num_rows));
+    result_floats = item.partial < 0 ? size_t(partial_floats(args, item.num_tokens, width)) : 0;
+    const size_t sizes[] = {query_bytes * item.num_heads,
                             keys.panel_bytes(args.layout.k.dim),
                             values.panel_bytes(args.layout.v.dim, num_rows),
-                            size_t(num_rows) * kTileTokens * sizeof(float), result_floats * sizeof(float),
+                            size_t(num_rows) * kTileTokens * sizeof(float),
+                            result_floats * item.num_heads * sizeof(float),
                             small_pages ? size_t(layout.head_bytes) * kBlocks : 0};
     size_t total = 0;
     for (size_t size : sizes) total += round_up64(size);
@@ -156,29 +159,41 @@ RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start,
           mask_added(args.mask, token, head, start, end, copy)};
 }
 
-void attend_rows(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
-                 const Workspace& work, float* result) {
-  const int num_rows = item.num_tokens * group_size(args);
-  const int width = values.width(args.layout.v.dim);
-  float* const maxima = result + int64_t(num_rows) * width;
-  float* const sums = maxima + num_rows;
-  std::fill(result, maxima, 0.0f);
-  std::fill(maxima, sums, kLowest);
-  std::fill(sums, sums + num_rows, 0.0f);
-  keys.load_queries(args, item, work.queries);
+// The rows of an item under one of its KV heads: their queries, and what they have so far.
+struct HeadRows {
+  AttendItem item;  // of this head alone
+  uint8_t* queries;
+  float *result, *maxima, *sums;
+};
 
-  const int position = row_position(args, item.sequence, item.first_token);
-  const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
-  TileWalk walk(args, item, tiles, work);
-  Tile tile{};
-  float added[kTileTokens];
-  for (int start; walk.advance(tile, start);) {
-    keys.score(work.layout, tile, work.queries, num_rows, work.key_panel, work.scores);
-    for (int row = 0; row < num_rows; ++row)
-      soften_row(args, row_in_tile(args, item, start, position, row, added), work.scores + row * kTileTokens,
-                 result + int64_t(row) * width, width, maxima[row], sums[row]);
-    values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, result);
+// The tile of the head-th of `num_heads` heads, of which `first` is that of the first one. Next comes the same
+// tile of the next head, and after the last head the first one's next tile.
+Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads) {
+  Tile tile = first;
+  for (int b = 0; b < kBlocks; ++b) {
+    const uint8_t* const base = first.blocks[b].base;
+    if (base != nullptr) tile.blocks[b].base = base + head * layout.head_bytes;
+    if (head + 1 == num_heads) continue;
+    tile.next[b] = first.blocks[b];
+    if (base != nullptr) tile.next[b].base = base + (head + 1) * layout.head_bytes;
   }
+  return tile;
+}
+
+HeadRows begin_head(const AttendArgs& args, const AttendItem& item, int head, const KeySide& keys, int width,
+                    const Workspace& work, float* partials) {
+  const int num_rows = item.num_tokens * group_size(args);
+  HeadRows rows{item, work.queries + head * work.query_bytes, nullptr, nullptr, nullptr};
+  rows.item.kv_head += head;
+  rows.result = item.partial >= 0 ? partials + item.partial + head * item.partial_stride
+                                  : work.result + head * work.result_floats;
+  rows.maxima = rows.result + int64_t(num_rows) * width;
+  rows.sums = rows.maxima + num_rows;
+  std::fill(rows.result, rows.maxima, 0.0f);
+  std::fill(rows.maxima, rows.sums, kLowest);
+  std::fill(rows.sums, rows.sums + num_rows, 0.0f);
+  keys.load_queries(args, rows.item, rows.queries);
+  return rows;
 }
 
 void merge(const AttendArgs& args, const MergeItem& item, const float* partials) {
@@ -193,9 +208,28 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   const KeySide& keys = *key_side(args);
   const ValueSide& values = *value_side(args);
   const Workspace work(args, item, keys, values);
-  if (item.partial >= 0) return attend_rows(args, item, keys, values, work, partials + item.partial);
-  attend_rows(args, item, keys, values, work, work.result);
-  merge(args, {item.kv_head, item.first_token, item.num_tokens, 1, 0}, work.result);
+  const int num_rows = item.num_tokens * group_size(args), width = values.width(args.layout.v.dim);
+  HeadRows heads[kRowsInTurn];
+  for (int head = 0; head < item.num_heads; ++head)
+    heads[head] = begin_head(args, item, head, keys, width, work, partials);
+
+  const int position = row_position(args, item.sequence, item.first_token);
+  const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
+  TileWalk walk(args, item, tiles, work);
+  Tile first{};
+  float added[kTileTokens];
+  for (int start; walk.advance(first, start);)
+    for (int head = 0; head < item.num_heads; ++head) {
+      const HeadRows& rows = heads[head];
+      const Tile tile = tile_of_head(work.layout, first, head, item.num_heads);
+      keys.score(work.layout, tile, rows.queries, num_rows, work.key_panel, work.scores);
+      for (int row = 0; row < num_rows; ++row)
+        soften_row(args, row_in_tile(args, rows.item, start, position, row, added), work.scores + row * kTileTokens,
+                   rows.result + int64_t(row) * width, width, rows.maxima[row], rows.sums[row]);
+      values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.result);
+    }
+  for (int head = 0; item.partial < 0 && head < item.num_heads; ++head)
+    merge(args, {item.kv_head + head, item.first_token, item.num_tokens, 1, 0}, heads[head].result);
 }
 
 // Of a call that has both sides.
