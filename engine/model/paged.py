@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -61,8 +62,9 @@ class PagedRunner:
         """As ``ModelRunner.run``. Raises ValueError for token ids or pages that do not exist:
         neither the embedding nor the kernels check."""
         vocab_size = self._info.vocab_size
-        if batch.token_ids.view(np.uint32).max() >= vocab_size:  # negative ones, too
-            low, high = batch.token_ids.min(), batch.token_ids.max()
+        token_ids = batch.token_ids.tolist()
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
         for group, pages in enumerate(page_pools(self._model.pool) if batch.copies else ()):
             if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
@@ -84,8 +86,8 @@ class PagedRunner:
                 continue
             out = self._model.choose(batch.token_ids[first:stop], part, wanted)
             failed += self._evaluate([out.ids, out.logits], first)
-            ids, logits = np.array(out.ids, copy=False), np.array(out.logits, copy=False)
-            drawn += map(chosen, ids.tolist(), logits.tolist())
+            ids, logits = cast("list[int]", out.ids.tolist()), cast("list[float]", out.logits.tolist())
+            drawn += map(chosen, ids, logits)
         samples = [drawn[i] for i, _ in zip(which, states, strict=True)]
         return RunOutput(_with_failures(samples, batch, failed), tuple(failed))
 

@@ -94,6 +94,7 @@ class Replay:
         self.at_once = False
         self._seen: OrderedDict[object, None] = OrderedDict()
         self._replays: OrderedDict[object, Recorded | Traced] = OrderedDict()
+        self._last: Recorded | Traced | None = None  # the one that ran last
         self._programs = pools[0].programs()
         self.is_computed = False  # whether the last step's results are there, without any evaluation
         self.not_recorded = ""  # why a graph was traced when that was last decided
@@ -113,7 +114,9 @@ class Replay:
                 return build([mx.array(value) for value in values], False)
             replay = self._keep(build, values)
         outputs = replay.run(host)
-        _remember(self._replays, key, replay, MAX_REPLAYS)
+        if replay is not self._last:
+            _remember(self._replays, key, replay, MAX_REPLAYS)
+            self._last = replay
         self.is_computed = isinstance(replay, Recorded)
         self.num_replayed += 1
         return outputs

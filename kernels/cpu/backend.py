@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +19,8 @@ from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
 from octavo.kernels.masks import check_mask
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
+
+FEWEST_COLUMNS = 64  # of the page tables that steps are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,8 @@ class CpuPool:
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
             return []
-        return np.flatnonzero(np.asarray(self._flags)).tolist()
+        flags = cast("list[int]", self._flags.tolist())  # for few rows much faster than arrays of NumPy's
+        return [row for row, flag in enumerate(flags) if flag]
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Pairs are carried out in order: a page may be a target and later a source."""
@@ -237,10 +241,13 @@ def _is_inside(metadata: AttentionMetadata, num_pages: int) -> bool:
 
 
 def _widened(page_table: Ints) -> Ints:
-    """With zeros up to a power of two of columns, so that the shapes of steps repeat as sequences
-    grow. No kernel reads beyond a sequence's own pages."""
+    """With zeros up to 64 columns, 256, 1024 and so on, so that the shapes of steps repeat as sequences
+    grow: a new shape costs one step its graph and another its recording. No kernel reads beyond a sequence's
+    own pages."""
     num_rows, width = page_table.shape
-    wide_width = 1 << max(2, (width - 1).bit_length())
+    wide_width = FEWEST_COLUMNS
+    while wide_width < width:
+        wide_width *= 4
     if width == wide_width:
         return page_table
     wide = np.zeros((num_rows, wide_width), np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from native import at_every_level, require_extension, run_at_level
@@ -157,3 +158,18 @@ def test_a_large_pool_is_zeros_and_gets_its_memory_though_nobody_writes_it() -> 
     else:
         pytest.fail("the memory of the pool was not taken")
     assert not np.asarray(pool).any()
+
+
+def test_steps_keep_their_shapes_while_a_sequence_grows() -> None:
+    """Graphs are kept by shape: one that changed every few tokens would be recorded again and again."""
+    pool = CpuPool(make_spec("bf16", "bf16", dim=8, value_dim=8, page_size=2))
+    widths = {}
+    for num_pages in (1, 4, 5, 64, 65, 256):
+        table = np.arange(num_pages, dtype=np.int32)[None] % pool.spec.num_pages
+        step = write_step(np.zeros(1, np.int32), 2)
+        pool.begin_step(replace(step, page_table=table))
+        *_, given, _, _ = pool.step_values()
+        np.testing.assert_array_equal(given[:, :num_pages], table)
+        assert not given[:, num_pages:].any()
+        widths[num_pages] = given.shape[1]
+    assert widths == {1: 64, 4: 64, 5: 64, 64: 64, 65: 256, 256: 256}
