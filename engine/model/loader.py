@@ -62,6 +62,30 @@ def _weights_mapped(native: bool) -> Iterator[None]:
         mx.load = original
 
 
+@contextmanager
+def _quantized_on_all_threads(native: bool) -> Iterator[None]:
+    """In this block, layers that quantize themselves do it with our kernel, if ``native``: the bits of
+    MLX's, which takes one thread and most of the time of loading."""
+    if not native:
+        yield
+        return
+    from octavo.kernels import _ext
+
+    original = mx.quantize
+
+    def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
+        ours = [(GROUP_SIZE, bits) for bits in _BITS.values()]
+        if settings in ours and more == {"mode": "affine"}:
+            return _ext.quantize_weights(w, group_size=settings[0], bits=settings[1])
+        return original(w, *settings, **more)
+
+    mx.quantize = quantize_array
+    try:
+        yield
+    finally:
+        mx.quantize = original
+
+
 def load_model(path: Path, *, weights: Weights, native: bool = False) -> LoadedModel:
     """The model of ``path`` by mlx-lm's own code, with the hook in place. ``native``: its weights are
     views of their files until ``materialize``.
@@ -80,7 +104,8 @@ def load_model(path: Path, *, weights: Weights, native: bool = False) -> LoadedM
     install_hook()
     model.eval()
     if weights != "keep":
-        convert_weights(model, weights)
+        with _quantized_on_all_threads(native):
+            convert_weights(model, weights)
     return LoadedModel(model, architecture, describe_weights(model))
 
 

@@ -16,6 +16,7 @@ void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_attention_mixed(nb::module_& m);
 void bind_mapped_file(nb::module_& m);
+void bind_quantize_weights(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_sampling(nb::module_& m);
@@ -58,6 +59,7 @@ NB_MODULE(_ext, m) {
   octavo::bind_attention(m);
   octavo::bind_attention_mixed(m);
   octavo::bind_mapped_file(m);
+  octavo::bind_quantize_weights(m);
   octavo::bind_ops(m);
   octavo::bind_program(m);
   octavo::bind_sampling(m);

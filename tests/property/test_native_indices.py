@@ -69,6 +69,8 @@ RIGHT = {
         ("positions", [-1, 4]),
         ("slots", [3, 32]),
         ("slots", [-1, 4]),
+        ("slots", [3]),
+        ("slots", [3, 4, 5]),
         ("q_start", [0, 1]),
         ("q_start", [1, 2]),
         ("q_start", [0, 1, 2]),
