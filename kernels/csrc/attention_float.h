@@ -16,7 +16,6 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kDirectRows = 4;  // up to so many rows read codes themselves; more share a block of floats
-constexpr int kPanelRows = 24;  // from so many on it pays to lay floats out as panels
 constexpr int kDistance = 2;    // blocks between what is computed and what is asked for: time enough, and room in the L1
 
 // Sums of neighbouring elements, within each 128 bits: those of a, then those of b.

@@ -146,15 +146,14 @@ class TileWalk {
   Tile::Block next_[kBlocks];
 };
 
-// Row `row` of the item, whose first one is at `position`, in the tile at `start`; `copy` as in mask_added.
-RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int position, int row,
+// The row of a token and a query head of the item's (first) KV head, in the tile at `start`; `copy` as in mask_added.
+RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int token, int in_group,
                       float (&copy)[kTileTokens]) {
-  const int group = group_size(args), at = position + row / group;
-  const int head = item.kv_head * group + row % group;
+  const int head = item.kv_head * group_size(args) + in_group, at = row_position(args, item.sequence, token);
   const float distance = float(at - start), slope = args.slopes != nullptr ? args.slopes[head] : 0.0f;
   const uint64_t bits = row_bits(args, item.sequence, start, at);
   if (!args.mask) return {bits, distance, slope, nullptr};
-  const int token = item.first_token + row / group, end = args.kv_len[item.sequence];
+  const int end = args.kv_len[item.sequence];
   return {bits & mask_bits(args.mask, token, head, start, end), distance, slope,
           mask_added(args.mask, token, head, start, end, copy)};
 }
@@ -204,6 +203,17 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
   });
 }
 
+// Scores of the tile at `start` become weights.
+void soften(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
+  const AttendItem& item = rows.item;
+  const int group = group_size(args);
+  float added[kTileTokens];
+  for (int row = 0, token = item.first_token; token < item.first_token + item.num_tokens; ++token)
+    for (int head = 0; head < group; ++head, ++row)
+      soften_row(args, row_in_tile(args, item, start, token, head, added), scores + row * kTileTokens,
+                 rows.result + int64_t(row) * width, width, rows.maxima[row], rows.sums[row]);
+}
+
 void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   const KeySide& keys = *key_side(args);
   const ValueSide& values = *value_side(args);
@@ -217,15 +227,12 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
   TileWalk walk(args, item, tiles, work);
   Tile first{};
-  float added[kTileTokens];
   for (int start; walk.advance(first, start);)
     for (int head = 0; head < item.num_heads; ++head) {
       const HeadRows& rows = heads[head];
       const Tile tile = tile_of_head(work.layout, first, head, item.num_heads);
       keys.score(work.layout, tile, rows.queries, num_rows, work.key_panel, work.scores);
-      for (int row = 0; row < num_rows; ++row)
-        soften_row(args, row_in_tile(args, rows.item, start, position, row, added), work.scores + row * kTileTokens,
-                   rows.result + int64_t(row) * width, width, rows.maxima[row], rows.sums[row]);
+      soften(args, rows, start, width, work.scores);
       values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.result);
     }
   for (int head = 0; item.partial < 0 && head < item.num_heads; ++head)

@@ -13,6 +13,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+constexpr int kPanelRows = 24;  // query rows of an item, from which on it pays to lay out panels
 constexpr int kStripVecs = kLanes < 16 ? 2 : 1;
 constexpr int kStrip = kStripVecs * kLanes;
 constexpr int kTileRows = 12 / kStripVecs;  // twelve sums: enough to hide what a multiply-add takes

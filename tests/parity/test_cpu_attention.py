@@ -28,6 +28,8 @@ from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.truth import TruthPool  # noqa: E402
 
+Rows = NDArray[np.float32]
+
 # Of the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed point;
 # 16-bit rows are rounded on output, and under bf16 rows softmax weights are rounded to bf16 too.
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
@@ -116,7 +118,7 @@ def test_exact_keeps_what_16_bits_hold(formats: tuple[str, str], dtype: mx.Dtype
 def attend_once(
     name: str, rows: tuple[NDArray[np.float32], ...], *, exact: bool = False, scale: float = 0.1
 ) -> NDArray[np.float32]:
-    """The last query of bf16 rows (queries, keys, values) over pages of their own."""
+    """The last queries of bf16 rows (queries, keys, values) over pages of their own."""
     length, heads, dim = rows[1].shape
     layer = LayerSpec(num_kv_heads=heads, head_dim=dim, value_dim=dim)
     spec = PoolSpec(layers=(layer,), num_pages=-(-length // 32), page_size=32, k_format=name, v_format=name)
@@ -125,7 +127,8 @@ def attend_once(
     pool.begin_step(build_metadata([(0, length)], tables, 32))
     pool.write(0, keys, values)
     mx.eval(pool.pending())
-    pool.begin_step(build_metadata([(length - 1, 1)], tables, 32))
+    count = len(rows[0])
+    pool.begin_step(build_metadata([(length - count, count)], tables, 32))
     return as_numpy(pool.attend(0, queries, scale=scale))
 
 
@@ -142,6 +145,50 @@ def test_rounding_to_bytes_is_small_beside_the_error_of_the_pages(name: str, sca
     )
     of_pages, of_rounding = (np.sqrt(np.square(each - exact).mean()) for each in (plain, rounded))
     assert of_rounding < 0.3 * of_pages
+
+
+def attend_in_float64(queries: Rows, keys: Rows, values: Rows, *, scale: float) -> NDArray[np.float64]:
+    """Causal attention of the last rows, two query heads to a KV head."""
+    out = np.empty(queries.shape, np.float64)
+    for row, head in np.ndindex(*queries.shape[:2]):
+        seen = len(keys) - len(queries) + row + 1
+        logits = keys[:seen, head // 2].astype(np.float64) @ queries[row, head] * scale
+        weights = np.exp(logits - logits.max())
+        out[row, head] = weights @ values[:seen, head // 2] / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("outlier", [1, 30], ids=["even", "outlier"])
+@pytest.mark.parametrize("scale", [0.01, 0.1, 0.3], ids=["flat", "usual", "peaked"])
+def test_fixed_point_of_many_bf16_rows_costs_a_fraction_of_what_bf16_does(scale: float, outlier: int) -> None:
+    """One element may be much larger than the others: keys and values are in steps of the largest."""
+    rng = np.random.default_rng(3)
+    drawn = [
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((30, 4, 128), (700, 2, 128), (700, 2, 128))
+    ]
+    for each, channel in zip(drawn, (7, 80, 33), strict=True):
+        each[..., channel] *= outlier
+    queries, keys, values = (as_numpy(mx.array(each).astype(mx.bfloat16)) for each in drawn)
+    want = attend_in_float64(queries, keys, values, scale=scale)
+    of_bf16 = np.square(attend_in_float64(drawn[0], drawn[1], drawn[2], scale=scale) - want).mean()
+    fixed, floats = (
+        attend_once("bf16", (queries, keys, values), exact=exact, scale=scale) for exact in (False, True)
+    )
+    of_fixed = np.square(fixed - want).mean() - np.square(floats - want).mean()
+    assert np.sqrt(max(of_fixed, 0)) < 0.3 * np.sqrt(of_bf16)
+    assert _ext.isa() != "avx2" or not np.array_equal(fixed, floats)  # this level has fixed point
+
+
+@pytest.mark.parametrize("poison_value", [np.nan, np.inf])
+def test_a_query_that_is_not_finite_gives_no_numbers_among_many_rows(poison_value: float) -> None:
+    rng = np.random.default_rng(4)
+    queries, keys = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 2, 64), (90, 2, 64)))
+    queries[5, 1, 3] = poison_value
+    got = attend_once("bf16", (queries, keys, keys))
+    bad = ~np.isfinite(got).all(axis=-1)
+    assert bad[5, 1]
+    assert bad.sum() == 1
 
 
 @pytest.mark.parametrize("logit", [2.0, 5.5, 6.0, 7.0, 9.0])
