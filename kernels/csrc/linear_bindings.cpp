@@ -22,7 +22,7 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro(
           "dtype", [](const PackedWeight& w) { return packed_dtype(w); },
           "Of a dense weight, or of the scales of a quantized one.")
-      .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.panels.size() + 4 * w.bias.size(); });
+      .def_prop_ro("nbytes", &PackedWeight::num_bytes);
 
   m.def("pack_dense", &pack_dense, "weight"_a, "bias"_a = nb::none(), no_gil,
         "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");

@@ -18,7 +18,9 @@ bool has_integer_kernel(const PackedShape& shape) {
 bool bf16_suffices(const LinearCall& call) { return call.x_type == Float::bf16 || may_round(call); }
 
 void run_avx2(const LinearCall& call) {
-  if (call.weight->shape.quantized() && may_round(call)) avx2::linear_integer(call);
+  if (!may_round(call)) return avx2::linear_float32(call);
+  if (call.weight->shape.quantized()) avx2::linear_integer(call);
+  else if (call.weight->fixed_steps(0) != nullptr) avx2::linear_fixed(call);  // results in bf16: so is x
   else avx2::linear_float32(call);
 }
 

@@ -114,7 +114,7 @@ PackedExperts::PackedExperts(std::vector<Packed> experts) : weights(std::move(ex
 
 std::size_t PackedExperts::nbytes() const {
   std::size_t bytes = 0;
-  for (const Packed& weight : weights) bytes += weight->panels.size() + 4 * weight->bias.size();
+  for (const Packed& weight : weights) bytes += weight->num_bytes();
   return bytes;
 }
 

@@ -24,8 +24,9 @@ struct LinearCall {
   Float x_type;
   Float y_type;  // also the residual's
   int rows;
-  // Keep activations in the precision they come in. Otherwise, unless y is float32, a kernel may round
-  // them: to bf16, or before quantized weights to 8 bits per row and group of inputs.
+  // Keep activations in the precision they come in, and weights too. Otherwise, unless y is float32, a kernel
+  // may round them: activations to bf16, or before quantized weights to 8 bits per row and group of inputs;
+  // both to fixed point per group.
   bool exact;
   // If set, nothing is written to y, but here: [panels][rows], the largest result of each panel, rounded
   // to y's type like any result.
@@ -43,6 +44,11 @@ namespace avx2 {
 void linear_float32(const LinearCall& call);
 // Quantized weights in integers, activations rounded to 8 bits per row and block of at most 64 inputs.
 void linear_integer(const LinearCall& call);
+// bf16 weights that have fixed_steps, and bf16 activations, in 16-bit fixed point.
+void linear_fixed(const LinearCall& call);
+// The steps of a packed panel of bf16 weights, as PackedWeight::fixed_steps has them; false if its weights do
+// not allow any.
+bool choose_fixed_steps(const PackedShape& shape, const uint8_t* panel, uint8_t* exponents);
 }  // namespace avx2
 namespace avx512 {
 void linear_float32(const LinearCall& call);

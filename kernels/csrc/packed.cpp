@@ -1,5 +1,9 @@
 #include "packed.h"
 
+#include <atomic>
+
+#include "dispatch.h"
+#include "linear_kernels.h"
 #include "threads.h"
 
 namespace octavo {
@@ -225,25 +229,49 @@ void quantized_row(const PackedWeight& weight, int output, float* out) {
   }
 }
 
+// A panel of a dense matrix.
+void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* panel) {
+  const int inputs = shape.inputs;
+  if (shape.kind == WeightKind::f32) {
+    pack_panel(from, inputs, reinterpret_cast<uint32_t*>(panel));
+  } else if (shape.kind == WeightKind::f16) {
+    pack_panel(from, inputs, reinterpret_cast<uint16_t*>(panel));
+  } else if (inputs % 2 == 0) {
+    pack_panel(from, inputs / 2, reinterpret_cast<uint32_t*>(panel));
+  } else {
+    pack_odd_pairs(from, inputs, reinterpret_cast<bf16_t*>(panel));
+  }
+}
+
+// Do kernels of the level in use take such weights in fixed point?
+bool has_fixed_point(const PackedShape& shape) {
+  return shape.kind == WeightKind::bf16 && isa() == Isa::avx2;
+}
+
+bool choose_steps([[maybe_unused]] const PackedShape& shape, [[maybe_unused]] const uint8_t* panel,
+                  [[maybe_unused]] uint8_t* steps) {
+#if defined(__x86_64__)
+  return avx2::choose_fixed_steps(shape, panel, steps);
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows>& parts)
     : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
-  const int inputs = shape.inputs;
-  const std::size_t row_bytes = inputs * float_size(shape.scale_type);
+  const std::size_t row_bytes = shape.inputs * float_size(shape.scale_type);
+  const std::size_t panel_steps = static_cast<std::size_t>(shape.fixed_groups()) * kPanel;
+  if (has_fixed_point(shape)) steps.resize(panel_steps * shape.num_panels());
+  std::atomic<bool> in_range = true;
   parallel_for(shape.num_panels(), [&](int p) {
     const PanelRows from(parts, p * kPanel, row_bytes);
     uint8_t* out = panels.data() + shape.panel_bytes() * p;
-    if (shape.kind == WeightKind::f32) {
-      pack_panel(from, inputs, reinterpret_cast<uint32_t*>(out));
-    } else if (shape.kind == WeightKind::f16) {
-      pack_panel(from, inputs, reinterpret_cast<uint16_t*>(out));
-    } else if (inputs % 2 == 0) {
-      pack_panel(from, inputs / 2, reinterpret_cast<uint32_t*>(out));
-    } else {
-      pack_odd_pairs(from, inputs, reinterpret_cast<bf16_t*>(out));
-    }
+    pack_dense_panel(shape, from, out);
+    if (!steps.empty() && !choose_steps(shape, out, steps.data() + panel_steps * p)) in_range = false;
   });
+  if (!in_range) steps = {};
 }
 
 PackedWeight::PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales,

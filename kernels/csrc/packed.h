@@ -28,6 +28,7 @@
 namespace octavo {
 
 constexpr int kPanel = 64;
+constexpr int kFixedGroup = 128;  // inputs of a bf16 weight that share a step in fixed point
 
 enum class WeightKind { bf16, f16, f32, affine, mxfp4, nvfp4 };
 
@@ -81,6 +82,7 @@ struct PackedShape {
   int num_panels() const { return (outputs + kPanel - 1) / kPanel; }
   int padded_inputs() const { return kind == WeightKind::bf16 ? (inputs + 31) / 32 * 32 : inputs; }
   int num_groups() const { return inputs / group; }
+  int fixed_groups() const { return (padded_inputs() + kFixedGroup - 1) / kFixedGroup; }
   // Bytes of `count` inputs in a plane of `plane_bits`.
   static std::size_t plane_bytes(int count, int plane_bits) {
     return static_cast<std::size_t>(count) * kPanel * plane_bits / 8;
@@ -110,6 +112,15 @@ struct PackedWeight {
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
 
+  // Of a bf16 weight that AVX2's kernels may take in fixed point: the steps of a panel [groups][64], powers
+  // of two, as exponents of float32. Null if they may not: on other levels, or for weights that are not
+  // finite.
+  const uint8_t* fixed_steps(int index) const {
+    return steps.empty() ? nullptr
+                         : steps.data() + static_cast<std::size_t>(shape.fixed_groups()) * kPanel * index;
+  }
+  std::size_t num_bytes() const { return panels.size() + steps.size() + sizeof(float) * bias.size(); }
+
   // One row of W as float32 [inputs], dequantized without any rounding but float32's.
   void row(int output, float* out) const;
 
@@ -119,7 +130,8 @@ struct PackedWeight {
 
   PackedShape shape;
   Slice panels;
-  std::vector<float> bias;  // added to the result: padded to whole panels; empty if there is none
+  std::vector<uint8_t> steps;  // see fixed_steps
+  std::vector<float> bias;     // added to the result: padded to whole panels; empty if there is none
 };
 
 }  // namespace octavo

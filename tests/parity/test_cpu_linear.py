@@ -16,7 +16,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.models import activations, llama, qwen3
 
-from native import at_every_level, require_extension, run_at_level
+from native import at_every_level, available_levels, require_extension, run_at_level
 
 _ext = require_extension()
 
@@ -29,6 +29,13 @@ MODELS = {"qwen3": qwen3, "llama": llama}
 @at_every_level
 def test_every_level_agrees_with_float64(level: str) -> None:
     assert run_at_level(level, "import linear_checks; linear_checks.main()").strip() == f"checked {level}"
+
+
+def test_fixed_point_is_the_documented_formula() -> None:
+    """Of AVX2, which every x86-64 CPU that has a faster level also runs."""
+    if "avx2" not in available_levels():
+        pytest.skip("this CPU does not run avx2")
+    assert run_at_level("avx2", "import linear_fixed_checks; linear_fixed_checks.main()").strip() == "checked"
 
 
 def test_strided_and_empty_inputs() -> None:
