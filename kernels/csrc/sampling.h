@@ -31,8 +31,7 @@ struct RowChanges {
   TokenList held;                             // minus infinity
   const bool* allowed;                        // [size]: minus infinity for all others; null: all are
 
-  int num_mentioned() const { return biased.count + seen.count + output.count + held.count; }
-  bool any() const { return num_mentioned() > 0 || allowed != nullptr; }
+  bool any() const { return biased.count + seen.count + output.count + held.count > 0 || allowed != nullptr; }
 };
 
 struct Row {

@@ -28,6 +28,8 @@ inline void make_changes(const RowChanges& changes, float* logits) {
   for (int i = 0; i < changes.held.count; ++i) logits[changes.held.ids[i]] = -__builtin_inff();
 }
 
+constexpr int kTopBlock = 64;  // tokens that are passed over together if none of them is likely enough
+
 // Keeps the largest logits of those that are offered in order of id.
 struct Top {
   RowScores& scores;

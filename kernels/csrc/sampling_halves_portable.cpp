@@ -79,8 +79,7 @@ int end_of_ties(const uint16_t* logits, int size, Histogram& found, const Ties& 
 int draw_from_finite(const RowDraw& call, const uint16_t* logits, Histogram& found) {
   if (call.temperature == 0) return first_largest(logits, found);
   if (call.top_k > 0 && call.top_k < call.size) keep_top_k(call, found);
-  weigh(call, found);
-  double whole = mass(found);
+  double whole = weigh(call, found);
   Ties ties;
   if (call.top_p < 1) {
     ties = keep_nucleus(call.top_p * whole, found);
@@ -115,32 +114,37 @@ double log_of_total(const Histogram& found) {
   return largest + std::log(sum);
 }
 
+// The highest order of values that are not above `bound`.
+int16_t order_below(float bound, Float type) {
+  const uint16_t bits = type == Float::bf16 ? float_to_bf16(bound) : float_to_f16(bound);
+  return static_cast<int16_t>(order_of(bits) - (value_of(bits, type) > bound));
+}
+
 bool any_above(const uint16_t* logits, int16_t bound) {
-  constexpr int kBlock = 64;
   int16_t largest = INT16_MIN;
-  for (int i = 0; i < kBlock; ++i) largest = std::max(largest, order_of(logits[i]));
+  for (int i = 0; i < kTopBlock; ++i) largest = std::max(largest, order_of(logits[i]));
   return largest > bound;
 }
 
-// The likeliest tokens. `as_bits`: patterns mean their own values, so that blocks of them can be passed over.
-void find_top(const uint16_t* logits, int size, bool as_bits, const Histogram& found, RowScores& scores) {
-  constexpr int kBlock = 64;
+// The likeliest tokens. `substituted`: in which blocks patterns do not mean their own values; null: in none.
+void find_top(const uint16_t* logits, const Row& row, const bool* substituted, const Histogram& found,
+              RowScores& scores) {
   Top top(scores);
   if (scores.wanted == 0) return;
-  for (int at = 0; at < size; at += kBlock) {
-    const int end = std::min(size, at + kBlock);
-    if (as_bits && scores.num_top == scores.wanted && end == at + kBlock &&
-        !any_above(logits + at, order_of(logits[scores.top[scores.num_top - 1].id])))
-      continue;
+  for (int at = 0; at < row.size; at += kTopBlock) {
+    const int end = std::min(row.size, at + kTopBlock);
+    const bool own = substituted == nullptr || !substituted[at / kTopBlock];
+    if (own && end == at + kTopBlock && !any_above(logits + at, order_below(top.bound(), row.type))) continue;
     for (int i = at; i < end; ++i) top.offer(i, found.values[logits[i]]);
   }
 }
 
-int draw_from_histogram(const RowDraw& call, const uint16_t* logits, Histogram& found, RowScores* scores) {
+int draw_from_histogram(const RowDraw& call, const uint16_t* logits, const bool* substituted, Histogram& found,
+                        RowScores* scores) {
   if (!is_finite(found)) return kNotFinite;
   if (scores != nullptr) {
     scores->log_total = log_of_total(found);
-    find_top(logits, call.size, call.changes.num_mentioned() == 0, found, *scores);
+    find_top(logits, call, substituted, found, *scores);
   }
   const int token = draw_from_finite(call, logits, found);
   if (scores != nullptr) scores->logit = found.values[logits[token]];
@@ -163,20 +167,19 @@ int draw_changed(const RowDraw& call, RowScores* scores) {
   const uint16_t infinity = infinity_of(call.type);
   Substitutes changed = room_for_substitutes(call.size);
   const bool* const allowed = call.changes.allowed;
-  if (allowed == nullptr) {
-    std::copy_n(logits, call.size, changed.row);
-  } else {
+  if (allowed != nullptr) {
     if (!is_finite(logits, call.size, infinity)) return kNotFinite;
     const uint16_t nothing = 0x8000 | infinity;
     for (int i = 0; i < call.size; ++i) changed.row[i] = allowed[i] ? logits[i] : nothing;
   }
-  Histogram found = count_patterns(changed.row, call.size);
+  Histogram found = allowed != nullptr ? count_patterns(changed.row, call.size)
+                                       : count_patterns(logits, call.size, changed.row);
   if (!counts_are_finite(found, call.size, infinity)) return kNotFinite;
   take_out(call, changed, found);
   make_changes(call.changes, changed.logits);
   if (!put_back(call, changed, found)) return kNotFinite;
   if (!order_substitutes(call, changed, found)) return draw_as_floats(call, scores);
-  return draw_from_histogram(call, changed.row, found, scores);
+  return draw_from_histogram(call, changed.row, changed.blocks, found, scores);
 }
 
 }  // namespace
@@ -188,7 +191,7 @@ int draw_from_halves(const RowDraw& call, RowScores* scores) {
     return is_finite(logits, call.size, infinity_of(call.type)) ? find_largest(logits, call.size) : kNotFinite;
   Histogram found = count_patterns(logits, call.size);
   order_patterns(found, call.type);
-  return draw_from_histogram(call, logits, found, scores);
+  return draw_from_histogram(call, logits, nullptr, found, scores);
 }
 
 bool score_halves(const Row& row, int token, RowScores& scores) {
@@ -197,7 +200,7 @@ bool score_halves(const Row& row, int token, RowScores& scores) {
   order_patterns(found, row.type);
   if (!is_finite(found)) return false;
   scores.log_total = log_of_total(found);
-  find_top(logits, row.size, true, found, scores);
+  find_top(logits, row, nullptr, found, scores);
   scores.logit = found.values[logits[token]];
   return true;
 }

@@ -51,7 +51,8 @@ struct Histogram {
   }
 };
 
-inline Histogram count_patterns(const uint16_t* logits, int size) {
+// `copy`: where the logits go on the way, or null.
+inline Histogram count_patterns(const uint16_t* logits, int size, uint16_t* copy = nullptr) {
   static_assert(sizeof(float) == sizeof(uint32_t));
   char* const scratch = static_cast<char*>(thread_scratch(kPatterns * (4 + 4 + 4 + 2 + 2)));
   const auto at = [&](int bytes) { return scratch + static_cast<std::size_t>(bytes) * kPatterns; };
@@ -63,12 +64,16 @@ inline Histogram count_patterns(const uint16_t* logits, int size) {
   for (; next + 4 <= size; next += 4) {  // one load for four: loads and stores are all there is to do
     uint64_t four;
     std::memcpy(&four, logits + next, sizeof four);
+    if (copy != nullptr) std::memcpy(copy + next, &four, sizeof four);
     ++found.counts[four & 0xffff];
     ++found.counts[four >> 16 & 0xffff];
     ++found.counts[four >> 32 & 0xffff];
     ++found.counts[four >> 48];
   }
-  for (; next < size; ++next) ++found.counts[logits[next]];
+  for (; next < size; ++next) {
+    ++found.counts[logits[next]];
+    if (copy != nullptr) copy[next] = logits[next];
+  }
   return found;
 }
 
@@ -96,14 +101,17 @@ struct Substitutes {
   float* logits;    // [size], those of changed tokens
   int* ids;         // [size], the changed tokens, each once
   uint64_t* exact;  // [size], logits that 16 bits do not hold
+  bool* blocks;     // [size / kTopBlock, rounded up], whether one of these is among the tokens of a block
   int num_ids = 0, num_exact = 0;
 };
 
 inline Substitutes room_for_substitutes(int size) {
-  char* const room = static_cast<char*>(thread_scratch(static_cast<std::size_t>(size) * (8 + 4 + 4 + 2), 1));
+  const std::size_t blocks = (size + kTopBlock - 1) / kTopBlock;
+  char* const room = static_cast<char*>(thread_scratch(static_cast<std::size_t>(size) * (8 + 4 + 4 + 2) + blocks, 1));
   const auto at = [&](int bytes) { return room + static_cast<std::size_t>(bytes) * size; };
+  std::memset(at(18), 0, blocks);
   return {reinterpret_cast<uint16_t*>(at(16)), reinterpret_cast<float*>(at(8)), reinterpret_cast<int*>(at(12)),
-          reinterpret_cast<uint64_t*>(room)};
+          reinterpret_cast<uint64_t*>(room), reinterpret_cast<bool*>(at(18))};
 }
 
 // Takes the logits of changed tokens out of the row and its counts. The row must hold no NaN: one marks them.
@@ -156,6 +164,7 @@ inline bool order_substitutes(const RowDraw& call, Substitutes& changed, Histogr
       found.counts[free[used++]] = 0;
     }
     changed.row[id] = free[used - 1];
+    changed.blocks[id / kTopBlock] = true;
     ++found.counts[free[used - 1]];
   }
   // Both lists are in order: merge from the end, where there is room.

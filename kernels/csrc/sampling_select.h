@@ -23,15 +23,27 @@ void keep_top_k(const RowDraw& call, Histogram& found) {
   found.size = end;
 }
 
-// Weights in descending order; those below min_p are dropped.
-void weigh(const RowDraw& call, Histogram& found) {
+// Weights in descending order, and the sum of them over the row; those below min_p are dropped.
+double weigh(const RowDraw& call, Histogram& found) {
+  constexpr int kBlock = 64;
   const float largest = found.value(0);
   float before = 1;
-  for (int i = 0; i < found.size; ++i) {
-    const float weight = weight_of(found.value(i), largest, call.temperature);
-    before = found.weight(i) = weight < before ? weight : before;
-    if (before < call.min_p) return found.drop_from(i);
+  double sum = 0;
+  for (int at = 0; at < found.size; at += kBlock) {
+    float weights[kBlock] = {};
+    const int count = std::min(kBlock, found.size - at);
+    for (int i = 0; i < count; ++i) weights[i] = found.value(at + i);
+    for (float& weight : weights) weight = weight_of(weight, largest, call.temperature);
+    for (int i = 0; i < count; ++i) {
+      before = found.weight(at + i) = weights[i] < before ? weights[i] : before;
+      if (before < call.min_p) {
+        found.drop_from(at + i);
+        return sum;
+      }
+      sum += static_cast<double>(before) * found.count(at + i);
+    }
   }
+  return sum;
 }
 
 double mass(Histogram& found) {
