@@ -144,8 +144,8 @@ void bind_attention(nb::module_& m) {
         nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
         nb::arg("exact"),
         "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
-        "float, takes the place of causality and window. exact: no arithmetic of 8 bits. The caller checks the "
-        "indices and L = max kv_len.");
+        "float, takes the place of causality and window. exact: no arithmetic of 8 bits, and floats over bf16 "
+        "pages. The caller checks the indices and L = max kv_len.");
 }
 
 }  // namespace octavo

@@ -99,7 +99,7 @@ struct AttendArgs {
   int64_t table_width;
   int num_sequences, num_query_heads;
   float scale, softcap;  // softcap 0: none
-  bool exact;            // queries and weights keep 15 bits and more, whatever the pages hold
+  bool exact;            // 16-bit rows: floats over 16-bit pages, 15 bits of queries and weights over others
   int window, keep;      // window 0: none
   MaskView mask;
   Residency residency;   // all: one pool
