@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import ml_dtypes
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +92,7 @@ def wide(array: mx.array) -> Floats:
 
 def same_bits(one: mx.array, other: mx.array) -> bool:
     """NaNs included."""
-    return mx.array_equal(one.view(mx.uint16), other.view(mx.uint16))
+    return bool(mx.array_equal(one.view(mx.uint16), other.view(mx.uint16)))
 
 
 def spreads(rng: np.random.Generator, shape: tuple[int, int]) -> list[Floats]:
@@ -183,7 +182,6 @@ def check_magnitudes() -> None:
 def main() -> None:
     mx.set_default_device(mx.cpu)
     assert _ext.isa() == "avx2"
-    assert bf16(np.float32([1.00390625])).item() == ml_dtypes.bfloat16(1.00390625)  # both to even
     for check in (check_bits, check_extremes, check_not_finite, check_magnitudes):
         check()
     print("checked")
