@@ -23,7 +23,7 @@ class EngineConfig:
     backend           where attention and linear layers run; "auto" takes the best there is
     threads           CPU threads of the native kernels (None: all this process may use)
     weights           "keep", or re-quantize while loading
-    exact             refuse paths that round activations below the precision they come in
+    exact             refuse paths that round activations or weights below the precision they come in
     fuse              allow fusions that the load-time parity probe has accepted
     kv_format         page format of K and V, or two as "K/V"
     k_format          of K alone, where it is another (None: kv_format)
