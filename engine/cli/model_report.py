@@ -43,7 +43,6 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
         "not_replayed": (
             _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_replayed
         ),
-        "not_recorded": "" if fusion is None else fusion.not_recorded,
         "head_chooses": ready.chooses,
         "head_does_not_choose": (
             _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_chosen
@@ -76,8 +75,7 @@ def model_lines(model: dict[str, Any]) -> Iterator[str]:
         yield f"  not merged: {group['name']} ({group['type']}): {group['reason']}"
     yield f"  fused: {'yes, bit by bit the same' if model['fused'] else 'no, ' + model['not_fused']}"
     replayed = "yes" if model["replayed"] else "no, " + model["not_replayed"]
-    traced = f", as graphs: {model['not_recorded']}" if model["replayed"] and model["not_recorded"] else ""
-    yield f"  steps replayed: {replayed}{traced}"
+    yield f"  steps replayed: {replayed}"
     chooses = "yes" if model["head_chooses"] else "no, " + model["head_does_not_choose"]
     yield f"  greedy tokens without stored logits: {chooses}"
 

@@ -27,13 +27,11 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Why modules are not fused, why graphs are not replayed, why those that are were not recorded as
-    programs, and why greedy tokens are chosen from stored logits and not by the head; empty where it
-    is otherwise."""
+    """Why modules are not fused, why graphs are not replayed, and why greedy tokens are chosen from stored
+    logits and not by the head; empty where it is otherwise."""
 
     not_fused: str = ""
     not_replayed: str = ""
-    not_recorded: str = ""
     not_chosen: str = ""
 
 
@@ -62,7 +60,7 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
         if model.replay is None:
             return FusionResult(_difference(got, wanted), "the page pool does not allow it")
         if mx.array_equal(got, wanted) and model.replay.num_replayed:
-            return FusionResult(not_recorded=model.replay.not_recorded)
+            return FusionResult()
         refusal = "graphs that are replayed give other logits"
     except Exception as error:  # model code of any architecture meets tracing here
         refusal = str(error).partition("\n")[0] or type(error).__name__

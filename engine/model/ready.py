@@ -107,8 +107,6 @@ def _checked_fusion(
         unfuse(loaded.model)
     if fusion.not_replayed:
         log.warning("%s runs its Python code in every step: %s", loaded.architecture, fusion.not_replayed)
-    elif fusion.not_recorded:
-        log.info("%s replays graphs and not programs: %s", loaded.architecture, fusion.not_recorded)
     if fusion.not_chosen:
         log.info("%s stores the logits of greedy tokens: %s", loaded.architecture, fusion.not_chosen)
     return fusion

@@ -1,30 +1,27 @@
 """Replaying the graph of a step instead of running the model's Python code again.
 
 Decode steps repeat: the same number of rows, other numbers in them. When such a step comes for the
-second time its graph is kept in one of two forms.
+second time its graph is kept as a *program* (``Recorded``): the list of what our kernels do in it, and of
+MLX's operations between them, with the addresses they read and write. No graph is left, and a step costs
+its kernels.
 
-A *program* (``Recorded``) is the list of what our kernels do in it, and of MLX's operations between
-them, with the addresses they read and write: no graph is left, and a step costs its kernels.
-
-What cannot be recorded (operations on several streams) is *traced* (``Traced``) by ``mx.compile`` without
-any code generation: the arrays of the step and the pages are inputs, and MLX clones the nodes between them
-and the results. That costs a fraction of building the graph in Python.
-
-Both compute what the graph would have, to the bit. What the model takes from the step must reach it
-through arrays. Model code that asks for a length as a number cannot be replayed; the probe finds out, and
-such models run their code in every step.
+It computes what the graph would have, to the bit. What the model takes from the step must reach it
+through arrays. Model code that asks for a length as a number cannot be replayed, and operations on several
+streams cannot be recorded; the probe finds out, and such models run their code in every step.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 
 from octavo.kernels.metadata import Ints
+
+log = logging.getLogger(__name__)
 
 MAX_REPLAYS = 128  # shapes of steps whose graphs are kept
 MAX_SEEN = 1024  # shapes of steps that are remembered as seen once
@@ -74,10 +71,6 @@ class ReplayablePool(Protocol):
         """What a replayed graph gave in the place of ``pending()``."""
         ...
 
-    def tracing(self, on: bool) -> None:
-        """Let ``mx.compile`` trace and replay in this process, or not."""
-        ...
-
     def programs(self) -> Programs:
         """What records programs of steps of one model."""
         ...
@@ -93,17 +86,16 @@ class Replay:
         self._pools = pools
         self.at_once = False
         self._seen: OrderedDict[object, None] = OrderedDict()
-        self._replays: OrderedDict[object, Recorded | Traced] = OrderedDict()
-        self._last: Recorded | Traced | None = None  # the one that ran last
+        self._replays: OrderedDict[object, Recorded | Built] = OrderedDict()
+        self._last: Recorded | Built | None = None  # the one that ran last
         self._programs = pools[0].programs()
         self.is_computed = False  # whether the last step's results are there, without any evaluation
-        self.not_recorded = ""  # why a graph was traced when that was last decided
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
         """The result of ``build``, by which graphs are told apart, of ``values`` as arrays. Raises what
-        recording or tracing it raises; the pools are then as before. Results of a program hold until the
-        next step."""
+        recording it raises, CannotRecord only ``at_once``; the pools are then as before. Results of a
+        program hold until the next step."""
         host = [*values, *(value for pool in self._pools for value in pool.step_values())]
         key = build, tuple(value.shape for value in host)
         replay = self._replays.get(key)
@@ -118,15 +110,17 @@ class Replay:
             _remember(self._replays, key, replay, MAX_REPLAYS)
             self._last = replay
         self.is_computed = isinstance(replay, Recorded)
-        self.num_replayed += 1
+        self.num_replayed += self.is_computed
         return outputs
 
-    def _keep(self, build: Build, values: Sequence[Ints]) -> Recorded | Traced:
+    def _keep(self, build: Build, values: Sequence[Ints]) -> Recorded | Built:
         try:
             return Recorded(self._pools, self._programs, build, values)
         except CannotRecord as error:
-            self.not_recorded = str(error)
-            return Traced(self._pools, build, len(values))
+            if self.at_once:
+                raise
+            log.warning("steps of this shape are built anew each time: %s", error)
+            return Built(build, len(values))
 
 
 class CannotRecord(Exception):
@@ -175,41 +169,16 @@ class Recorded:
         return self._outputs
 
 
-class Traced:
-    """A graph that MLX clones for every step."""
+class Built:
+    """A graph that no program can hold: it is built for every step."""
 
-    def __init__(self, pools: Sequence[ReplayablePool], build: Build, num_values: int) -> None:
-        self._pools = pools
+    def __init__(self, build: Build, num_values: int) -> None:
+        self._build = build
         self._num_values = num_values
-        self._trace = mx.compile(self._tracer(build))
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """As ``Recorded.run``."""
-        inputs = [pool.step_inputs() for pool in self._pools]
-        with self._tracing(inputs):
-            result, *pending = self._trace([mx.array(value) for value in host[: self._num_values]], inputs)
-        for pool, written in zip(self._pools, pending, strict=True):
-            pool.bind_pending(written)
-        outputs: list[mx.array] = result
-        return outputs
-
-    def _tracer(self, build: Build) -> Callable[..., list[Any]]:
-        def trace(arrays: Sequence[mx.array], inputs: Sequence[Sequence[mx.array]]) -> list[Any]:
-            _bind(self._pools, inputs)
-            return [build(arrays, True), *(pool.pending() for pool in self._pools)]
-
-        return trace
-
-    @contextmanager
-    def _tracing(self, inputs: Sequence[Sequence[mx.array]]) -> Iterator[None]:
-        self._pools[0].tracing(True)
-        try:
-            yield
-        except BaseException:
-            _bind(self._pools, inputs)
-            raise
-        finally:
-            self._pools[0].tracing(False)
+        """As ``Recorded.run``, not evaluated."""
+        return self._build([mx.array(value) for value in host[: self._num_values]], False)
 
 
 def _bind(pools: Sequence[ReplayablePool], inputs: Sequence[Sequence[mx.array]]) -> None:

@@ -161,9 +161,6 @@ class CpuPool:
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
         *self._layers, self._flags = arrays
 
-    def tracing(self, on: bool) -> None:
-        _ext.set_tracing(on)
-
     def programs(self) -> CpuPrograms:
         return CpuPrograms()
 

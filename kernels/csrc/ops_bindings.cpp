@@ -44,8 +44,6 @@ void bind_ops(nb::module_& m) {
         "x, or the same values with fewer nodes: shape operations after one of our kernels become one.");
   m.def("same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); }, "a"_a, "b"_a,
         "Whether both are one node of the graph.");
-  m.def("set_tracing", [](bool on) { mx::set_compile_mode(on ? mx::CompileMode::no_fuse : mx::CompileMode::disabled); },
-        "on"_a, "Whether mx.compile traces functions and replays their graphs. It never generates code.");
 }
 
 }  // namespace octavo
