@@ -21,30 +21,35 @@ bool counts_are_finite(const Histogram& found, int size, uint16_t infinity) {
   return bad == 0 && found.counts[kSign + infinity] < static_cast<uint32_t>(size);
 }
 
-// The same of a row that was not counted.
-bool is_finite(const uint16_t* logits, int size, uint16_t infinity) {
-  uint16_t bad = 0, good = 0;
-  for (int i = 0; i < size; ++i) {
-    const uint16_t magnitude = logits[i] & 0x7fff;
-    bad |= magnitude > infinity || logits[i] == infinity;
-    good |= magnitude < infinity;
-  }
-  return bad == 0 && good != 0;
-}
-
 // An integer that orders as the values do, but for zeros: the negative one is below the other.
 int16_t order_of(uint16_t bits) {
   const auto all = static_cast<int16_t>(bits);
   return static_cast<int16_t>(all ^ (all >> 15 & 0x7fff));
 }
 
-// The first of the largest of a finite row.
-int find_largest(const uint16_t* logits, int size) {
+int16_t largest_order(const uint16_t* logits, int size) {
   int16_t largest = INT16_MIN;
   for (int i = 0; i < size; ++i) largest = std::max(largest, order_of(logits[i]));
+  return largest;
+}
+
+// The same of a row that was not counted: a NaN is beyond the infinity of its sign.
+bool is_finite(const uint16_t* logits, int size, uint16_t infinity) {
+  const int16_t above = order_of(infinity), below = order_of(0x8000 | infinity);
+  int16_t smallest = INT16_MAX;
+  for (int i = 0; i < size; ++i) smallest = std::min(smallest, order_of(logits[i]));
+  const int16_t largest = largest_order(logits, size);
+  return smallest >= below && largest > below && largest < above;
+}
+
+// The first of the largest of a finite row.
+int find_largest(const uint16_t* logits, int size) {
+  int16_t largest = largest_order(logits, size);
   if (largest == 0) largest = -1;  // either zero
-  for (int i = 0;; ++i)
-    if (order_of(logits[i]) >= largest) return i;
+  int at = 0;
+  while (at + kTopBlock < size && largest_order(logits + at, kTopBlock) < largest) at += kTopBlock;
+  while (order_of(logits[at]) < largest) ++at;
+  return at;
 }
 
 int first_largest(const uint16_t* logits, const Histogram& found) {
@@ -120,12 +125,6 @@ int16_t order_below(float bound, Float type) {
   return static_cast<int16_t>(order_of(bits) - (value_of(bits, type) > bound));
 }
 
-bool any_above(const uint16_t* logits, int16_t bound) {
-  int16_t largest = INT16_MIN;
-  for (int i = 0; i < kTopBlock; ++i) largest = std::max(largest, order_of(logits[i]));
-  return largest > bound;
-}
-
 // The likeliest tokens. `substituted`: in which blocks patterns do not mean their own values; null: in none.
 void find_top(const uint16_t* logits, const Row& row, const bool* substituted, const Histogram& found,
               RowScores& scores) {
@@ -134,7 +133,7 @@ void find_top(const uint16_t* logits, const Row& row, const bool* substituted, c
   for (int at = 0; at < row.size; at += kTopBlock) {
     const int end = std::min(row.size, at + kTopBlock);
     const bool own = substituted == nullptr || !substituted[at / kTopBlock];
-    if (own && end == at + kTopBlock && !any_above(logits + at, order_below(top.bound(), row.type))) continue;
+    if (own && largest_order(logits + at, end - at) <= order_below(top.bound(), row.type)) continue;
     for (int i = at; i < end; ++i) top.offer(i, found.values[logits[i]]);
   }
 }
