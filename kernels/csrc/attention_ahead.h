@@ -13,8 +13,6 @@ struct Ahead {
   const uint8_t* codes = nullptr;
   int64_t bytes = 0;
 
-  Ahead() = default;  // nothing
-
   // `step`: 0 to 3 are the tile's blocks of K, the next four those of V, then those of the next tile's K.
   Ahead(const PageLayout& layout, const Tile& tile, int step) {
     const Tile::Block& block = step < 2 * kBlocks ? tile.blocks[step % kBlocks] : tile.next[step % kBlocks];

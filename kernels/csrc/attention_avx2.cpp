@@ -8,23 +8,16 @@ namespace {
 // Rows of 16 bits carry no more than bytes keep, beside the error of 4-bit pages.
 bool by_bytes(const AttendArgs& args) { return !args.exact && args.queries.type != Float::f32; }
 
-// Rows of bf16 over pages of bf16 carry no more than 16-bit fixed point keeps.
-bool by_words(const AttendArgs& args, const RowFormat& format) {
-  return !args.exact && args.queries.type == Float::bf16 && format.codes == CodeType::bf16;
-}
-
 }  // namespace
 
 const KeySide* special_key_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
-  if (by_words(args, format)) return bf16_word_keys(format.dim);
   if (format.dim % kChunk != 0) return nullptr;
   return by_bytes(args) ? byte_keys(format.codes) : word_keys(format.codes);
 }
 
 const ValueSide* special_value_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.v;
-  if (by_words(args, format)) return bf16_word_values(format.dim);
   if (format.dim % kChunk != 0) return nullptr;
   return by_bytes(args) ? byte_values(format.codes) : word_values(format.codes);
 }

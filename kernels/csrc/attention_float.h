@@ -7,7 +7,6 @@
 
 #include "attention_ahead.h"
 #include "attention_codecs.h"
-#include "attention_panels.h"
 #include "attention_rows.h"
 #include "attention_sides.h"
 #include "page_codes.h"
@@ -15,7 +14,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kDirectRows = 4;  // up to so many rows read codes themselves; more share a block of floats
+constexpr int kDirectRows = 4;  // up to so many rows read codes themselves; more share a panel
 constexpr int kDistance = 2;    // blocks between what is computed and what is asked for: time enough, and room in the L1
 
 // Sums of neighbouring elements, within each 128 bits: those of a, then those of b.
@@ -115,10 +114,9 @@ OCTAVO_INLINE void for_rows(int num_rows, Body body) {
 // codes themselves stores whole vectors, in its own order, where they fill a row.
 template <class Codec>
 void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
-                  const Ahead& ahead, float* panel) {
+                  float* panel) {
   const int padded = padded_dim(format.dim);
   for (int t = 0; t < 16; ++t, panel += padded) {
-    Ahead::ask(ahead, t, 16);
     if (!(visible >> t & 1)) {
       std::fill(panel, panel + padded, 0.0f);
       continue;
@@ -148,12 +146,13 @@ struct FloatSides {
   using Reader = std::conditional_t<kDirect, Codec, FloatCodec>;
   static constexpr bool kSplit = Reader::kSplit;
 
-  static bool direct(const RowFormat& format) { return kDirect && format.dim % kStep == 0; }
+  static bool direct(const RowFormat& format, int num_rows) {
+    return kDirect && num_rows <= kDirectRows && format.dim % kStep == 0;
+  }
 
   static size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim(dim) * 4; }
-  // A block of rows, then the panel.
-  static size_t key_panel_bytes(int dim) { return size_t(padded_dim(dim)) * 4 * (16 + 16); }
-  static size_t value_panel_bytes(int dim, int) { return size_t(padded_dim(dim)) * 4 * (16 + kTileTokens); }
+  static size_t key_panel_bytes(int dim) { return size_t(padded_dim(dim)) * 16 * 4; }
+  static size_t value_panel_bytes(int dim, int) { return key_panel_bytes(dim); }
 
   static void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
     const RowFormat& format = args.layout.k;
@@ -180,7 +179,7 @@ struct FloatSides {
     });
   }
 
-  static void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
+  static void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* panel,
                     float* scores) {
     const RowFormat& format = layout.k;
     const int dim = padded_dim(format.dim);
@@ -190,20 +189,14 @@ struct FloatSides {
       if (block.base == nullptr) continue;
       const uint8_t* codes = k_codes(layout, block.base, block.offset);
       const Ahead ahead(layout, tile, b + kDistance);
-      if (num_rows <= kDirectRows && direct(format)) {
+      if (direct(format, num_rows)) {
         score_block<Reader>(queries, num_rows, dim, codes, format.row_bytes, ahead, scores + 16 * b);
         continue;
       }
-      float* const rows = static_cast<float*>(scratch);
-      expand_block<Codec>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), ahead, rows);
-      if (num_rows < kPanelRows) {
-        score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows), dim * 4, {},
-                                scores + 16 * b);
-        continue;
-      }
-      float* const panel = rows + 16 * dim;
-      transpose_keys(rows, dim, panel);
-      score_panel(queries, num_rows, dim, panel, scores + 16 * b);
+      float* rows = static_cast<float*>(panel);
+      expand_block<Codec>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows), dim * 4, ahead,
+                              scores + 16 * b);
     }
   }
 
@@ -217,27 +210,23 @@ struct FloatSides {
   }
 
   static void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows,
-                         void* scratch, float* accumulators) {
+                         void* panel, float* accumulators) {
     const RowFormat& format = layout.v;
     const int width = padded_dim(format.dim);
-    float *const rows = static_cast<float*>(scratch), *const panel = rows + 16 * width;
     for (int b = 0; b < kBlocks; ++b) {
       const Tile::Block& block = tile.blocks[b];
       if (block.base == nullptr) continue;
       const uint8_t* codes = v_codes(layout, block.base, block.offset);
       const Ahead ahead(layout, tile, kBlocks + b + kDistance);
-      if (num_rows <= kDirectRows && direct(format) && tile.mask(b) == 0xffff) {
+      if (direct(format, num_rows) && tile.mask(b) == 0xffff) {
         accumulate_block<Reader>(weights + 16 * b, num_rows, width, codes, format.row_bytes, ahead, accumulators);
         continue;
       }
-      expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), ahead, rows);
-      if (num_rows < kPanelRows)
-        accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
-                                     width * 4, {}, accumulators);
-      else
-        place_values(rows, width, 16 * b, panel);
+      float* rows = static_cast<float*>(panel);
+      expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
+                                   width * 4, ahead, accumulators);
     }
-    if (num_rows >= kPanelRows) add_panel(weights, num_rows, width, panel, tile.bits, accumulators);
   }
 
   static void to_natural(int dim, const float* accumulator, float* row) {

@@ -10,14 +10,6 @@
 
 namespace octavo::OCTAVO_ISA {
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// Where few rows go of a level that multiplies integers for many (attention_bf16_avx2.cpp).
-extern const KeySide bf16_float_keys;
-extern const ValueSide bf16_float_values;
-const KeySide bf16_float_keys = FloatSides<Bf16Codec>::keys;
-const ValueSide bf16_float_values = FloatSides<Bf16Codec>::values;
-#endif
-
 #if defined(__AVX2__)
 // Integer and bf16 arithmetic of the level, or null (attention_avx2.cpp, attention_avx512.cpp).
 const KeySide* special_key_side(const AttendArgs& args);

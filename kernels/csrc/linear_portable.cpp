@@ -36,6 +36,15 @@ constexpr int kVectors = kWidth == 16 ? 4
                          : R == 2     ? 4
                                       : 2;
 
+// sum += w * x in the register where sum is: left to themselves, compilers use more of them than there are.
+inline __attribute__((always_inline)) void add_product(Vec& sum, Vec w, Vec x) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+#else
+  sum += w * x;
+#endif
+}
+
 inline __attribute__((always_inline)) Vec broadcast(float x) { return x - Vec{}; }
 
 template <int R, int V>

@@ -16,15 +16,5 @@ inline __attribute__((always_inline)) void unrolled(Body&& body) {
   }(std::make_integer_sequence<int, count>());
 }
 
-// sum += w * x in the register where sum is: left to themselves, compilers use more of them than there are.
-template <class Vector>
-inline __attribute__((always_inline)) void add_product(Vector& sum, Vector w, Vector x) {
-#if defined(__FMA__) && !defined(__AVX512F__)
-  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
-#else
-  sum += w * x;
-#endif
-}
-
 }  // namespace
 }  // namespace octavo

@@ -28,8 +28,6 @@ from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.truth import TruthPool  # noqa: E402
 
-Rows = NDArray[np.float32]
-
 # Of the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed point;
 # 16-bit rows are rounded on output, and under bf16 rows softmax weights are rounded to bf16 too.
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
@@ -147,39 +145,6 @@ def test_rounding_to_bytes_is_small_beside_the_error_of_the_pages(name: str, sca
     assert of_rounding < 0.3 * of_pages
 
 
-def attend_in_float64(queries: Rows, keys: Rows, values: Rows, *, scale: float) -> NDArray[np.float64]:
-    """Causal attention of the last rows, two query heads to a KV head."""
-    out = np.empty(queries.shape, np.float64)
-    for row, head in np.ndindex(*queries.shape[:2]):
-        seen = len(keys) - len(queries) + row + 1
-        logits = keys[:seen, head // 2].astype(np.float64) @ queries[row, head] * scale
-        weights = np.exp(logits - logits.max())
-        out[row, head] = weights @ values[:seen, head // 2] / weights.sum()
-    return out
-
-
-@pytest.mark.parametrize("outlier", [1, 30], ids=["even", "outlier"])
-@pytest.mark.parametrize("scale", [0.01, 0.1, 0.3], ids=["flat", "usual", "peaked"])
-def test_fixed_point_of_many_bf16_rows_costs_a_fraction_of_what_bf16_does(scale: float, outlier: int) -> None:
-    """One element may be much larger than the others: keys and values are in steps of the largest."""
-    rng = np.random.default_rng(3)
-    drawn = [
-        rng.standard_normal(shape).astype(np.float32)
-        for shape in ((30, 4, 128), (700, 2, 128), (700, 2, 128))
-    ]
-    for each, channel in zip(drawn, (7, 80, 33), strict=True):
-        each[..., channel] *= outlier
-    queries, keys, values = (as_numpy(mx.array(each).astype(mx.bfloat16)) for each in drawn)
-    want = attend_in_float64(queries, keys, values, scale=scale)
-    of_bf16 = np.square(attend_in_float64(drawn[0], drawn[1], drawn[2], scale=scale) - want).mean()
-    fixed, floats = (
-        attend_once("bf16", (queries, keys, values), exact=exact, scale=scale) for exact in (False, True)
-    )
-    of_fixed = np.square(fixed - want).mean() - np.square(floats - want).mean()
-    assert np.sqrt(max(of_fixed, 0)) < 0.3 * np.sqrt(of_bf16)
-    assert _ext.isa() != "avx2" or not np.array_equal(fixed, floats)  # this level has fixed point
-
-
 @pytest.mark.parametrize("poison_value", [np.nan, np.inf])
 def test_a_query_that_is_not_finite_gives_no_numbers_among_many_rows(poison_value: float) -> None:
     rng = np.random.default_rng(4)
@@ -264,6 +229,11 @@ class Batch:
         ends = np.cumsum([new for _, new in lengths])
         return dict(zip(members, np.split(out, ends[:-1]), strict=True))
 
+    def attend_part(self, member: int, first: int, stop: int) -> NDArray[np.float32]:
+        """Rows ``first`` to ``stop`` of a member, alone."""
+        self.pool.begin_step(build_metadata([(first, stop - first)], [self.tables[member]], 16))
+        return as_numpy(self.pool.attend(0, self.rows[member][0][first:stop], scale=0.125))
+
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "fp16")], ids=lambda f: f[0])
@@ -280,6 +250,18 @@ def test_neither_threads_nor_neighbours_change_a_bit(formats: tuple[str, str], d
                     np.testing.assert_array_equal(rows, want[member])
     finally:
         _ext.set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "int8")], ids=lambda f: f[0])
+def test_the_chunk_that_a_row_is_in_changes_no_bit(formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    batch = Batch(formats, dtype)
+    old, new = batch.lengths[2]
+    want = batch.attend([2])[2]
+    for size in (1, 2, 5, 12, 17, new):
+        for first in range(0, new, size):
+            stop = min(first + size, new)
+            np.testing.assert_array_equal(batch.attend_part(2, old + first, old + stop), want[first:stop])
 
 
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "int8")], ids=lambda f: f[0])
