@@ -4,19 +4,14 @@
 namespace octavo::OCTAVO_ISA {
 
 const KeySide* special_key_side(const AttendArgs& args) {
-  switch (args.layout.k.codes) {
-    case CodeType::fp4: return &fp4_keys;
-    case CodeType::bf16: return args.queries.type == Float::bf16 ? &bf16_keys : nullptr;
-    default: return nullptr;
-  }
+  if (args.layout.k.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_keys : nullptr;
+  return code_keys(args.layout.k);
 }
 
 const ValueSide* special_value_side(const AttendArgs& args) {
-  switch (args.layout.v.codes) {
-    case CodeType::fp4: return &fp4_values;
-    case CodeType::bf16: return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
-    default: return nullptr;
-  }
+  if (args.layout.v.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
+  if (const ValueSide* side = code_values(args.layout.v)) return side;
+  return args.exact || args.queries.type != Float::bf16 ? nullptr : group_values(args.layout.v);
 }
 
 }  // namespace octavo::OCTAVO_ISA

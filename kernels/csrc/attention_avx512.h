@@ -4,11 +4,20 @@
 #include <immintrin.h>
 
 #include "attention_sides.h"
+#include "dots_avx512.h"
 
 namespace octavo::OCTAVO_ISA {
 
-extern const KeySide fp4_keys, bf16_keys;
-extern const ValueSide fp4_values, bf16_values;
+extern const KeySide bf16_keys;
+extern const ValueSide bf16_values;
+
+// Codes whose integers are multiplied as such, queries and weights in 16-bit fixed point: as good as float32. Null for
+// other formats.
+const KeySide* code_keys(const RowFormat& format);
+const ValueSide* code_values(const RowFormat& format);
+
+// V with a scale (and a bias) for each group of dims, weights rounded to bf16. Null for other formats.
+const ValueSide* group_values(const RowFormat& format);
 
 namespace {
 

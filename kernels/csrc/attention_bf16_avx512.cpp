@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "attention_ahead.h"
 #include "attention_avx512.h"
 #include "attention_rows.h"
 
@@ -19,24 +20,7 @@ OCTAVO_INLINE __m512bh broadcast2(const void* from) {
 
 int padded_dim(int dim) { return (dim + 31) / 32 * 32; }
 
-// Where each block of the next tile starts, for K or for V. Its lines are fetched one by one between the
-// products of the first rows: a tile is too long for the few misses a core can have under way at once.
-struct Ahead {
-  const uint8_t* blocks[kBlocks];
-
-  // Without a next tile, fetch from `idle`, which is at hand.
-  Ahead(const Tile& tile, int64_t codes, int64_t row_bytes, const void* idle) {
-    for (int b = 0; b < kBlocks; ++b) {
-      const Tile::Block& block = tile.next[b];
-      blocks[b] = block.base != nullptr ? block.base + codes + block.offset * row_bytes
-                                        : static_cast<const uint8_t*>(idle);
-    }
-  }
-};
-
-OCTAVO_INLINE void prefetch_line(const uint8_t* from) {
-  _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T0);
-}
+constexpr int kDistance = 1;  // blocks between what is loaded and what is asked for: a tile of K and V would fill the L1
 
 // ---- queries: rows of padded_dim bf16 values, zeros past dim ----
 
@@ -63,7 +47,10 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     if (block.base == nullptr) continue;
     const uint8_t* from = k_codes(layout, block.base, block.offset);
     __m512i* to = panel + b;
+    const Ahead ahead(layout, tile, b + kDistance);
+    const int parts = int((row_bytes + 63) / 64);
     for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 16 * kBlocks) {
+      Ahead::ask(ahead, int(byte / 64), parts);
       const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2);
       const __mmask32 valid = ~uint32_t(0) >> (32 - count);
       __m512i rows[16];
@@ -76,22 +63,19 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-template <int kRows, bool kFetch>
-OCTAVO_INLINE void score_rows(const uint16_t* queries, int dim, const __m512i* panel, const Ahead& ahead,
-                              float* scores) {
+template <int kRows>
+OCTAVO_INLINE void score_rows(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
   __m512 sums[kRows][kBlocks];
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 2, panel += kBlocks) {
-    if (kFetch)  // a block of 16 rows has dim / 2 lines
-      for (const uint8_t* block : ahead.blocks) prefetch_line(block + 32 * d);
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
       const __m512bh pair = broadcast2(queries + r * dim + d);
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_dpbf16_ps(sums[r][b], (__m512bh)panel[b], pair);
+      for (int b = 0; b < kBlocks; ++b) add_dots(sums[r][b], (__m512bh)panel[b], pair);
     }
   }
 #pragma GCC unroll 3
@@ -106,12 +90,10 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   const int dim = padded_dim(layout.k.dim);
   load_keys(layout, tile, panel);
   const uint16_t* queries = static_cast<const uint16_t*>(memory);
-  const Ahead ahead(tile, 0, layout.k.row_bytes, panel);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     const uint16_t* from = queries + size_t(row) * dim;
     float* to = scores + size_t(row) * kTileTokens;
-    if (row == 0) score_rows<kRows, true>(from, dim, panel, ahead, to);
-    else score_rows<kRows, false>(from, dim, panel, ahead, to);
+    score_rows<kRows>(from, dim, panel, to);
   });
 }
 
@@ -131,7 +113,9 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     if (block.base == nullptr) continue;
     const uint8_t* from = v_codes(layout, block.base, block.offset);
     const uint32_t visible = tile.mask(b);
+    const Ahead ahead(layout, tile, kBlocks + b + kDistance);
     for (int pair = 0; pair < 8; ++pair) {
+      Ahead::ask(ahead, pair, 8);
       __m512i* to = panel + size_t(8 * b + pair) * num_vectors;
       for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 2) {
         const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2), at = 2 * pair * row_bytes + byte;
@@ -148,57 +132,108 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-template <int kRows, bool kFetch>
-OCTAVO_INLINE void accumulate_rows(const uint16_t* weights, const __m512i* panel, int num_vectors,
-                                   uint32_t blocks, const Ahead& ahead, float* accumulators) {
-  for (int vector = 0; vector < num_vectors; vector += 2) {
-    __m512 sums[kRows][2];
+// Vectors [vector, vector + kVecs): enough sums of their own for the products' latency.
+template <int kRows, int kVecs>
+OCTAVO_INLINE void accumulate_vectors(const uint16_t* weights, const __m512i* panel, int num_vectors, int vector,
+                                      uint32_t blocks, float* accumulators) {
+  __m512 sums[kRows][kVecs];
 #pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r)
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v)
+      sums[r][v] = _mm512_loadu_ps(accumulators + (r * num_vectors + vector + v) * 16);
+  for (int b = 0; b < kBlocks; ++b) {
+    if (!(blocks >> b & 1)) continue;
+    for (int pair = 8 * b; pair < 8 * b + 8; ++pair) {
+      const __m512i* values = panel + size_t(pair) * num_vectors + vector;
+#pragma GCC unroll 3
+      for (int r = 0; r < kRows; ++r) {
+        const __m512bh two = broadcast2(weights + r * kTileTokens + 2 * pair);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) add_dots(sums[r][v], (__m512bh)values[v], two);
+      }
+    }
+  }
+#pragma GCC unroll 3
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v)
+      _mm512_storeu_ps(accumulators + (r * num_vectors + vector + v) * 16, sums[r][v]);
+}
+
+template <int kRows>
+OCTAVO_INLINE void accumulate_rows(const uint16_t* weights, const __m512i* panel, int num_vectors, uint32_t blocks,
+                                   float* accumulators) {
+  int vector = 0;
+  for (; vector + 4 <= num_vectors; vector += 4)
+    accumulate_vectors<kRows, 4>(weights, panel, num_vectors, vector, blocks, accumulators);
+  for (; vector < num_vectors; vector += 2)
+    accumulate_vectors<kRows, 2>(weights, panel, num_vectors, vector, blocks, accumulators);
+}
+
+constexpr int kDirectDim = 128;
+
+// One or two rows over V of kDirectDim as it is read, without a panel: the same products in the same order.
+template <int kRows>
+void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint16_t* weights, float* accumulators) {
+  constexpr int kVecs = kDirectDim / 16;
+  constexpr int64_t kRowBytes = 2 * kDirectDim;
+  __m512 sums[kRows][kVecs];
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v)
-        sums[r][v] = _mm512_loadu_ps(accumulators + (r * num_vectors + vector + v) * 16);
-    for (int b = 0; b < kBlocks; ++b) {
-      if (!(blocks >> b & 1)) continue;
-      for (int pair = 8 * b; pair < 8 * b + 8; ++pair) {
-        const __m512i* values = panel + size_t(pair) * num_vectors + vector;
-        if (kFetch) {  // the 16 lines of a block that belong to this pair of vectors
-          const uint8_t* lines = ahead.blocks[b] + (8 * vector + pair % 8 * 2) * 64;
-          prefetch_line(lines), prefetch_line(lines + 64);
-        }
-#pragma GCC unroll 3
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = _mm512_loadu_ps(accumulators + (r * kVecs + v) * 16);
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block& block = tile.blocks[b];
+    if (block.base == nullptr) continue;
+    const uint8_t* from = v_codes(layout, block.base, block.offset);
+    const uint32_t visible = tile.mask(b);
+    const Ahead ahead(layout, tile, kBlocks + b + kDistance);
+    for (int pair = 0; pair < 8; ++pair, from += 2 * kRowBytes) {
+      Ahead::ask(ahead, pair, 8);
+      const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
+      const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
+#pragma GCC unroll 4
+      for (int c = 0; c < kVecs / 2; ++c) {
+        const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + 64 * c);
+        const __m512i second = _mm512_maskz_loadu_epi16(second_valid, from + kRowBytes + 64 * c);
+        const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(first, second);
+        const __m512bh high = (__m512bh)_mm512_unpackhi_epi16(first, second);
+#pragma GCC unroll 2
         for (int r = 0; r < kRows; ++r) {
-          const __m512bh two = broadcast2(weights + r * kTileTokens + 2 * pair);
-#pragma GCC unroll 2
-          for (int v = 0; v < 2; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)values[v], two);
+          const __m512bh two = broadcast2(weights + r * kTileTokens + 16 * b + 2 * pair);
+          add_dots(sums[r][2 * c], low, two);
+          add_dots(sums[r][2 * c + 1], high, two);
         }
       }
     }
-#pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v)
-        _mm512_storeu_ps(accumulators + (r * num_vectors + vector + v) * 16, sums[r][v]);
   }
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) _mm512_storeu_ps(accumulators + (r * kVecs + v) * 16, sums[r][v]);
 }
 
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
   __m512i* const panel = static_cast<__m512i*>(scratch);
   const int width = padded_dim(layout.v.dim);
-  load_values(layout, tile, panel);
   uint32_t blocks = 0;
   for (int b = 0; b < kBlocks; ++b) blocks |= uint32_t(tile.blocks[b].base != nullptr) << b;
   uint16_t* const rounded = reinterpret_cast<uint16_t*>(panel + size_t(width) * kTileTokens * 2 / 64);
   for (int i = 0; i < num_rows * kTileTokens; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
-  const Ahead ahead(tile, layout.v_codes, layout.v.row_bytes, panel);
+  if (width == kDirectDim && layout.v.dim == kDirectDim && num_rows <= 2) {
+    if (num_rows == 1) accumulate_directly<1>(layout, tile, rounded, accumulators);
+    else accumulate_directly<2>(layout, tile, rounded, accumulators);
+    return;
+  }
+  load_values(layout, tile, panel);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     const uint16_t* from = rounded + size_t(row) * kTileTokens;
     float* to = accumulators + size_t(row) * width;
-    if (row == 0) accumulate_rows<kRows, true>(from, panel, width / 16, blocks, ahead, to);
-    else accumulate_rows<kRows, false>(from, panel, width / 16, blocks, ahead, to);
+    accumulate_rows<kRows>(from, panel, width / 16, blocks, to);
   });
 }
 

@@ -37,11 +37,37 @@ inline Vec hadamard_lanes(Vec x) {
   return x;
 }
 
+#if defined(__AVX512F__)
+// Rows of 16 kVectors values, a power of two, in registers: the same operations.
+template <int kVectors>
+inline void hadamard_in_registers(float* row) {
+  Vec x[kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) x[i] = hadamard_lanes(load(row + i * kLanes));
+#pragma GCC unroll 4
+  for (int h = 1; h < kVectors; h *= 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      if (i & h) continue;
+      const Vec low = x[i], high = x[i + h];
+      x[i] = low + high;
+      x[i + h] = low - high;
+    }
+  const float factor = float(1 / std::sqrt(double(kVectors * kLanes)));
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) store(row + i * kLanes, x[i] * factor);
+}
+#endif
+
 // In place, in blocks of the largest power of two b that divides dim: each pair (i, i + h) with
 // i & h == 0 becomes its sum and difference for h = 1, 2, 4, ..., b / 2, then one multiplication by
 // float(1 / sqrt(b)); rounded after every operation (octavo.kernels.formats.rotation). The rotation is
 // its own inverse.
 inline void hadamard(float* row, int dim) {
+#if defined(__AVX512F__)
+  if (dim == 128) return hadamard_in_registers<8>(row);
+  if (dim == 64) return hadamard_in_registers<4>(row);
+#endif
   const int size = dim & -dim;
   int h = 1;
   if (size >= kLanes) {

@@ -28,6 +28,7 @@ void run_avx512(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) avx512::linear_bf16(call);
   else if (has_integer_kernel(shape) && may_round(call)) avx512::linear_int8(call);
+  else if (shape.quantized() && may_round(call)) avx2::linear_integer(call);
   else avx512::linear_float32(call);
 }
 
@@ -43,6 +44,7 @@ void run_amx(const LinearCall& call) {
   if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) amx::linear_bf16(call);
   else if (has_integer_kernel(shape) && may_round(call)) run_amx_int8(call);
   else if (has_integer_kernel(shape) && call.x_type == Float::bf16) amx::linear_quantized(call);
+  else if (shape.quantized() && may_round(call)) avx2::linear_integer(call);
   else avx512::linear_float32(call);
 }
 

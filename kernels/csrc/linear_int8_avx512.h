@@ -20,7 +20,8 @@
 namespace octavo {
 namespace {
 
-// Activations in 8 bits: codes [rows, inputs]; scales a and a * sum(codes), each [rows, groups].
+// Activations in 8 bits, either by rows: codes [rows, inputs]; scales a and a * sum(codes), each [rows, groups]. Or by
+// groups: [groups, rows, group] and [groups, rows], so that what some rows have of a group lies together.
 struct Int8Rows {
   int8_t* codes;
   float* scales;
@@ -50,6 +51,7 @@ inline void quantize_group(const LinearCall& call, std::size_t at, int group, in
   *code_sum = *scale * static_cast<float>(_mm512_reduce_add_epi32(sum));
 }
 
+template <bool kByGroups = false>
 inline Int8Rows quantize_rows(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t groups = shape.num_groups(), rows = call.rows;
@@ -60,8 +62,9 @@ inline Int8Rows quantize_rows(const LinearCall& call) {
   const auto quantize = [&](int m) {
     for (std::size_t g = 0; g < groups; ++g) {
       const std::size_t at = static_cast<std::size_t>(m) * shape.inputs + g * shape.group;
-      const std::size_t i = m * groups + g;
-      quantize_group(call, at, shape.group, out.codes + at, out.scales + i, out.code_sums + i);
+      const std::size_t i = kByGroups ? g * rows + m : m * groups + g;
+      quantize_group(call, at, shape.group, out.codes + (kByGroups ? i * shape.group : at), out.scales + i,
+                     out.code_sums + i);
     }
   };
   if (call.rows >= 16) parallel_for(call.rows, quantize);

@@ -14,12 +14,19 @@
 #include "page_quantize_fp5.h"
 #include "page_quantize_row.h"
 
+#if defined(__AVX512F__)
+#include "page_quantize_avx512.h"
+#endif
+
 namespace octavo {
 namespace {
 
 // ---- 16-bit rows ----
 
 inline bool store_bf16(const float* row, int dim, uint8_t* codes) {
+#if defined(__AVX512F__)
+  if (dim % 16 == 0) return store_bf16_vectors(row, dim, codes);
+#endif
   bool storable = true;
   for (int i = 0; i < dim; ++i) {
     const uint16_t bits = float_to_bf16(row[i]);
@@ -40,10 +47,6 @@ inline bool store_fp16(const float* row, int dim, uint8_t* codes) {
 }
 
 // ---- fp4 ----
-
-// Candidate scales are absmax times these, tried in this order (octavo.kernels.formats.fp4).
-constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 / 6), float(1.08 / 6),
-                                   float(1.36 / 6)};
 
 // The value on the grid {0, .5, 1, 1.5, 2, 3, 4, 6} * scale nearest to a magnitude, ties to the even
 // code. Products and partial sums are exact: a scale has 11 significant bits.
@@ -109,6 +112,25 @@ inline bool store_fp4(const float* row, int dim, uint8_t* codes, uint8_t* scale)
   if (bits == 0) std::memset(codes, 0, size_t(dim) / 2);
   else encode_e2m1(row, magnitudes, dim, f16_to_float(bits), codes);
   return true;
+}
+
+// Of a row that is rotated already.
+inline bool store_fp4_row(const float* row, int dim, uint8_t* codes, uint8_t* scale) {
+#if defined(__AVX512F__)
+  if (dim == 64) return store_fp4_of<4>(row, codes, scale);
+  if (dim == 128) return store_fp4_of<8>(row, codes, scale);
+  if (dim == 256) return store_fp4_of<16>(row, codes, scale);
+#endif
+  return store_fp4(row, dim, codes, scale);
+}
+
+inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* planes) {
+#if defined(__AVX512F__)
+  if (dim == 64) return store_fp5_of<4>(row, codes, planes);
+  if (dim == 128) return store_fp5_of<8>(row, codes, planes);
+  if (dim == 256) return store_fp5_of<16>(row, codes, planes);
+#endif
+  return store_fp5(row, dim, codes, planes);
 }
 
 // ---- mxfp4 and nvfp4 ----
@@ -210,8 +232,8 @@ inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8
     case CodeType::fp16: return store_fp16(row, dim, codes);
     case CodeType::int8: return store_integers(row, dim, 8, codes, scales);
     case CodeType::int4: return store_integers(row, dim, 4, codes, scales);
-    case CodeType::fp4: return store_fp4(row, dim, codes, scales);
-    case CodeType::fp5: return store_fp5(row, dim, codes, scales);
+    case CodeType::fp4: return store_fp4_row(row, dim, codes, scales);
+    case CodeType::fp5: return store_fp5_row(row, dim, codes, scales);
     case CodeType::mxfp4: return store_microscaled(row, dim, true, codes, scales);
     case CodeType::nvfp4: return store_microscaled(row, dim, false, codes, scales);
     case CodeType::affine8: return store_affine(row, dim, 8, codes, scales);

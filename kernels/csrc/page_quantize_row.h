@@ -12,6 +12,10 @@ namespace {
 
 constexpr float kMaxHalf = 65504.0f;  // scales stop at the largest finite fp16
 
+// fp4's candidate scales are absmax times these, tried in this order (octavo.kernels.formats.fp4).
+constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 / 6), float(1.08 / 6),
+                                   float(1.36 / 6)};
+
 inline void store_half(uint8_t* to, uint16_t bits) { std::memcpy(to, &bits, 2); }
 inline bool finite_half(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
 

@@ -100,6 +100,7 @@ void arithmetic() {
   const float near_one = 1 + 0x1p-12f;
   EXPECT(_mm512_cvtss_f32(_mm512_fmadd_ps(_mm512_set1_ps(near_one), _mm512_set1_ps(near_one), _mm512_set1_ps(-1))) ==
          0x1p-11f + 0x1p-24f);
+  EXPECT(Floats::from(_mm512_sub_ps(x, _mm512_set1_ps(1))).at[0] == -5);
   EXPECT(_mm512_reduce_add_ps(x) == 56 && _mm512_reduce_max_ps(x) == 11);
   // Halves, quarters, then 0 + 2 and 1 + 3: 2^24 and 1 meet only where each order puts them.
   EXPECT(_mm512_reduce_add_ps(Floats::of([](int i) { return i == 0 ? 0x1p24f : i == 1 || i == 3 ? 1.0f : 0.0f; })) ==
@@ -114,9 +115,44 @@ void arithmetic() {
   EXPECT(Ints::from(_mm512_srli_epi32(high, 32)).at[0] == 0);
   EXPECT(Ints::from(_mm512_and_si512(high, _mm512_set1_epi32(0xffff))).at[0] == 3);
   EXPECT(Ints::from(_mm512_or_si512(high, _mm512_set1_epi32(0x10))).at[0] == int(0x80010013));
+  EXPECT(Ints::from(_mm512_xor_si512(high, _mm512_set1_epi32(0x11))).at[0] == int(0x80010012));
+  EXPECT(Ints::from(_mm512_max_epi32(high, _mm512_set1_epi32(-1))).at[0] == -1);
+  EXPECT(Ints::from(_mm512_srai_epi32(high, 16)).at[0] == -32767 && Ints::from(_mm512_srai_epi32(high, 40)).at[0] == -1);
+  EXPECT(Ints::from(_mm512_srli_epi64(high, 28)).at[0] == 0x00100038 && Ints::from(_mm512_srli_epi64(high, 28)).at[1] == 8);
+  const Words counts = Words::of([](int i) { return i % 2 == 0 ? 1 : 16; });
+  EXPECT(Ints::from(_mm512_srlv_epi16(high, counts)).at[0] == 1);
+}
+
+void masks() {
+  const Floats x = Floats::of([](int i) { return i == 2 ? kNaN : i - 4.0f; });
+  EXPECT(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ) == 0xfff0);
+  EXPECT(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LE_OQ) == 0x001b);
+  const Ints ints = Ints::of([](int i) { return i % 3 - 1; });
+  EXPECT(_mm512_movepi32_mask(ints) == 0x9249);
+  EXPECT(_mm512_test_epi32_mask(ints, _mm512_set1_epi32(2)) == 0x9249);
+  const Bytes bytes = Bytes::of([](int i) { return i; });
+  EXPECT(_mm512_test_epi8_mask(bytes, _mm512_set1_epi8(1)) == 0xaaaaaaaaaaaaaaaa);
+  EXPECT(_mm512_test_epi8_mask(bytes, _mm512_set1_epi8(32)) == 0xffffffff00000000);
+  const Ints moved = Ints::from(_mm512_mask_mov_epi32(_mm512_set1_epi32(7), 0x8001, _mm512_set1_epi32(9)));
+  EXPECT(moved.at[0] == 9 && moved.at[1] == 7 && moved.at[15] == 9);
+  const Ints kept = Ints::from(_mm512_maskz_mov_epi32(0x8001, _mm512_set1_epi32(9)));
+  EXPECT(kept.at[0] == 9 && kept.at[1] == 0 && kept.at[15] == 9);
+  const Floats floats = Floats::from(_mm512_mask_mov_ps(_mm512_set1_ps(1), 2, _mm512_set1_ps(-0.0f)));
+  EXPECT(floats.at[0] == 1 && bits(floats.at[1]) == 0x80000000);
+  const Ints added = Ints::from(_mm512_mask_add_epi32(_mm512_set1_epi32(7), 2, _mm512_set1_epi32(3), _mm512_set1_epi32(2)));
+  EXPECT(added.at[0] == 7 && added.at[1] == 5);
+  const Bytes index = Bytes::of([](int i) { return i == 5 ? 0x80 : 15 - i % 16; });
+  const Bytes looked_up = Bytes::from(_mm512_mask_shuffle_epi8(_mm512_set1_epi8(99), 0x8000000000000021, bytes, index));
+  EXPECT(looked_up.at[0] == 15 && looked_up.at[1] == 99 && looked_up.at[5] == 0 && looked_up.at[63] == 48);
 }
 
 void conversions() {
+  EXPECT(Ints::from(_mm512_cvtepu8_epi32(_mm_setr_epi32(0x8001, 0, 0, int(0xff000000)))).at[1] == 128);
+  EXPECT(Ints::from(_mm512_cvtepu8_epi32(_mm_setr_epi32(0x8001, 0, 0, int(0xff000000)))).at[15] == 255);
+  const Words low_words = Words::from(_mm512_cvtepi32_epi16(Ints::of([](int i) { return i * 0x10001 + 0x20000; })));
+  EXPECT(low_words.at[0] == 0 && low_words.at[15] == 15);
+  const Bytes low_bytes = Bytes::from(_mm512_cvtepi64_epi8(Bytes::of([](int i) { return i; })));
+  EXPECT(low_bytes.at[0] == 0 && low_bytes.at[1] == 8 && low_bytes.at[7] == 56 && low_bytes.at[8] == 0);
   const Floats ties = Floats::of([](int i) {
     const float values[] = {0.5f, 1.5f, -0.5f, -2.5f, 2147483648.0f, -2147483648.0f, kNaN, -kInf};
     return values[i % 8];
@@ -170,6 +206,28 @@ void shuffles() {
   const Ints x = Ints::of([](int i) { return i / 4; }), y = Ints::of([](int i) { return 10 + i / 4; });
   const Ints mixed = Ints::from(_mm512_shuffle_i32x4(x, y, 0x8d));  // 1, 3 of x, then 0, 2 of y
   EXPECT(mixed.at[0] == 1 && mixed.at[7] == 3 && mixed.at[8] == 10 && mixed.at[15] == 12);
+  const Ints numbers = Ints::of([](int i) { return i; }), others = Ints::of([](int i) { return 100 + i; });
+  EXPECT(Ints::from(_mm512_shuffle_epi32(numbers, _MM_PERM_ENUM(0x1b))).at[4] == 7);
+  const Ints backwards = Ints::of([](int i) { return 0x40 + 15 - i + 16 * (i % 2); });
+  EXPECT(Ints::from(_mm512_permutexvar_epi32(backwards, numbers)).at[1] == 14);
+  EXPECT(Floats::from(_mm512_permutexvar_ps(backwards, Floats::of([](int i) { return i; }))).at[0] == 15);
+  const Ints both = Ints::from(_mm512_permutex2var_epi32(numbers, backwards, others));
+  EXPECT(both.at[0] == 15 && both.at[1] == 114 && both.at[14] == 1 && both.at[15] == 100);
+  alignas(16) uint8_t small[16] = {15, 0x80, 3}, taken[16], bytes[17];
+  for (int i = 0; i < 17; ++i) bytes[i] = uint8_t(i);
+  const __m128i order = _mm_load_si128(reinterpret_cast<const __m128i*>(small));
+  const __m128i sixteen = _mm_setr_epi32(0x03020100, 0x07060504, 0x0b0a0908, 0x0f0e0d0c);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_shuffle_epi8(sixteen, order));
+  EXPECT(taken[0] == 15 && taken[1] == 0 && taken[2] == 3 && taken[3] == 0);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + 1)));
+  EXPECT(taken[0] == 1 && taken[15] == 16);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_unpacklo_epi8(sixteen, order));
+  EXPECT(taken[0] == 0 && taken[1] == 15 && taken[2] == 1 && taken[3] == 0x80 && taken[14] == 7);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(taken), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(small)));
+  EXPECT(taken[0] == 15 && taken[2] == 3 && taken[14] == 7);
+  alignas(64) Floats aligned;
+  _mm512_store_ps(aligned.at, _mm512_load_ps(Floats::of([](int i) { return i; }).at));
+  EXPECT(aligned.at[15] == 15);
   float four[4] = {1, 2, 3, 4}, more[4] = {5, 6, 7, 8}, low[4], upper[4];
   _mm_storeu_ps(low, _mm_unpacklo_ps(_mm_loadu_ps(four), _mm_loadu_ps(more)));
   _mm_storeu_ps(upper, _mm_unpackhi_ps(_mm_loadu_ps(four), _mm_loadu_ps(more)));
@@ -214,6 +272,7 @@ int main(int count, char** arguments) {
   if (count > 1) misuse(arguments[1]);
   memory();
   arithmetic();
+  masks();
   conversions();
   to_bf16();
   shuffles();
