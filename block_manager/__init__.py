@@ -1,11 +1,19 @@
 """Which page holds which position of which sequence. Standard library only; see README.md."""
 
-from octavo.block_manager.digests import Hasher, sha256_chain
-from octavo.block_manager.events import EventLog, EventsLost, PageContents, PageEvent
-from octavo.block_manager.manager import BlockManager
-from octavo.block_manager.misses import Miss
-from octavo.block_manager.pins import Pins
-from octavo.block_manager.types import Digest, Fork, PageCopy, PageCounts, PageGroup, PageId, PageTable
+from .digests import Hasher, sha256_chain
+from .events import EventLog, EventsLost, PageContents, PageEvent
+from .manager import BlockManager
+from .misses import Miss
+from .pins import Pins
+from .types import (
+    Digest,
+    Fork,
+    PageCopy,
+    PageCounts,
+    PageGroup,
+    PageId,
+    PageTable,
+)
 
 __all__ = [
     "BlockManager",

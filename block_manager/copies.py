@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.block_manager.group import Group
-from octavo.block_manager.groups import Groups
-from octavo.block_manager.types import Fork, PageCopy, PageId, PageTable
+from .group import Group
+from .groups import Groups
+from .types import Fork, PageCopy, PageId, PageTable
 
 
 class Copies:

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Tokens
 from functools import lru_cache
 from typing import cast
 
-from octavo.block_manager.types import Digest
+from .types import Digest
 
 TOKEN_BYTES = 4
 

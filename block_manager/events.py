@@ -8,7 +8,7 @@ from collections.abc import Sequence as Run
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from octavo.block_manager.types import Digest
+from .types import Digest
 
 MOST_DIGESTS = 4096  # of one event of removed pages: larger ones do not fit into a message
 

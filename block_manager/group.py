@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 from typing import cast
 
-from octavo.block_manager.policies import make_policy
-from octavo.block_manager.pool import PagePool
-from octavo.block_manager.types import Digest, GroupPages, PageGroup, PageId, PageTable
+from .policies import make_policy
+from .pool import PagePool
+from .types import Digest, GroupPages, PageGroup, PageId, PageTable
 
 Fill = Callable[[list[int], list[PageId]], None]
 """Puts the contents of pages of a sequence, by their indices in it, into pages of a pool."""

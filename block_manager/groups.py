@@ -6,8 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Run
 
-from octavo.block_manager.group import Group, page_ids
-from octavo.block_manager.types import Digest, GroupPages, PageCopy, PageCounts, PageGroup, PageId, PageTable
+from .group import Group, page_ids
+from .types import (
+    Digest,
+    GroupPages,
+    PageCopy,
+    PageCounts,
+    PageGroup,
+    PageId,
+    PageTable,
+)
 
 
 class Groups:

@@ -6,14 +6,21 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 
-from octavo.block_manager.copies import Copies
-from octavo.block_manager.digests import Hasher, check_strength, extend_chain, pack, sha256_chain, split
-from octavo.block_manager.group import Fill
-from octavo.block_manager.groups import Groups
-from octavo.block_manager.misses import Miss, Misses
-from octavo.block_manager.policies import DEFAULT_POLICY
-from octavo.block_manager.pools import Pools
-from octavo.block_manager.types import Digest, Fork, PageCopy, PageGroup, PageId, PageTable
+from .copies import Copies
+from .digests import (
+    Hasher,
+    check_strength,
+    extend_chain,
+    pack,
+    sha256_chain,
+    split,
+)
+from .group import Fill
+from .groups import Groups
+from .misses import Miss, Misses
+from .policies import DEFAULT_POLICY
+from .pools import Pools
+from .types import Digest, Fork, PageCopy, PageGroup, PageId, PageTable
 
 
 class BlockManager(Pools):

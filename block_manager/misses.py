@@ -7,8 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
-from octavo.block_manager.digests import pack
-from octavo.block_manager.types import Digest, PageTable
+from .digests import pack
+from .types import Digest, PageTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Tokens
 
-from octavo.block_manager.manager import BlockManager
-from octavo.block_manager.types import PageId, PageTable
+from .manager import BlockManager
+from .types import PageId, PageTable
 
 
 class Pins:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from octavo.block_manager.policy import LFU, LRU, EvictionPolicy
-from octavo.block_manager.policy_gittins import Gittins
+from .policy import LFU, LRU, EvictionPolicy
+from .policy_gittins import Gittins
 
 MIN_GHOSTS = 32_768  # remembers returns in a small pool, too; some 150 bytes each
 

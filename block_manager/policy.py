@@ -8,7 +8,7 @@ from collections.abc import Sequence as Run
 from itertools import islice
 from typing import Protocol
 
-from octavo.block_manager.types import Digest, PageId
+from .types import Digest, PageId
 
 
 class EvictionPolicy(Protocol):

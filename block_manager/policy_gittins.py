@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Run
 from heapq import heapify, heappop, heappush
 
-from octavo.block_manager.recency import Recency
-from octavo.block_manager.returns import AGES, GAPS, NUM_AGES, Returns, Seen, kind_of
-from octavo.block_manager.types import Digest, PageId
+from .recency import Recency
+from .returns import AGES, GAPS, NUM_AGES, Returns, Seen, kind_of
+from .types import Digest, PageId
 
 ENDS = kind_of(uses=0, num_new=0, gap=0)  # a kind of its own, as it has nothing new behind it
 UNKNOWN = -1  # uses of a page that nothing is known of

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 
-from octavo.block_manager.events import EventLog
-from octavo.block_manager.misses import Evictions
-from octavo.block_manager.policy import EvictionPolicy
-from octavo.block_manager.types import Digest, PageId
+from .events import EventLog
+from .misses import Evictions
+from .policy import EvictionPolicy
+from .types import Digest, PageId
 
 REMEMBERED = 16_384  # evictions and events, or as many as there are pages, if that is more
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Run
 
-from octavo.block_manager.events import EventLog
-from octavo.block_manager.groups import Groups
-from octavo.block_manager.types import Digest, PageCounts, PageGroup, PageId
+from .events import EventLog
+from .groups import Groups
+from .types import Digest, PageCounts, PageGroup, PageId
 
 
 class Pools:

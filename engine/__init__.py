@@ -1,6 +1,6 @@
 """Octavo's engine: ``LLM`` for batches, ``AsyncEngine`` for streams.
 
-Names are imported when first used, so that ``octavo.engine.config`` and the other modules that
+Names are imported when first used, so that ``octavo.engine.api.config`` and the other modules that
 need no model stay light: importing this package imports neither MLX nor NumPy.
 """
 
@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.engine.config import EngineConfig
-    from octavo.engine.errors import (
+    from .api.config import EngineConfig
+    from .api.errors import (
         EngineDead,
         EngineStopping,
         InvalidConfig,
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         RequestFailed,
         RequestTooLong,
     )
-    from octavo.engine.llm import LLM
-    from octavo.engine.outputs import Completion, Delta, FinishReason, RequestOutput
-    from octavo.engine.params import SamplingParams
-    from octavo.engine.service import AsyncEngine
+    from .api.outputs import Completion, Delta, FinishReason, RequestOutput
+    from .api.sampling_params import SamplingParams
+    from .frontend.async_engine import AsyncEngine
+    from .frontend.llm import LLM
 
 __all__ = [
     "LLM",
@@ -50,18 +50,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "llm",
-    "AsyncEngine": "service",
-    "EngineConfig": "config",
-    "SamplingParams": "params",
-    "Completion": "outputs",
-    "Delta": "outputs",
-    "FinishReason": "outputs",
-    "RequestOutput": "outputs",
+    "LLM": "frontend.llm",
+    "AsyncEngine": "frontend.async_engine",
+    "EngineConfig": "api.config",
+    "SamplingParams": "api.sampling_params",
+    "Completion": "api.outputs",
+    "Delta": "api.outputs",
+    "FinishReason": "api.outputs",
+    "RequestOutput": "api.outputs",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'api.errors')}"), name)

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 import mlx.core as mx
 
-from octavo.kernels.interface import AttentionBackend
-from octavo.kernels.reference import ReferenceBackend
-from octavo.kernels.selftest import first_failure
+from .interface import AttentionBackend
+from .reference.backend import ReferenceBackend
+from .verify.selftest import first_failure
 
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """Set to 1, Metal kernels write pages in place, where a self-test shows that the device allows it."""
@@ -58,7 +58,7 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
 
 def _choose_metal(*, asked_for: bool) -> Choice:
     """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
-    from octavo.kernels.metal.backend import MetalBackend
+    from .metal.backend import MetalBackend
 
     backend = MetalBackend()
     failure = None if asked_for else first_failure(backend)
@@ -81,7 +81,7 @@ def _choose_metal(*, asked_for: bool) -> Choice:
 def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, str]:
     """The native backend, or the reason why it does not load."""
     try:
-        from octavo.kernels import _ext
+        from . import _ext
     except ImportError as error:  # not built, or built for another MLX: both say so
         return None, f"the native CPU extension does not load ({error})"
     if not hasattr(_ext, "page_layout"):  # left over from a build of older sources
@@ -89,7 +89,7 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, st
             None,
             "the native CPU extension does not load (it was built from other sources; build it again)",
         )
-    from octavo.kernels.cpu.backend import CpuBackend
+    from .cpu.backend import CpuBackend
 
     backend = CpuBackend(threads, exact=exact)
     return Choice(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

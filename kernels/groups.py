@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.mixed import MixedPool, Residency
+from .interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
+from .metadata import AttentionMetadata
+from .residual import MixedPool, Residency
 
 if TYPE_CHECKING:  # the control plane groups layers without importing MLX
     import mlx.core as mx

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats import page_format
-from octavo.kernels.metadata import AttentionMetadata
+from .formats import page_format
+from .metadata import AttentionMetadata
 
 if TYPE_CHECKING:  # the control plane reads the specs below without importing MLX
     import mlx.core as mx

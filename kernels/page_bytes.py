@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats import page_format
-from octavo.kernels.interface import LayerSpec, PoolSpec
+from .formats import page_format
+from .interface import LayerSpec, PoolSpec
 
 PageBytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -7,6 +7,11 @@ that name: a second copy of the same descriptors in one process is an error. Reg
 octavo/v1/generation.proto octavo/v1/cache.proto`` from the root of the repository.
 """
 
-from octavo.v1 import cache_pb2, cache_pb2_grpc, generation_pb2, generation_pb2_grpc
+from octavo.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+)
 
 __all__ = ["cache_pb2", "cache_pb2_grpc", "generation_pb2", "generation_pb2_grpc"]

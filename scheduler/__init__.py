@@ -1,8 +1,8 @@
 """Who computes what in the next step. Standard library and block_manager only."""
 
-from octavo.scheduler.limits import Limits, SequenceTooLong
-from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.types import Lookup, Result, Sequence, Status, Step, Work
+from .limits import Limits, SequenceTooLong
+from .scheduler import Scheduler
+from .types import Lookup, Result, Sequence, Status, Step, Work
 
 __all__ = [
     "Limits",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from octavo.block_manager import BlockManager, PageCopy, PageTable
-from octavo.scheduler.types import Sequence, Status
+
+from .types import Sequence, Status
 
 
 class Roster:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Run
 
 from octavo.block_manager import BlockManager, Digest, Miss, PageTable
-from octavo.scheduler.limits import Limits, SequenceTooLong
-from octavo.scheduler.roster import Roster
-from octavo.scheduler.types import Lookup, Result, Sequence, Status, Step, Work
+
+from .limits import Limits, SequenceTooLong
+from .roster import Roster
+from .types import Lookup, Result, Sequence, Status, Step, Work
 
 
 class Scheduler:

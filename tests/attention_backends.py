@@ -10,7 +10,7 @@ import pytest
 
 from octavo.kernels.backends import choose_backend
 from octavo.kernels.interface import AttentionBackend, KVPool
-from octavo.kernels.reference import ReferenceBackend, ReferencePool
+from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
 
 @dataclass(frozen=True, slots=True)

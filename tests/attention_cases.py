@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from format_rows import holds
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.truth import TruthPool
+from octavo.kernels.verify.oracle import TruthPool
 
 Floats = NDArray[np.float32]
 

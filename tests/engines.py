@@ -9,11 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from fakes import FakeCore, Recording, small_config
-from octavo.engine import (
-    AsyncEngine,
-    Delta,
-    EngineConfig,
-)
+from octavo.engine import AsyncEngine, Delta, EngineConfig
 from oracle import Expected
 
 

@@ -11,13 +11,13 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ledger_runner import EOS, LedgerRunner
 from octavo.block_manager import PageGroup
-from octavo.engine.build import assemble
-from octavo.engine.chat import ChatTemplate
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
-from octavo.engine.info import MemoryBudget, ModelInfo
-from octavo.engine.stats import Observer, StepRecord
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.engine_info import MemoryBudget, ModelInfo
+from octavo.engine.api.stats import Observer, StepRecord
+from octavo.engine.core.build import assemble
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.tokenizer.chat_template import ChatTemplate
+from octavo.engine.tokenizer.tokenizer import Tokenizer
 
 VOCAB_SIZE = 258
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

@@ -20,7 +20,7 @@ from pathlib import Path
 from fakes import FakeCore, small_config
 from octavo.block_manager import PageGroup
 from octavo.engine import LLM, SamplingParams
-from octavo.engine.store.folder import ShardFolder
+from octavo.engine.kv_store.folder import ShardFolder
 from page_shards import make_kind, make_run
 
 GROUPS = {

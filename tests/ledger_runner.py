@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.block_manager import PageGroup
-from octavo.engine.batch import Batch
-from octavo.engine.info import ModelInfo
-from octavo.engine.outputs import TokenLogprob
-from octavo.engine.runner import RunOutput
-from octavo.engine.sampler import Sampled, SampleState
-from octavo.engine.store.page_runs import PageKind
+from octavo.engine.api.engine_info import ModelInfo
+from octavo.engine.api.outputs import TokenLogprob
+from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.sampling.sampler import Sampled, SampleState
+from octavo.engine.kv_store.page_runs import PageKind
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes

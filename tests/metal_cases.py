@@ -19,7 +19,7 @@ from metal_backend import Emulator
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.pool import MetalPool
-from octavo.kernels.truth import TruthPool
+from octavo.kernels.verify.oracle import TruthPool
 
 TOLERANCES = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 6e-3}
 """Relative to the largest output: the kernels compute in float32 and round once, at the end."""

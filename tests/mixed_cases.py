@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.metadata import Ints
-from octavo.kernels.mixed import MixedPool
-from octavo.kernels.truth import StoredPart
-from octavo.kernels.truth_mixed import attend_mixed
+from octavo.kernels.residual import MixedPool
+from octavo.kernels.verify.oracle import StoredPart
+from octavo.kernels.verify.oracle_residual import attend_mixed
 
 
 def twin_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> PoolSpec:

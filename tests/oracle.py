@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fakes import byte_tokenizer
 from ledger_runner import chain, next_token
-from octavo.engine.outputs import Completion, FinishReason
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.outputs import Completion, FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
 
 TOKENIZER = byte_tokenizer()
 

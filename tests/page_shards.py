@@ -8,8 +8,8 @@ import numpy as np
 
 from octavo.block_manager import Digest
 from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
-from octavo.engine.store.folder import ShardFolder
-from octavo.engine.store.page_runs import PageKind, PagePart, PageRun
+from octavo.engine.kv_store.folder import ShardFolder
+from octavo.engine.kv_store.page_runs import PageKind, PagePart, PageRun
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import grpc.aio
 
 from fakes import FakeCore, small_config
-from octavo.engine.client import Client
-from octavo.engine.config import EngineConfig
-from octavo.engine.outputs import Delta
-from octavo.engine.server.address import Address
-from octavo.engine.server.client_credentials import ClientCredentials
-from octavo.engine.server.security import Security
-from octavo.engine.server.server import GrpcServer
-from octavo.engine.service import AsyncEngine
-from octavo.engine.stats import Observer
+from octavo.engine.api.address import Address
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import Delta
+from octavo.engine.api.stats import Observer
+from octavo.engine.client.client import Client
+from octavo.engine.client.credentials import ClientCredentials
+from octavo.engine.frontend.async_engine import AsyncEngine
+from octavo.engine.grpc.security import Security
+from octavo.engine.grpc.server import GrpcServer
 
 LOCAL = Address("127.0.0.1", 0)
 METRIC_NAMES = {

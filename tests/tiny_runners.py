@@ -9,12 +9,13 @@ import numpy as np
 
 import tiny_models
 from octavo.block_manager import PageCopy
-from octavo.engine.batch import Batch
-from octavo.engine.config import EngineConfig
-from octavo.engine.model import paged, startup
-from octavo.engine.params import SamplingParams
-from octavo.engine.runner import RunOutput
-from octavo.engine.sampler import SampleState
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor import model_runner as paged
+from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.load import load as startup
+from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
 PROMPT = [7, 30, 200, 5, 99, 14, 3, 250, 41, 17, 6]

@@ -14,10 +14,10 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 import octavo.engine
 from fakes import FakeCore
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
-from octavo.engine.params import SamplingParams
-from octavo.engine.stats import Observer
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import Observer
+from octavo.engine.core.engine_core import EngineCore
 from served import Served, collect, served
 
 DEMO = Path(octavo.engine.__file__).parent / "demo"

@@ -17,10 +17,10 @@ from typing import Any
 
 from dashboard_panels import DASHBOARDS, Kind, Page, Panel
 from live_prometheus import DEPLOY, in_prometheus, live_prometheus, query
-from octavo.engine.bench.plots import picture, require_matplotlib
-from octavo.engine.client import Client
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.process import ServerProcess
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.client.client import Client
+from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.plots.figure import picture, require_matplotlib
 
 STREAMS = (2, 6, 16, 4)  # clients at once, in each phase
 PHASE_S = 35.0

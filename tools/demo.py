@@ -23,10 +23,10 @@ from typing import Any
 import octavo.engine
 from demo_view import View, make_view
 from octavo.engine import SamplingParams
+from octavo.engine.api.outputs import FinishReason
 from octavo.engine.bench.ledgers.documents import make_ledger
 from octavo.engine.bench.ledgers.kinds import Codes, Residents
-from octavo.engine.client import Client
-from octavo.engine.outputs import FinishReason
+from octavo.engine.client.client import Client
 
 SERVE = ("serve", "--model", "demo", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
 PAGES = ("--kv-format", "fp5/fp4", "--page-size", "32", "--num-pages", "128")

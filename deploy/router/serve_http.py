@@ -25,10 +25,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from octavo.engine.cli.usage import checked, positive, say_error
-from octavo.engine.errors import EngineDead, InvalidConfig, OctavoError
-from octavo.engine.server.address import Address, check_free, parse_address
-from octavo.engine.server.process import ServerProcess
+from octavo.engine.api.address import Address, check_free, parse_address
+from octavo.engine.api.errors import EngineDead, InvalidConfig, OctavoError
+from octavo.engine.arguments.usage import checked, positive, say_error
+from octavo.engine.client.server_process import ServerProcess
 
 READY_TIMEOUT_S = 120.0
 POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_load", "prefix_hash")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from octavo.engine.cli.usage import positive
+from ..arguments.usage import positive
 
 
 def counts(text: str) -> tuple[int, ...]:

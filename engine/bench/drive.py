@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.engine.bench.phases import Phases, StepParts
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
-from octavo.engine.errors import RequestFailed
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.request import Request
+from ..api.config import EngineConfig
+from ..api.errors import RequestFailed
+from ..api.outputs import FinishReason
+from ..api.sampling_params import SamplingParams
+from ..core.engine_core import EngineCore
+from ..core.request import Request
+from .phases import Phases, StepParts
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,19 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from octavo.engine.bench.arguments import counts
-from octavo.engine.bench.drive import Timing, Workload, serve
-from octavo.engine.bench.roofline import Roofline, measure_roofline
-from octavo.engine.bench.work import ModelWork, model_work
-from octavo.engine.build import build_core
-from octavo.engine.cli.options import add_engine_arguments, given_settings
-from octavo.engine.cli.usage import positive
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.info import ModelInfo
-from octavo.engine.memory import available_memory, format_size
+from octavo.kernels.bench.roofline import Roofline, measure_roofline
+
+from ..api.config import EngineConfig
+from ..api.engine_info import ModelInfo
+from ..api.errors import InvalidConfig
+from ..arguments.options import add_engine_arguments, given_settings
+from ..arguments.usage import positive
+from ..core.build import build_core
+from ..core.engine_core import EngineCore
+from ..memory.budget import available_memory, format_size
+from .arguments import counts
+from .drive import Timing, Workload, serve
+from .work import ModelWork, model_work
 
 ALONE_RUNS = 3
 SEED = 1

@@ -8,14 +8,15 @@ from typing import Any, get_args
 import mlx.core as mx
 from tqdm import tqdm
 
-from octavo.engine.bench.arguments import counts
-from octavo.engine.bench.kernel_timings import AttentionTiming, LinearTiming, time_attention, time_linear
-from octavo.engine.bench.roofline import Roofline, measure_roofline
-from octavo.engine.cli.usage import positive
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.memory import available_memory
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.backends import BackendName, choose_backend
+from octavo.kernels.bench.kernel_timings import AttentionTiming, LinearTiming, time_attention, time_linear
+from octavo.kernels.bench.roofline import Roofline, measure_roofline
+
+from ..api.errors import InvalidConfig
+from ..arguments.usage import positive
+from ..memory.budget import available_memory
+from .arguments import counts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

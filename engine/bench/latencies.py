@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.engine.bench.plots import picture
+from ..plots.figure import picture
 
 PERCENTILES = (50, 95, 99)
 LIMITS = ("ttft", "tpot", "e2el")  # first token, each later token on average, the whole request

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.engine.core import EngineCore
+from ..core.engine_core import EngineCore
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from octavo.engine.bench.arguments import counts
-from octavo.engine.bench.plots import require_matplotlib
-from octavo.engine.bench.prefix_cost import cost_without_reuse
-from octavo.engine.bench.prefix_plot import plot
-from octavo.engine.bench.prefix_runs import (
+from ..api.config import EngineConfig
+from ..api.errors import InvalidConfig
+from ..arguments.options import add_engine_arguments, given_settings
+from ..arguments.usage import positive
+from ..executor.base import load_runner
+from ..plots.figure import require_matplotlib
+from ..plots.prefix import plot
+from ..tokenizer.tokenizer import load_tokenizer
+from .arguments import counts
+from .prefix_cost import cost_without_reuse
+from .prefix_runs import (
     ANSWER_TOKENS,
     SUFFIX_TOKENS,
     Bench,
@@ -29,12 +35,6 @@ from octavo.engine.bench.prefix_runs import (
     pool_sizes,
     warm_against_cold,
 )
-from octavo.engine.cli.options import add_engine_arguments, given_settings
-from octavo.engine.cli.usage import positive
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.runner import load_runner
-from octavo.engine.tokenizer import load_tokenizer
 
 COST_TOKENS, COST_ROUNDS = 64, 10  # short, so that there are many pairs; rounds for each of --runs
 EXPERIMENTS = ("ttft", "pools", "salts", "cost")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.engine.bench.prefix_runs import ANSWER_TOKENS, SEED, Bench
-from octavo.engine.core import EngineCore
+from ..core.engine_core import EngineCore
+from .prefix_runs import ANSWER_TOKENS, SEED, Bench
 
 CHANCE = 0.05  # that the truth lies below, and above, an interval
 

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from octavo.block_manager import BlockManager
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
-from octavo.engine.errors import RequestFailed
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.request import Request
-from octavo.engine.runner import ModelRunner
-from octavo.engine.store.transfer import PageTransfer
-from octavo.engine.tokenizer import Tokenizer
 from octavo.scheduler import Limits, Scheduler
+
+from ..api.config import EngineConfig
+from ..api.errors import RequestFailed
+from ..api.outputs import FinishReason
+from ..api.sampling_params import SamplingParams
+from ..core.engine_core import EngineCore
+from ..core.request import Request
+from ..executor.base import ModelRunner
+from ..kv_store.transfer import PageTransfer
+from ..tokenizer.tokenizer import Tokenizer
 
 SEED = 1
 SUFFIX_TOKENS = 32  # of a prompt, behind what it shares

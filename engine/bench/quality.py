@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from octavo.engine.bench.arguments import counts
-from octavo.engine.bench.quality_measures import (
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair, page_format
+from octavo.kernels.residual import SIXTEEN_BITS
+
+from ..api.config import EngineConfig
+from ..api.errors import InvalidConfig
+from ..arguments.options import add_engine_arguments, given_settings
+from ..arguments.usage import positive
+from ..frontend.llm import LLM
+from .arguments import counts
+from .quality_measures import (
     Document,
     Predictions,
     decode_rate,
@@ -27,14 +35,7 @@ from octavo.engine.bench.quality_measures import (
     row_errors,
     text_documents,
 )
-from octavo.engine.bench.quality_report import check_plot, plot, render
-from octavo.engine.cli.options import add_engine_arguments, given_settings
-from octavo.engine.cli.usage import positive
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.llm import LLM
-from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair, page_format
-from octavo.kernels.mixed import SIXTEEN_BITS
+from .quality_report import check_plot, plot, render
 
 BASELINE = format_pair("bf16")
 DEFAULT_FORMATS = (*FORMAT_NAMES, RECIPE, "int8/fp4")

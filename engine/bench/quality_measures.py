@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.bench.ledgers.documents import held_out
-from octavo.engine.bench.ledgers.words import ANSWER_WEIGHT
-from octavo.engine.errors import InvalidConfig, RequestFailed
-from octavo.engine.llm import LLM
-from octavo.engine.outputs import FinishReason, RequestOutput
-from octavo.engine.params import MAX_LOGPROBS, SamplingParams
-from octavo.engine.tokenizer import Tokenizer
 from octavo.kernels.formats import page_format
+
+from ..api.errors import InvalidConfig, RequestFailed
+from ..api.outputs import FinishReason, RequestOutput
+from ..api.sampling_params import MAX_LOGPROBS, SamplingParams
+from ..frontend.llm import LLM
+from ..tokenizer.tokenizer import Tokenizer
+from .ledgers.documents import held_out
+from .ledgers.words import ANSWER_WEIGHT
 
 DECODE_SEQUENCES, DECODE_TOKENS = 8, 48
 DOCUMENTS_AT_ONCE = 8

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.engine.errors import InvalidConfig
+from ..api.errors import InvalidConfig
 
 
 def render(result: Mapping[str, Any]) -> str:

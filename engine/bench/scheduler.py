@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.block_manager import BlockManager
-from octavo.engine.bench.scheduler_vllm import Missing, VllmPrompts, open_vllm
 from octavo.scheduler import Limits, Result, Scheduler, Sequence
+
+from .scheduler_vllm import Missing, VllmPrompts, open_vllm
 
 PAGE_SIZE = 32
 NUM_PROMPT = 200

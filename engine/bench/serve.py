@@ -20,16 +20,23 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from octavo.engine.bench.latencies import Slo, Trace, draw_latencies, print_table, slo_limit, summarize
-from octavo.engine.bench.plots import require_matplotlib
-from octavo.engine.cli.options import add_engine_arguments, engine_flags, given_settings
-from octavo.engine.cli.security import add_connection_arguments, credentials_of
-from octavo.engine.cli.usage import positive
-from octavo.engine.client import Client
-from octavo.engine.errors import InvalidConfig, InvalidRequest, OctavoError, RequestFailed
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.address import parse_address
-from octavo.engine.server.process import ServerProcess
+from ..api.address import parse_address
+from ..api.errors import InvalidConfig, InvalidRequest, OctavoError, RequestFailed
+from ..api.sampling_params import SamplingParams
+from ..arguments.options import add_engine_arguments, engine_flags, given_settings
+from ..arguments.security import add_connection_arguments, credentials_of
+from ..arguments.usage import positive
+from ..client.client import Client
+from ..client.server_process import ServerProcess
+from ..plots.figure import require_matplotlib
+from .latencies import (
+    Slo,
+    Trace,
+    draw_latencies,
+    print_table,
+    slo_limit,
+    summarize,
+)
 
 DEFAULT_CONCURRENCY = 32
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.engine.memory import tensors_of, weight_files
-from octavo.engine.model.locate import read_config
+from ..memory.budget import tensors_of, weight_files
+from ..memory.model_files import read_config
 
 
 @dataclass(frozen=True, slots=True)

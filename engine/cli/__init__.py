@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 
 import octavo
-from octavo.engine.cli.usage import Parser, say_error
-from octavo.engine.errors import InvalidConfig, InvalidRequest, OctavoError
+
+from ..api.errors import InvalidConfig, InvalidRequest, OctavoError
+from ..arguments.usage import Parser, say_error
 
 COMMANDS = {
     "serve": "serve a model over gRPC until SIGTERM or SIGINT",

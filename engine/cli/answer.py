@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.engine.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
+from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import argparse
 import functools
 import importlib
 
-from octavo.engine.cli.options import add_json_argument, print_json
+from ..arguments.options import add_json_argument, print_json
 
 BENCHES = {
     "engine": "prefill and decode rates of the engine, without a server",

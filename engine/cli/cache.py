@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.cli.options import add_json_argument, print_json
-from octavo.engine.cli.security import add_connection_arguments, credentials_of
-from octavo.engine.cli.usage import token_ids
+from ..arguments.options import add_json_argument, print_json
+from ..arguments.security import add_connection_arguments, credentials_of
+from ..arguments.usage import token_ids
 
 if TYPE_CHECKING:
-    from octavo.engine.client import Client
     from octavo.v1.cache_pb2 import GetStatsResponse
+
+    from ..client.client import Client
 
 Result = Mapping[str, Any]
 Deed = Callable[["Client", argparse.Namespace], Awaitable[Result]]
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> Result:
-    from octavo.engine.client import Client
+    from ..client.client import Client
 
     async with Client(args.connect, credentials_of(args)) as client:
         result: Result = await args.run_deed(client, args)
@@ -146,7 +147,7 @@ async def _flush(client: Client, _args: argparse.Namespace) -> Result:
 
 
 async def _pin(client: Client, args: argparse.Namespace) -> Result:
-    from octavo.engine.cache_client import prefix_of
+    from ..client.cache_client import prefix_of
 
     what = prefix_of(
         text=args.text, token_ids=args.prompt_ids, request_id=args.request_id, cache_salt=args.cache_salt

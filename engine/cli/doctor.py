@@ -8,10 +8,11 @@ import platform
 from typing import Any, get_args
 
 import octavo
-from octavo.engine.cli.model_report import examine_model, model_lines
-from octavo.engine.cli.options import add_json_argument, print_json
-from octavo.engine.config import Backend, EngineConfig, Weights
-from octavo.engine.errors import InvalidConfig
+
+from ..api.config import Backend, EngineConfig, Weights
+from ..api.errors import InvalidConfig
+from ..arguments.options import add_json_argument, print_json
+from .model_report import examine_model, model_lines
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "protobuf", "prometheus-client")
 
@@ -57,7 +58,7 @@ def _model_config(args: argparse.Namespace) -> EngineConfig | None:
             flag = loading[0].replace("fuse", "no-fuse")
             raise InvalidConfig(f"--{flag} says how to load a model, and none is named; add --model")
         return None
-    from octavo.engine.model.locate import resolve_model
+    from ..memory.model_files import resolve_model
 
     resolve_model(args.model)
     return EngineConfig(model=args.model, backend=args.backend, threads=args.threads, **given)
@@ -67,7 +68,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
     """Backend, instruction set, threads, versions and self-test, as ``--json`` prints them. ``exact``: of
     native attention without arithmetic of 8 bits."""
     from octavo.kernels.backends import choose_backend
-    from octavo.kernels.selftest import run_selftest
+    from octavo.kernels.verify.selftest import run_selftest
 
     try:
         choice = choose_backend(backend_name, threads, exact=exact)

@@ -8,8 +8,10 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from octavo.engine.cli.answer import Answer
-from octavo.engine.cli.options import (
+from ..api.errors import InvalidConfig, InvalidRequest, RequestFailed
+from ..api.outputs import Delta
+from ..api.sampling_params import SamplingParams
+from ..arguments.options import (
     add_engine_arguments,
     add_json_argument,
     add_log_level_argument,
@@ -19,14 +21,12 @@ from octavo.engine.cli.options import (
     print_json,
     set_up_logging,
 )
-from octavo.engine.cli.security import add_connection_arguments, credentials_of
-from octavo.engine.cli.structured import add_structured_arguments, structured_of
-from octavo.engine.cli.usage import token_ids
-from octavo.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
-from octavo.engine.outputs import Delta
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.client_credentials import ClientCredentials
-from octavo.engine.server.interface import Prompt
+from ..arguments.security import add_connection_arguments, credentials_of
+from ..arguments.usage import token_ids
+from ..client.credentials import ClientCredentials
+from ..grpc.interface import Prompt
+from .answer import Answer
+from .structured import add_structured_arguments, structured_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,12 +126,12 @@ async def _generate(
     args: argparse.Namespace, prompt: Prompt, params: SamplingParams, credentials: ClientCredentials
 ) -> Answer:
     if args.connect is not None:
-        from octavo.engine.client import Client
-        from octavo.engine.server.address import parse_address
+        from ..api.address import parse_address
+        from ..client.client import Client
 
         async with Client(str(parse_address(args.connect)), credentials) as client:
             return await _collect(client.generate(prompt, params), params.n)
-    from octavo.engine.service import AsyncEngine
+    from ..frontend.async_engine import AsyncEngine
 
     engine = AsyncEngine(engine_config(args))
     await engine.start()

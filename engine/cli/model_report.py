@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from octavo.engine.config import EngineConfig
+from ..api.config import EngineConfig
 
 
 def examine_model(config: EngineConfig) -> dict[str, Any]:
     """Load, replace and probe, as ``serve`` would; JSON-ready. ModelLoadError, InvalidConfig as there."""
-    from octavo.engine.model.layers import discover_layout
-    from octavo.engine.model.loader import load_model
-    from octavo.engine.model.locate import resolve_model
-    from octavo.engine.model.ready import choose_device, make_ready
+    from ..executor.load.discover import discover_layout
+    from ..executor.load.loader import load_model
+    from ..executor.load.prepare import choose_device, make_ready
+    from ..memory.model_files import resolve_model
 
     path = resolve_model(config.model)
     choice = choose_device(config)

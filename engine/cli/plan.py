@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from octavo.engine.cli.options import (
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
+from octavo.kernels.residual import Residency
+
+from ..api.config import EngineConfig
+from ..arguments.options import (
     DEFAULTS,
     add_attention_sink_arguments,
     add_format_arguments,
@@ -13,10 +17,7 @@ from octavo.engine.cli.options import (
     memory_size,
     print_json,
 )
-from octavo.engine.cli.usage import checked, positive
-from octavo.engine.config import EngineConfig
-from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
-from octavo.kernels.mixed import Residency
+from ..arguments.usage import checked, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 when something fits, 1 when not even one page does."""
-    from octavo.engine.plan import plan, render
+    from ..memory.planner import plan, render
 
     result = plan(
         model=args.model,

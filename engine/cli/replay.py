@@ -6,14 +6,15 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from octavo.engine.cli.options import add_json_argument, print_json
-from octavo.engine.cli.usage import positive, seconds
+from ..arguments.options import add_json_argument, print_json
+from ..arguments.usage import positive, seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
-    from octavo.engine.replay.run import TOKEN_MS
-    from octavo.engine.replay.workloads import SEED
+
+    from ..cache_sim.run import TOKEN_MS
+    from ..cache_sim.workloads import SEED
 
     add = parser.add_argument
     add(
@@ -39,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.engine.bench.plots import require_matplotlib
-    from octavo.engine.replay.compare import compare, plot, render
-    from octavo.engine.replay.optimum import optimal_hits
-    from octavo.engine.replay.run import replay
-    from octavo.engine.replay.trace import read_trace
-    from octavo.engine.replay.workloads import WORKLOADS
+    from ..cache_sim.compare import compare, plot, render
+    from ..cache_sim.optimum import optimal_hits
+    from ..cache_sim.run import replay
+    from ..cache_sim.trace import read_trace
+    from ..cache_sim.workloads import WORKLOADS
+    from ..plots.figure import require_matplotlib
 
     require_matplotlib(args.plot)
     requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)

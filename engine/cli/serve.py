@@ -12,19 +12,19 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from octavo.engine.cli.options import budget_lines, engine_config, set_up_logging
-from octavo.engine.cli.serve_options import ServeOptions, add_arguments, serve_options
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import OctavoError
-from octavo.engine.info import ModelInfo
-from octavo.engine.server.address import Address, check_free
-from octavo.engine.stats import Gauges, Observer
+from ..api.address import Address, check_free
+from ..api.config import EngineConfig
+from ..api.engine_info import ModelInfo
+from ..api.errors import OctavoError
+from ..api.stats import Gauges, Observer
+from ..arguments.options import budget_lines, engine_config, set_up_logging
+from .serve_options import ServeOptions, add_arguments, serve_options
 
 if TYPE_CHECKING:
-    from octavo.engine.server.security import Security
-    from octavo.engine.server.server import GrpcServer
-    from octavo.engine.service import AsyncEngine
-    from octavo.engine.tracing import Tracing
+    from ..frontend.async_engine import AsyncEngine
+    from ..grpc.security import Security
+    from ..grpc.server import GrpcServer
+    from ..observability.tracing import Tracing
 
 __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
 async def serve(config: EngineConfig, options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
-    from octavo.engine.metrics import Metrics, MetricsServer
-    from octavo.engine.server.security import Security
-    from octavo.engine.service import AsyncEngine
+    from ..frontend.async_engine import AsyncEngine
+    from ..grpc.security import Security
+    from ..observability.prometheus import Metrics, MetricsServer
 
     stopping = _signal_event()
     check_free(options.listen, "--listen")  # before time is spent on loading
@@ -62,7 +62,7 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
         stack.push_async_callback(engine.stop)
         if not await _load(engine, stopping):
             return 0
-        from octavo.engine.server.server import GrpcServer
+        from ..grpc.server import GrpcServer
 
         settle_interpreter()
         metrics.describe(engine.info)
@@ -82,7 +82,7 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
 def _tracing(endpoint: str | None, inner: Observer, model: str) -> Tracing | None:
     if endpoint is None:
         return None
-    from octavo.engine.tracing import Tracing, otlp_exporter
+    from ..observability.tracing import Tracing, otlp_exporter
 
     return Tracing(inner, otlp_exporter(endpoint), model=model)
 
@@ -112,7 +112,7 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event) -> bool:
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.sleep(0)
-    importlib.import_module("octavo.engine.server.server")  # the engine's thread loads meanwhile
+    importlib.import_module("octavo.engine.grpc.server")  # the engine's thread loads meanwhile
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if start.done():

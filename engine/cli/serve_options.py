@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.engine.cli.options import add_engine_arguments, add_log_level_argument, memory_size
-from octavo.engine.cli.security import add_security_arguments, tls_files
-from octavo.engine.cli.usage import checked, seconds
-from octavo.engine.server.address import Address, parse_address
+from ..api.address import Address, parse_address
+from ..arguments.options import add_engine_arguments, add_log_level_argument, memory_size
+from ..arguments.security import add_security_arguments, tls_files
+from ..arguments.usage import checked, seconds
 
 if TYPE_CHECKING:
-    from octavo.engine.server.security import TlsFiles
+    from ..grpc.security import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

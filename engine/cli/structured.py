@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from octavo.engine.constraints import Structured
-from octavo.engine.errors import InvalidRequest
+from ..api.errors import InvalidRequest
+from ..api.structured_output import Structured
 
 
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,11 +14,11 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels import _ext
-from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
-from octavo.kernels.masks import check_mask
-from octavo.kernels.metadata import AttentionMetadata, Ints
-from octavo.kernels.page_bytes import PageBytes, check_read, check_write, layer_bytes
+from .. import _ext
+from ..interface import KVPool, LayerSpec, PoolSpec
+from ..masks import check_mask
+from ..metadata import AttentionMetadata, Ints
+from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
 
 FEWEST_COLUMNS = 64  # of the page tables that steps are given
 
@@ -284,6 +284,6 @@ class CpuBackend:
         return CpuPool(spec, exact=self._exact)
 
     def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
-        from octavo.kernels.cpu.mixed import CpuMixedPool
+        from .residual import CpuMixedPool
 
         return CpuMixedPool(CpuPool(spec, exact=self._exact), CpuPool(twins, exact=self._exact))

@@ -125,7 +125,7 @@ std::vector<std::optional<TokenScore>> score_tokens(const mx::array& logits,
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  nb::class_<Changes>(m, "LogitChanges", "What becomes of the logits of some tokens; see engine/penalties.py.")
+  nb::class_<Changes>(m, "LogitChanges", "What becomes of the logits of some tokens; see engine/executor/sampling/penalties.py.")
       .def("__init__",
            [](Changes* self, Ids bias_ids, Values bias, Ids seen_ids, float repetition_penalty, Ids output_ids,
               Values output_counts, float frequency_penalty, float presence_penalty, Ids held_ids) {
@@ -155,7 +155,7 @@ void bind_sampling(nb::module_& m) {
       .def_ro("token", &Drawn::token)
       .def_ro("score", &Drawn::score);
   m.def("draw_tokens", &draw_tokens, "logits"_a, "draws"_a,
-        "The outcome of each draw from logits [rows, vocabulary], as engine/truncation.py draws with the "
+        "The outcome of each draw from logits [rows, vocabulary], as engine/executor/sampling/truncation.py draws with the "
         "number of Philox(key=seed, counter=counter). temperature 0 takes the largest, the lowest id among "
         "equals. Scores are before temperature and truncation. ValueError for what lies out of range.");
   m.def("score_tokens", &score_tokens, "logits"_a, "targets"_a,

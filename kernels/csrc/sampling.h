@@ -1,6 +1,6 @@
 // Drawing tokens from logits, declared once per instruction set.
 //
-// The rules are those of engine/truncation.py: divide by the temperature, keep what is at least min_p
+// The rules are those of engine/executor/sampling/truncation.py: divide by the temperature, keep what is at least min_p
 // times as likely as the likeliest, the k largest (and ties with the smallest of them), then the
 // fewest likeliest that reach top_p of what is left (among equals the lower id first); draw where the
 // running sum of the weights exp((logit - largest) / temperature), in order of id, passes the uniform
@@ -19,7 +19,7 @@ struct TokenList {
 };
 
 // What the logits of some tokens become before anything is drawn, one after the other, each rounded to float32 (as
-// engine/penalties.py has it). A row that is not finite before that fails whatever is changed.
+// engine/executor/sampling/penalties.py has it). A row that is not finite before that fails whatever is changed.
 struct RowChanges {
   TokenList biased;
   const float* bias;  // is added

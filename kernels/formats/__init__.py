@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from octavo.kernels.formats.affine import AFFINE4, AFFINE8
-from octavo.kernels.formats.base import PageFormat
-from octavo.kernels.formats.fp4 import FP4
-from octavo.kernels.formats.fp5 import FP5
-from octavo.kernels.formats.half import BF16, FP16
-from octavo.kernels.formats.integer import INT4, INT8
-from octavo.kernels.formats.microscaling import MXFP4, NVFP4
-from octavo.kernels.formats.pair import RECIPE, FormatPair, format_pair
-from octavo.kernels.formats.rotation import hadamard, rotation_block
+from .affine import AFFINE4, AFFINE8
+from .base import PageFormat
+from .fp4 import FP4
+from .fp5 import FP5
+from .half import BF16, FP16
+from .integer import INT4, INT8
+from .microscaling import MXFP4, NVFP4
+from .pair import RECIPE, FormatPair, format_pair
+from .rotation import hadamard, rotation_block
 
 _FORMATS: dict[str, PageFormat] = {
     fmt.name: fmt

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
-from octavo.kernels.formats.packing import pack, unpack
+from .base import Array, Bools, Floats, PageFormat, check_multiple
+from .packing import pack, unpack
 
 GROUP_SIZE = 64
 SMALLEST_STEP = np.float32(1e-7)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from octavo.kernels.formats.rotation import hadamard
+from .rotation import hadamard
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]

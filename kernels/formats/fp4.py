@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats.base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
-from octavo.kernels.formats.e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
-from octavo.kernels.formats.halving import halving_sum
-from octavo.kernels.formats.packing import pack, unpack
+from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
+from .e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
+from .halving import halving_sum
+from .packing import pack, unpack
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
 """Candidate scales are the row's absmax times these, tried in this order. Chosen by search

@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats import e2m1
-from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
-from octavo.kernels.formats.halving import halving_sum
-from octavo.kernels.formats.packing import pack, unpack
+from . import e2m1
+from .base import Array, Bools, Floats, PageFormat, check_multiple
+from .halving import halving_sum
+from .packing import pack, unpack
 
 MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
 """The values of E2M2 codes 0..15; even ones are those of E2M1."""

@@ -7,7 +7,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
+from .base import Array, Bools, Floats, PageFormat, check_multiple
 
 
 class _Half(PageFormat):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.kernels.formats.base import Floats
+from .base import Floats
 
 
 def halving_sum(values: Floats) -> Floats:

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from octavo.kernels.formats.base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
-from octavo.kernels.formats.packing import pack, unpack
+from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
+from .packing import pack, unpack
 
 
 class _Integer(PageFormat):

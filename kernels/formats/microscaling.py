@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats.base import Array, Bools, Floats, PageFormat, check_multiple
-from octavo.kernels.formats.e2m1 import nearest_index, signed_codes, values_of
-from octavo.kernels.formats.packing import pack, unpack
+from .base import Array, Bools, Floats, PageFormat, check_multiple
+from .e2m1 import nearest_index, signed_codes, values_of
+from .packing import pack, unpack
 
 Bytes = NDArray[np.uint8]
 

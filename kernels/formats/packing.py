@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.formats.base import Array
+from .base import Array
 
 
 def pack(codes: Array, bits: int) -> NDArray[np.uint32]:

@@ -12,18 +12,18 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.metal.attention_units import AttentionConfig
-from octavo.kernels.metal.launch import KernelLibrary, Launch, padded
-from octavo.kernels.metal.plan import (
+from ..interface import LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata
+from .attention_units import AttentionConfig
+from .launch import KernelLibrary, Launch, padded
+from .plan import (
     ChunkPlan,
     DecodePlan,
     plan_chunks,
     plan_decode,
     restore_order,
 )
-from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit
+from .units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit
 
 _LOG2_E = 1.4426950408889634
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.kernels.formats import page_format
-from octavo.kernels.interface import LayerSpec
-from octavo.kernels.metal.units import (
+from ..formats import page_format
+from ..interface import LayerSpec
+from .units import (
     NUM_SIMDGROUPS,
     Unit,
     check_dim,

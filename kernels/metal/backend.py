@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from octavo.kernels.interface import KVPool, PoolSpec
-from octavo.kernels.metal.in_place import InPlacePool, copies_pages
-from octavo.kernels.metal.launch import KernelLibrary
-from octavo.kernels.metal.pool import MetalPool
-from octavo.kernels.selftest import first_failure
+from ..interface import KVPool, PoolSpec
+from ..verify.selftest import first_failure
+from .in_place import InPlacePool, copies_pages
+from .launch import KernelLibrary
+from .pool import MetalPool
 
 
 class MetalBackend:
@@ -45,7 +45,7 @@ class MetalBackend:
                     f"the metal backend reads whole pages in 16 bits: keep must be a multiple of the "
                     f"{twins.page_size} positions of a page, got {layer.keep}"
                 )
-        from octavo.kernels.metal.mixed import MetalMixedPool
+        from .residual import MetalMixedPool
 
         return MetalMixedPool(self.create_pool(spec), self.create_pool(twins))
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.formats import page_format
-from octavo.kernels.interface import PoolSpec
-from octavo.kernels.metal.launch import KernelLibrary, Launch, padded
-from octavo.kernels.metal.units import Unit, make_unit
+from ..formats import page_format
+from ..interface import PoolSpec
+from .launch import KernelLibrary, Launch, padded
+from .units import Unit, make_unit
 
 _THREADS = 128
 

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.formats import PageFormat
-from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.metal.attention import Partials, Parts, StoredPages
-from octavo.kernels.metal.copy import copy_pages
-from octavo.kernels.metal.launch import KernelLibrary, padded
-from octavo.kernels.metal.pool import MetalPool, rows_launch
-from octavo.kernels.metal.units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit, write_unit
-from octavo.kernels.page_bytes import PageBytes
+from ..formats import PageFormat
+from ..interface import LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata
+from ..page_bytes import PageBytes
+from .attention import Partials, Parts, StoredPages
+from .copy import copy_pages
+from .launch import KernelLibrary, padded
+from .pool import MetalPool, rows_launch
+from .units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit, write_unit
 
 
 class InPlacePool(MetalPool):

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.metal.units import MIN_ELEMENTS, Unit
+from .units import MIN_ELEMENTS, Unit
 
 
 class CompileKernel(Protocol):

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata, Ints
-from octavo.kernels.metal.attention_units import DECODE_TILE
+from ..metadata import AttentionMetadata, Ints
+from .attention_units import DECODE_TILE
 
 SPLIT_TILES = 16
 """Tiles of 32 keys that one threadgroup may take alone (512 positions)."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.formats import PageFormat, page_format
-from octavo.kernels.interface import PoolSpec, refuse_bias
-from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.metal.attention import PagedAttention, Partials, Parts, StoredPages
-from octavo.kernels.metal.launch import KernelLibrary, Launch
-from octavo.kernels.metal.units import (
+from ..formats import PageFormat, page_format
+from ..interface import PoolSpec, refuse_bias
+from ..metadata import AttentionMetadata
+from ..reference.backend import ReferencePool
+from .attention import PagedAttention, Partials, Parts, StoredPages
+from .launch import KernelLibrary, Launch
+from .units import (
     MIN_ELEMENTS,
     NUM_SIMDGROUPS,
     Unit,
@@ -24,7 +25,6 @@ from octavo.kernels.metal.units import (
     format_source,
     quantize_unit,
 )
-from octavo.kernels.reference import ReferencePool
 
 
 class MetalPool(ReferencePool):

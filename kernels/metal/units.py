@@ -14,7 +14,7 @@ from importlib import resources
 
 import numpy as np
 
-from octavo.kernels.formats import PageFormat, rotation_block
+from ..formats import PageFormat, rotation_block
 
 NUM_SIMDGROUPS = 4
 THREADGROUP_BYTES = 32768

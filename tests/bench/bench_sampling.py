@@ -17,9 +17,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from octavo.engine.model.native_sampling import NativeSampling
-from octavo.engine.params import SamplingParams
-from octavo.engine.sampler import SampleState
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.sampling.native_sampling import NativeSampling
+from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.kernels import _ext
 
 TYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.engine.api.address import Address
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli.serve import settle_interpreter
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.request import Request
-from octavo.engine.server.address import Address
-from octavo.engine.server.server import GrpcServer
-from octavo.engine.service import AsyncEngine
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.request import Request
+from octavo.engine.frontend.async_engine import AsyncEngine
+from octavo.engine.grpc.server import GrpcServer
 
 
 @dataclass(frozen=True, slots=True)

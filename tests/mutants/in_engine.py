@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-BATCH = "engine/batch.py"
-REPLAY = "engine/model/replay.py"
-LOADER = "engine/model/loader.py"
+BATCH = "engine/executor/batch.py"
+REPLAY = "engine/executor/capture/graph_runner.py"
+LOADER = "engine/executor/load/loader.py"
 BACKEND = "kernels/cpu/backend.py"
-MAPPED = "kernels/cpu/mapped.py"
+MAPPED = "engine/executor/native/mapped.py"
 
 MUTANTS = (
     # decode steps, which are built from one number of each sequence

@@ -13,8 +13,8 @@ from format_rows import formats_and_dims, tricky_rows
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.reference import ReferencePool
-from octavo.kernels.reference_codecs import codec, hadamard
+from octavo.kernels.reference.backend import ReferencePool
+from octavo.kernels.reference.codecs import codec, hadamard
 
 
 def bits(array: mx.array) -> NDArray[np.unsignedinteger]:

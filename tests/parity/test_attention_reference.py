@@ -21,7 +21,7 @@ from attention_cases import (
 )
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
-from octavo.kernels.truth import TruthPool, sequence_slots
+from octavo.kernels.verify.oracle import TruthPool, sequence_slots
 
 PAIR_IDS = ["-".join(pair) for pair in EVERY_FORMAT_PAIR]
 EVERYTHING = next(case for case in CASES if case.name == "everything")

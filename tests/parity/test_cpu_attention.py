@@ -26,7 +26,7 @@ from attention_cases import (  # noqa: E402
 from octavo.kernels import _ext  # noqa: E402
 from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
 from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
-from octavo.kernels.truth import TruthPool  # noqa: E402
+from octavo.kernels.verify.oracle import TruthPool  # noqa: E402
 
 # Of the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed point;
 # 16-bit rows are rounded on output, and under bf16 rows softmax weights are rounded to bf16 too.

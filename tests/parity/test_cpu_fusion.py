@@ -16,20 +16,21 @@ from mlx_lm.models import qwen3
 
 import tiny_models
 from native import require_extension
-from octavo.engine.config import EngineConfig
-from octavo.engine.model import hook, replay
-from octavo.engine.model.forward import PagedModel
-from octavo.engine.model.layers import discover_layout
-from octavo.engine.model.loader import load_model
-from octavo.engine.model.ready import ReadyModel, choose_device, make_ready
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.executor.adapt import cache_adapter as hook
+from octavo.engine.executor.capture import graph_runner as replay
+from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.load.loader import load_model
+from octavo.engine.executor.load.prepare import ReadyModel, choose_device, make_ready
+from octavo.engine.executor.paged_model import PagedModel
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
 _ext = require_extension()
 
-from octavo.kernels.cpu import modules  # noqa: E402
+from octavo.engine.executor.native import modules  # noqa: E402
+from octavo.engine.executor.native.merged import MergedLinear, observe  # noqa: E402
 from octavo.kernels.cpu.backend import CpuBackend, CpuPool, CpuPrograms  # noqa: E402
-from octavo.kernels.cpu.merged import MergedLinear, observe  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

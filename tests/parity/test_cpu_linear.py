@@ -20,8 +20,8 @@ from native import at_every_level, available_levels, require_extension, run_at_l
 
 _ext = require_extension()
 
-from octavo.kernels.cpu import linear as native  # noqa: E402
-from octavo.kernels.cpu.modules import packed_bytes, replace_modules  # noqa: E402
+from octavo.engine.executor.native import linear as native  # noqa: E402
+from octavo.engine.executor.native.modules import packed_bytes, replace_modules  # noqa: E402
 
 MODELS = {"qwen3": qwen3, "llama": llama}
 

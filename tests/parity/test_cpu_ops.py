@@ -47,7 +47,7 @@ def _on_the_cpu() -> None:
 
 def native(module: Any, *, fuse: bool = False) -> Any:
     """The module made native in place."""
-    from octavo.kernels.cpu.modules import replace_modules
+    from octavo.engine.executor.native.modules import replace_modules
 
     class Holder(Module):
         def __init__(self) -> None:
@@ -129,7 +129,7 @@ def test_layer_norm(dtype: mx.Dtype, affine: bool, bias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", list(FLOATS), ids=str)
 def test_norms_by_the_weight_plus_one_are_known_by_what_they_compute(dtype: mx.Dtype) -> None:
-    from octavo.kernels.cpu.norms import NativeShiftedRMSNorm, is_shifted_rms_norm
+    from octavo.engine.executor.native.norms import NativeShiftedRMSNorm, is_shifted_rms_norm
 
     norm = gemma3_text.RMSNorm(300, eps=1e-4)
     norm.weight = (mx.random.normal((300,)) * 0.3).astype(dtype)
@@ -157,7 +157,7 @@ def test_norms_by_the_weight_plus_one_are_known_by_what_they_compute(dtype: mx.D
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_approx", "gelu_fast_approx"])
 @pytest.mark.parametrize("dtype", list(FLOATS), ids=str)
 def test_activations(name: str, dtype: mx.Dtype) -> None:
-    from octavo.kernels.cpu.activations import replace_activations
+    from octavo.engine.executor.native.activations import replace_activations
 
     assert name in replace_activations()
     ours = getattr(nn, name)

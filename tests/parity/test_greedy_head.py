@@ -12,13 +12,14 @@ from mlx_lm.models import llama
 
 import tiny_models
 from native import require_extension
-from octavo.engine.batch import Batch
-from octavo.engine.config import EngineConfig
-from octavo.engine.model import paged, startup
-from octavo.engine.model.forward import Choices
-from octavo.engine.params import SamplingParams
-from octavo.engine.runner import RunOutput
-from octavo.engine.sampler import NOT_FINITE, SampleState, chosen
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor import model_runner as paged
+from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.load import load as startup
+from octavo.engine.executor.paged_model import Choices
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState, chosen
 from octavo.kernels.metadata import AttentionMetadata, Ints
 
 _ext = require_extension()

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 import tiny_models
 from native import require_extension
-from octavo.engine.model.loader import load_model, materialize
+from octavo.engine.executor.load.loader import load_model, materialize
 
 _ext = require_extension()
 
@@ -29,7 +29,7 @@ TENSORS = {
 
 
 def test_mapped_arrays_are_those_of_the_file(tmp_path: Path) -> None:
-    from octavo.kernels.cpu.mapped import map_safetensors
+    from octavo.engine.executor.native.mapped import map_safetensors
 
     file = tmp_path / "model.safetensors"
     mx.save_safetensors(str(file), TENSORS, metadata={"format": "mlx"})
@@ -44,7 +44,7 @@ def test_mapped_arrays_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_packing_reads_from_the_file_and_copies_nothing_first(tmp_path: Path) -> None:
     """What lies in front of a tensor is another one, not the size that MLX keeps there: here a huge one."""
-    from octavo.kernels.cpu.mapped import map_safetensors
+    from octavo.engine.executor.native.mapped import map_safetensors
 
     file = tmp_path / "model.safetensors"
     weight = mx.random.normal((512, 1024)).astype(mx.bfloat16)
@@ -59,7 +59,7 @@ def test_packing_reads_from_the_file_and_copies_nothing_first(tmp_path: Path) ->
 
 
 def test_what_is_not_known_is_left_to_mlx(tmp_path: Path) -> None:
-    from octavo.kernels.cpu.mapped import map_safetensors
+    from octavo.engine.executor.native.mapped import map_safetensors
 
     file = tmp_path / "model.safetensors"
     mx.save_safetensors(str(file), {"empty": mx.zeros((0, 4)), "a": mx.zeros(3)})
@@ -99,9 +99,9 @@ def test_a_model_that_was_loaded_no_longer_needs_its_file(tmp_path: Path) -> Non
 
 PEAK = """
 import sys
-import octavo.engine.model.startup
-from octavo.engine.config import EngineConfig
-from octavo.engine.runner import load_runner
+import octavo.engine.executor.load.load
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.executor.base import load_runner
 def peak():
     with open("/proc/self/status") as file:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))

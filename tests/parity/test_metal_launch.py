@@ -23,8 +23,8 @@ from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary, Launch
 from octavo.kernels.metal.units import METAL_FORMATS, Unit, read_source
-from octavo.kernels.reference import ReferenceBackend
-from octavo.kernels.selftest import first_failure, run_selftest
+from octavo.kernels.reference.backend import ReferenceBackend
+from octavo.kernels.verify.selftest import first_failure, run_selftest
 
 SOURCES = (
     "attention",

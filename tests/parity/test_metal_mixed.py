@@ -15,7 +15,7 @@ from metal_cases import TOLERANCES
 from metal_in_place import WritingDevice
 from mixed_cases import run_mixed, twin_spec
 from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.mixed import MixedPool
+from octavo.kernels.residual import MixedPool
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 NAMED = {case.name: case for case in CASES}

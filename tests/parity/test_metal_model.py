@@ -9,10 +9,10 @@ import pytest
 
 import tiny_models
 from metal_backend import Emulator, needs_compiler
-from octavo.engine.model import probe
-from octavo.engine.model.head import select_rows
-from octavo.engine.model.layers import discover_layout
-from octavo.engine.model.loader import load_model, materialize
+from octavo.engine.executor.adapt.output_head import select_rows
+from octavo.engine.executor.load import probe
+from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.load.loader import load_model, materialize
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 

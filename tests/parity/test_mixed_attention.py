@@ -12,7 +12,7 @@ from attention_backends import BACKENDS, TestedBackend, poison
 from attention_cases import CASES, Case, build_metadata
 from mixed_cases import run_mixed, twin_spec
 from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.mixed import MixedPool, check_twins
+from octavo.kernels.residual import MixedPool, check_twins
 
 CASE_NAMES = (
     "mixed-page1", "mixed-page8", "decode-page16", "mixed-page32", "mixed-page64", "group5", "dim80",

@@ -10,12 +10,12 @@ import pytest
 
 import tiny_models
 from octavo.block_manager import BlockManager
-from octavo.engine.batch import build_batch
-from octavo.engine.config import Backend, EngineConfig
-from octavo.engine.model.paged import PagedRunner
-from octavo.engine.params import SamplingParams
-from octavo.engine.runner import ModelRunner, load_runner
-from octavo.engine.sampler import SampleState
+from octavo.engine.api.config import Backend, EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.base import ModelRunner, load_runner
+from octavo.engine.executor.batch import build_batch
+from octavo.engine.executor.model_runner import PagedRunner
+from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.scheduler import Limits, Result, Scheduler, Sequence
 
 PAGE_SIZE = 8

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.engine import LLM, EngineConfig, SamplingParams
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.api.outputs import RequestOutput
 
 CONFIG = EngineConfig(num_pages=64, page_size=16, max_running=4, max_step_tokens=128, kv_format="fp4")
 PROMPT = [number * 7 % 200 for number in range(300)]

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
 from octavo.block_manager import BlockManager
-from octavo.engine.batch import build_batch
-from octavo.engine.config import EngineConfig
-from octavo.engine.model.loader import materialize
-from octavo.engine.outputs import TokenLogprob
-from octavo.engine.params import SamplingParams
-from octavo.engine.runner import ModelRunner, load_runner
-from octavo.engine.sampler import SampleState
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import TokenLogprob
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.base import ModelRunner, load_runner
+from octavo.engine.executor.batch import build_batch
+from octavo.engine.executor.load.loader import materialize
+from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.scheduler import Limits, Result, Scheduler
 from octavo.scheduler import Sequence as Served
 

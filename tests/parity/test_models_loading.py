@@ -11,15 +11,15 @@ from mlx.utils import tree_flatten
 
 import tiny_models
 from format_rows import holds
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig, ModelLoadError
-from octavo.engine.memory import page_bytes
-from octavo.engine.model.layers import discover_layout
-from octavo.engine.model.loader import load_model
-from octavo.engine.model.locate import read_config
-from octavo.engine.params import SamplingParams
-from octavo.engine.plan import layer_specs, plan, render
-from octavo.engine.runner import load_runner
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig, ModelLoadError
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.base import load_runner
+from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.load.loader import load_model
+from octavo.engine.memory.budget import page_bytes
+from octavo.engine.memory.model_files import read_config
+from octavo.engine.memory.planner import layer_specs, plan, render
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE
 from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
 

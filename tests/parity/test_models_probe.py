@@ -16,14 +16,15 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
-from octavo.engine.errors import ModelLoadError
-from octavo.engine.model import hook, probe
-from octavo.engine.model.head import select_rows
-from octavo.engine.model.layers import CacheLayout, discover_layout
-from octavo.engine.model.loader import load_model, materialize
+from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.adapt import cache_adapter as hook
+from octavo.engine.executor.adapt.output_head import select_rows
+from octavo.engine.executor.load import probe
+from octavo.engine.executor.load.discover import CacheLayout, discover_layout
+from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
-from octavo.kernels.reference import ReferenceBackend
+from octavo.kernels.reference.backend import ReferenceBackend
 
 Change = Callable[[pytest.MonkeyPatch], AttentionBackend]
 

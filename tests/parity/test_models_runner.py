@@ -14,10 +14,10 @@ import pytest
 
 import tiny_models
 from octavo.block_manager import PageCopy, PageId
-from octavo.engine.model import paged
-from octavo.engine.model.forward import slice_rows
-from octavo.engine.model.replay import Build
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor import model_runner as paged
+from octavo.engine.executor.capture.graph_runner import Build
+from octavo.engine.executor.paged_model import slice_rows
 from octavo.kernels.metadata import Ints
 from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
 
@@ -206,7 +206,7 @@ def test_the_limit_of_open_files_survives_mlx_lm() -> None:
 
     code = (
         "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "import octavo.engine.model.startup\n"
+        "import octavo.engine.executor.load.load\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, before"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,9 +13,9 @@ from mlx_lm.utils import load_model
 import tiny_models
 from octavo.block_manager import BlockManager, PageGroup
 from octavo.engine import LLM, EngineConfig, SamplingParams
-from octavo.engine.build import build_core
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.request import Request
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.core.build import build_core
+from octavo.engine.core.request import Request
 
 MAX_KV_SIZE = 24
 PROMPT = [number * 7 % 250 for number in range(20)]

@@ -12,14 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 from native import at_every_level, require_extension, run_at_level
-from octavo.engine.model.logit_rows import NumpySampling, Target, float_row
-from octavo.engine.outputs import TokenLogprob
-from octavo.engine.params import SamplingParams
-from octavo.engine.sampler import NOT_FINITE, Sampled, SampleState
+from octavo.engine.api.outputs import TokenLogprob
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.sampling.logit_rows import NumpySampling, Target, float_row
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState
 
 require_extension()
 
-from octavo.engine.model.native_sampling import NativeSampling  # noqa: E402
+from octavo.engine.executor.sampling.native_sampling import NativeSampling  # noqa: E402
 from octavo.kernels import _ext  # noqa: E402
 
 sample_natively = NativeSampling().draw

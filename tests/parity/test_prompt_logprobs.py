@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import octavo.engine
-from octavo.engine.config import EngineConfig
-from octavo.engine.llm import LLM
-from octavo.engine.outputs import RequestOutput
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import RequestOutput
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.frontend.llm import LLM
 
 PROMPTS = ["Once upon a time there was a lamp. " * 4, "Mara", "A", "The sea and the hill and the door"]
 

@@ -11,8 +11,8 @@ from mlx.utils import tree_flatten
 
 import tiny_models
 from native import require_extension
-from octavo.engine.config import Weights
-from octavo.engine.model.loader import load_model
+from octavo.engine.api.config import Weights
+from octavo.engine.executor.load.loader import load_model
 
 _ext = require_extension()
 

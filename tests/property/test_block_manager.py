@@ -17,7 +17,14 @@ from hypothesis.stateful import (
 )
 
 from ledger import Ledger
-from octavo.block_manager import BlockManager, Digest, PageCopy, PageGroup, PageId, PageTable
+from octavo.block_manager import (
+    BlockManager,
+    Digest,
+    PageCopy,
+    PageGroup,
+    PageId,
+    PageTable,
+)
 
 PAGE_SIZE = 4
 NUM_PAGES = 12

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from octavo.engine.params import SamplingParams
-from octavo.engine.sampler import SampleState, sample
-from octavo.engine.truncation import Candidates, Floats, nucleus, truncate
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.sampling.sampler import SampleState, sample
+from octavo.engine.executor.sampling.truncation import Candidates, Floats, nucleus, truncate
 
 CLOSE = 1e-5  # float32 weights against float64: how near a boundary either answer is right
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine.config import EngineConfig
-from octavo.engine.constraints import Structured
-from octavo.engine.llm import LLM
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.structured_output import Structured
+from octavo.engine.frontend.llm import LLM
 
 LEAVES = st.sampled_from(
     [

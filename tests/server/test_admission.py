@@ -16,8 +16,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from engines import Gate
 from fakes import FakeCore, Recording, small_config
-from octavo.engine.server.server import GrpcServer
-from octavo.engine.service import AsyncEngine
+from octavo.engine.frontend.async_engine import AsyncEngine
+from octavo.engine.grpc.server import GrpcServer
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 from served import LOCAL, all_idle, eventually, served

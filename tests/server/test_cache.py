@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fakes import FakeCore, small_config
-from octavo.engine.cache_client import prefix_of
-from octavo.engine.errors import InvalidRequest, NotConfigured, NotFound, Overloaded
-from octavo.engine.outputs import Delta
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.errors import InvalidRequest, NotConfigured, NotFound, Overloaded
+from octavo.engine.api.outputs import Delta
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.client.cache_client import prefix_of
 from octavo.proto import cache_pb2 as pb
 from served import Served, all_idle, collect, eventually, served
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fakes import small_config
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
-from octavo.engine.params import SamplingParams
 from served import Served, collect, served
 
 PROMPT = list(range(40, 62))  # five full pages of four, and two tokens

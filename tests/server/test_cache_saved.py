@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fakes import small_config
-from octavo.engine.cache_client import prefix_of
+from octavo.engine.api.errors import InvalidRequest, NotConfigured, NotFound
+from octavo.engine.api.outputs import Delta
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
-from octavo.engine.errors import InvalidRequest, NotConfigured, NotFound
-from octavo.engine.outputs import Delta
-from octavo.engine.params import SamplingParams
+from octavo.engine.client.cache_client import prefix_of
 from served import Served, collect, served
 
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True)

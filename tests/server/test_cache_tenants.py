@@ -12,13 +12,13 @@ import pytest
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.pool import PagePool
-from octavo.engine.cache_client import prefix_of
-from octavo.engine.client import Client
-from octavo.engine.errors import Forbidden, NotFound
-from octavo.engine.outputs import Delta
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.client_credentials import ClientCredentials
-from octavo.engine.server.security import Security
+from octavo.engine.api.errors import Forbidden, NotFound
+from octavo.engine.api.outputs import Delta
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.client.cache_client import prefix_of
+from octavo.engine.client.client import Client
+from octavo.engine.client.credentials import ClientCredentials
+from octavo.engine.grpc.security import Security
 from octavo.proto import cache_pb2 as pb
 from octavo.proto import generation_pb2
 from served import collect, served

@@ -11,10 +11,10 @@ import pytest
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.events import EventLog
-from octavo.engine.core import EngineCore
-from octavo.engine.errors import EventsGone, FellBehind
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.cache_service import CacheServicer
+from octavo.engine.api.errors import EventsGone, FellBehind
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.grpc.octavo_v1.cache import CacheServicer
 from octavo.proto import cache_pb2 as pb
 from served import Served, collect, served
 
@@ -76,7 +76,7 @@ async def test_a_watcher_that_cannot_begin_there_is_told_so() -> None:
 async def test_a_watcher_that_falls_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the first batch, is busy, and the log moves on without it."""
     reading = asyncio.Event()
-    monkeypatch.setattr("octavo.engine.server.page_events.BATCH", 1)
+    monkeypatch.setattr("octavo.engine.grpc.octavo_v1.page_events.BATCH", 1)
 
     def small(log: EventLog) -> None:
         log._capacity = 8

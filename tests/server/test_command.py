@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.api.errors import EngineDead, InvalidConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
-from octavo.engine.client import Client
-from octavo.engine.errors import EngineDead, InvalidConfig
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.process import ServerProcess
+from octavo.engine.client.client import Client
+from octavo.engine.client.server_process import ServerProcess
 from served import METRIC_NAMES, collect
 
 SMALL = ["--num-pages", "64", "--max-running", "8", "--max-step-tokens", "64"]

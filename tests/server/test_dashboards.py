@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
-from octavo.engine.client import Client
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.process import ServerProcess
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.client.client import Client
+from octavo.engine.client.server_process import ServerProcess
 from served import collect, eventually_async
 
 GRAFANA = DEPLOY / "grafana"

@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from fakes import FakeCore, small_config
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.proto import cache_pb2 as cache
 from octavo.proto import generation_pb2 as octavo
 from served import Served, all_idle, collect, eventually, served

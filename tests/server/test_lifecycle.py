@@ -13,13 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fakes import FakeCore
+from octavo.engine.api.address import parse_address
+from octavo.engine.api.errors import EngineDead, InvalidConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import Gauges
 from octavo.engine.cli import serve
-from octavo.engine.errors import EngineDead, InvalidConfig
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.address import parse_address
-from octavo.engine.server.server import GrpcServer
-from octavo.engine.stats import Gauges
+from octavo.engine.grpc.server import GrpcServer
 from served import LOCAL, Served, collect, eventually, served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

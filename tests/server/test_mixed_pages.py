@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from octavo.engine import AsyncEngine, EngineConfig
-from octavo.engine.client import Client
-from octavo.engine.errors import InvalidRequest
-from octavo.engine.metrics import Metrics
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.server import GrpcServer
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.client.client import Client
+from octavo.engine.grpc.server import GrpcServer
+from octavo.engine.observability.prometheus import Metrics
 from octavo.proto import cache_pb2
 from served import LOCAL, all_idle, collect, eventually
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from fakes import FakeCore, small_config
-from octavo.engine.outputs import Delta, PromptLogprobs
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.outputs import Delta, PromptLogprobs
+from octavo.engine.api.sampling_params import SamplingParams
 from served import served
 from vllm_worker import PROMPT, by_index, worker
 

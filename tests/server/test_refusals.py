@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from fakes import VOCAB_SIZE, FakeCore
-from octavo.engine.errors import EngineDead, InvalidRequest, RequestFailed
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.errors import EngineDead, InvalidRequest, RequestFailed
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.proto import generation_pb2 as pb
 from served import Served, all_idle, collect, eventually, served
 
@@ -170,7 +170,7 @@ async def test_an_unforeseen_error_shows_nothing_of_itself(monkeypatch: pytest.M
 
 
 async def test_nobody_there_is_said_with_the_remedy() -> None:
-    from octavo.engine.client import Client
+    from octavo.engine.client.client import Client
 
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(EngineDead, match=r"127\.0\.0\.1:1.*octavo serve"):

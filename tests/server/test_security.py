@@ -16,14 +16,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from fakes import FakeCore
+from octavo.engine.api.errors import (
+    EngineDead,
+    InvalidConfig,
+    InvalidRequest,
+    OctavoError,
+    Unauthenticated,
+)
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
-from octavo.engine.client import Client
-from octavo.engine.errors import EngineDead, InvalidConfig, InvalidRequest, OctavoError, Unauthenticated
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.client_credentials import ClientCredentials
-from octavo.engine.server.process import ServerProcess
-from octavo.engine.server.security import Security, TlsFiles, read_tokens, tenant_salt
+from octavo.engine.client.client import Client
+from octavo.engine.client.credentials import ClientCredentials
+from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.grpc.security import Security, TlsFiles, read_tokens, tenant_salt
 from served import collect, eventually, eventually_async, served
 
 ALICE, BOB = "alice-0123456789", "bob~secret+/=="

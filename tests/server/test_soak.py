@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from octavo.engine import AsyncEngine, EngineConfig, FinishReason, SamplingParams
-from octavo.engine.stats import Observer, StepRecord
+from octavo.engine.api.stats import Observer, StepRecord
 
 NUM_REQUESTS = 1000
 WARM_UP = 300  # allocators and caches have reached their size by then

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine.client import Client
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.process import ServerProcess
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.client.client import Client
+from octavo.engine.client.server_process import ServerProcess
 from served import collect, eventually
 
 PROMPT = [number * 7 % 200 for number in range(400)]

@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 
 from fakes import FakeCore, small_config
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.server import generation
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.grpc.octavo_v1 import generation
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 from served import Served, all_idle, collect, eventually, served

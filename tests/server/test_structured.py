@@ -13,10 +13,10 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from fakes import FakeCore, small_config
-from octavo.engine.constraints import Structured
-from octavo.engine.errors import InvalidRequest
-from octavo.engine.outputs import Delta, FinishReason
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.outputs import Delta, FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.structured_output import Structured
 from octavo.proto import generation_pb2 as pb
 from served import all_idle, collect, eventually, served
 from vllm_worker import by_index, pause, worker

@@ -17,14 +17,14 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from octavo.engine.client import Client
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.metrics import Metrics
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.server.process import ServerProcess
-from octavo.engine.stats import Gauges, RequestRecord, StepRecord
-from octavo.engine.tracing import MAX_PARENTS, Tracing, otlp_exporter
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import Gauges, RequestRecord, StepRecord
+from octavo.engine.client.client import Client
+from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.observability.prometheus import Metrics
+from octavo.engine.observability.tracing import MAX_PARENTS, Tracing, otlp_exporter
 from octavo.proto import generation_pb2, generation_pb2_grpc
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

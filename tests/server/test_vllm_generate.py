@@ -13,7 +13,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from fakes import VOCAB_SIZE, FakeCore, small_config
 from ledger_runner import ALPHABET, EOS
-from octavo.engine.params import SamplingParams
+from octavo.engine.api.sampling_params import SamplingParams
 from served import all_idle, collect, eventually
 from vllm_worker import PROMPT, alone, ask, by_index, pause, worker
 

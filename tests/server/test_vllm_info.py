@@ -18,8 +18,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from fakes import VOCAB_SIZE, FakeCore
 from ledger_runner import EOS
-from octavo.engine.server.intake import Rate
-from octavo.engine.server.model_files import read_model_files
+from octavo.engine.grpc.request_handler import Rate
+from octavo.engine.grpc.vllm.model_files import read_model_files
 from served import all_idle, eventually
 from vllm_worker import DemoFiles, ask, pause, worker
 

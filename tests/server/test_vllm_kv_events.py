@@ -13,10 +13,10 @@ from smg_grpc_proto.generated import common_pb2 as pb
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.events import EventLog
-from octavo.engine.params import SamplingParams
-from octavo.engine.server import kv_events
-from octavo.engine.server.client_credentials import ClientCredentials
-from octavo.engine.server.security import Security
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.client.credentials import ClientCredentials
+from octavo.engine.grpc.security import Security
+from octavo.engine.grpc.vllm import kv_events
 from served import collect, eventually_async
 from vllm_worker import Worker, pause, worker
 
@@ -187,7 +187,7 @@ async def test_a_router_resumes_where_it_was_and_is_told_when_it_cannot() -> Non
 
 
 async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.server.page_events.BATCH", 1)
+    monkeypatch.setattr("octavo.engine.grpc.octavo_v1.page_events.BATCH", 1)
     held = asyncio.Event()
 
     def shrink(log: EventLog) -> None:

@@ -12,8 +12,8 @@ import pytest
 from octavo.kernels import FORMAT_NAMES, backends
 from octavo.kernels.backends import choose_backend
 from octavo.kernels.interface import PoolSpec
-from octavo.kernels.reference import ReferenceBackend, ReferencePool
-from octavo.kernels.selftest import run_selftest
+from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
+from octavo.kernels.verify.selftest import run_selftest
 
 
 @pytest.fixture

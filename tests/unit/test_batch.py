@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, PageCopy, PageGroup, PageId, PageTable
 from octavo.block_manager.types import GroupPages
-from octavo.engine.batch import build_batch
+from octavo.engine.executor.batch import build_batch
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Step, Work
 
 

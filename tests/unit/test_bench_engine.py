@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.bench import engine as bench_engine
-from octavo.engine.bench import kernel_timings, roofline
 from octavo.engine.bench import kernels as bench_kernels
 from octavo.engine.bench.work import model_work
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.memory import weights_bytes
-from octavo.engine.model.locate import resolve_model
+from octavo.engine.memory.budget import weights_bytes
+from octavo.engine.memory.model_files import resolve_model
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.backends import Choice
+from octavo.kernels.bench import kernel_timings, roofline
 from octavo.kernels.interface import PoolSpec
-from octavo.kernels.reference import ReferenceBackend, ReferencePool
+from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.bench import plots, prefix_plot
 from octavo.engine.bench.prefix_cost import share
 from octavo.engine.bench.prefix_runs import ANSWER_TOKENS, Chats
 from octavo.engine.cli import main
+from octavo.engine.plots import figure as plots
+from octavo.engine.plots import prefix as prefix_plot
 
 
 def test_the_experiments(

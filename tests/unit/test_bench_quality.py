@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.engine import LLM, EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.bench.quality import format_pairs
 from octavo.engine.bench.quality_measures import (
     Document,
@@ -22,7 +23,6 @@ from octavo.engine.bench.quality_measures import (
     row_errors,
 )
 from octavo.engine.cli import main
-from octavo.engine.params import SamplingParams
 from octavo.kernels.formats import FormatPair
 
 

@@ -7,7 +7,15 @@ from array import array
 
 import pytest
 
-from octavo.block_manager import BlockManager, Digest, Miss, PageCopy, PageId, PageTable, sha256_chain
+from octavo.block_manager import (
+    BlockManager,
+    Digest,
+    Miss,
+    PageCopy,
+    PageId,
+    PageTable,
+    sha256_chain,
+)
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages and a half
 

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.arguments.options import (
+    add_engine_arguments,
+    engine_config,
+    engine_flags,
+    given_settings,
+)
+from octavo.engine.arguments.usage import Parser
 from octavo.engine.cli import COMMANDS, main
-from octavo.engine.cli.options import add_engine_arguments, engine_config, engine_flags, given_settings
-from octavo.engine.cli.usage import Parser
-from octavo.engine.config import EngineConfig
 
 GENERATE = ["generate", "Once upon a time", "--num-pages", "16", "--max-tokens", "6"]
 
@@ -166,8 +171,8 @@ def test_generate_several_samples_with_logprobs(capsys: pytest.CaptureFixture[st
 def test_generate_reads_stdin_and_speaks_chat(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.engine.model.locate import resolve_model
-    from octavo.engine.tokenizer import load_tokenizer
+    from octavo.engine.memory.model_files import resolve_model
+    from octavo.engine.tokenizer.tokenizer import load_tokenizer
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("Who are you?"))
     code, out, err = _run(
@@ -214,7 +219,7 @@ def test_doctor_tells_what_a_model_runs_on(capsys: pytest.CaptureFixture[str]) -
 def test_doctor_fails_when_a_kernel_is_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.kernels import selftest
+    from octavo.kernels.verify import selftest
 
     bad = selftest.SelfTestResult("attend", float("inf"), False)
     monkeypatch.setattr(selftest, "run_selftest", lambda _: [bad])
@@ -230,8 +235,8 @@ def test_doctor_fails_when_a_kernel_is_wrong(
 def test_doctor_tests_the_arithmetic_that_is_asked_for(
     exact: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.kernels import selftest
     from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
+    from octavo.kernels.verify import selftest
 
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
     spec = PoolSpec(layers=(layer,), num_pages=2, page_size=16, k_format="fp4", v_format="fp4")
@@ -250,7 +255,7 @@ def test_doctor_tests_the_arithmetic_that_is_asked_for(
 
 
 def test_plan_agrees_with_what_is_allocated(capsys: pytest.CaptureFixture[str]) -> None:
-    from octavo.engine.memory import page_bytes
+    from octavo.engine.memory.budget import page_bytes
     from octavo.kernels.formats import format_pair
     from octavo.kernels.interface import LayerSpec
 

@@ -12,13 +12,13 @@ import pytest
 
 from fakes import VOCAB_SIZE, byte_tokenizer
 from ledger_runner import EOS
-from octavo.engine.constraints import Structured
-from octavo.engine.constraints import compiler as compiler_module
-from octavo.engine.constraints.compiler import ConstraintCompiler
-from octavo.engine.constraints.constraint import Constraint, ConstraintFailed
-from octavo.engine.errors import InvalidRequest
-from octavo.engine.params import SamplingParams
-from octavo.engine.sampler import SampleState, sample
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.structured_output import Structured
+from octavo.engine.executor.sampling.sampler import SampleState, sample
+from octavo.engine.structured_output import compiler as compiler_module
+from octavo.engine.structured_output.compiler import ConstraintCompiler
+from octavo.engine.structured_output.constraint import Constraint, ConstraintFailed
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from fakes import FakeCore, Recording, small_config
 from ledger_runner import ALPHABET, EOS
-from octavo.engine.admission import Admission
-from octavo.engine.config import EngineConfig
-from octavo.engine.core import EngineCore
-from octavo.engine.outputs import Delta, FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.request import Request
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import Delta, FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.request import Request
+from octavo.engine.frontend.input_processor import Admission
 from oracle import Expected, alone
 
 

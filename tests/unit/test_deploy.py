@@ -159,7 +159,8 @@ def test_the_autoscaler_asks_for_a_metric_that_is_exported() -> None:
     name = scaler["metrics"][0]["pods"]["metric"]["name"]
     assert name.startswith("octavo_")
     assert re.search(
-        rf'"(octavo_)?{name.removeprefix("octavo_")}"', (DEPLOY.parent / "engine" / "metrics.py").read_text()
+        rf'"(octavo_)?{name.removeprefix("octavo_")}"',
+        (DEPLOY.parent / "engine" / "observability" / "prometheus.py").read_text(),
     )
     (adapter,) = load_yaml(DEPLOY / "kubernetes" / "prometheus-adapter-values.yaml")
     (rule,) = adapter["rules"]["custom"]

@@ -12,8 +12,8 @@ from tokenizers import models
 
 from fakes import byte_tokenizer
 from ledger_runner import EOS
-from octavo.engine.detokenizer import REPLACEMENT, Detokenizer, StopChecker
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer.detokenizer import REPLACEMENT, Detokenizer, StopChecker
+from octavo.engine.tokenizer.tokenizer import Tokenizer
 
 BYTES = byte_tokenizer()
 

@@ -12,7 +12,7 @@ import pytest
 from format_rows import formats_and_dims, tricky_rows
 from octavo.kernels import FORMAT_NAMES, PageFormat, page_format
 from octavo.kernels.formats import hadamard, rotation_block
-from octavo.kernels.truth import hadamard64
+from octavo.kernels.verify.oracle import hadamard64
 
 ROW_BYTES = {
     "bf16": 256, "fp16": 256, "int8": 130, "int4": 66, "fp4": 66, "fp5": 80, "mxfp4": 68,
@@ -150,5 +150,5 @@ def test_the_blocks_of_a_rotation() -> None:
 
 
 def test_formats_import_without_mlx() -> None:
-    code = "import sys, octavo.kernels, octavo.kernels.truth; sys.exit('mlx' in sys.modules)"
+    code = "import sys, octavo.kernels, octavo.kernels.verify.oracle; sys.exit('mlx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -22,8 +22,8 @@ from octavo.engine import (
     RequestTooLong,
     SamplingParams,
 )
-from octavo.engine.core import EngineCore
-from octavo.engine.stats import Observer
+from octavo.engine.api.stats import Observer
+from octavo.engine.core.engine_core import EngineCore
 from oracle import alone
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine import memory
-from octavo.engine.errors import InvalidConfig, ModelLoadError
+from octavo.engine.api.errors import InvalidConfig, ModelLoadError
+from octavo.engine.memory import budget as memory
 from octavo.kernels.interface import LayerSpec
 
 GIB = 1024**3

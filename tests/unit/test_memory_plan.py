@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from octavo.engine import plan
-from octavo.engine.errors import InvalidConfig, ModelLoadError
-from octavo.engine.model.locate import model_length, read_config, resolve_model
+from octavo.engine.api.errors import InvalidConfig, ModelLoadError
+from octavo.engine.memory import planner as plan
+from octavo.engine.memory.model_files import model_length, read_config, resolve_model
 from octavo.kernels.formats import FormatPair
 
 

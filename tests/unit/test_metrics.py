@@ -12,13 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import fake_info
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.metrics import Metrics, MetricsServer
-from octavo.engine.outputs import FinishReason
-from octavo.engine.server.address import Address
-from octavo.engine.stats import Gauges, RequestRecord, StepRecord
-from octavo.engine.store.counts import DROP_REASONS, StoreCounts
+from octavo.engine.api.address import Address
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.stats import Gauges, RequestRecord, StepRecord
+from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts
+from octavo.engine.observability.prometheus import Metrics, MetricsServer
 from served import METRIC_NAMES
 
 RECORD = StepRecord(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.page_groups import sizing
-from octavo.engine.plan import plan, render
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.memory.planner import plan, render
+from octavo.engine.memory.sizing import sizing
 from octavo.kernels.formats import format_pair
 from octavo.kernels.groups import LayerGroup, twin_groups
 from octavo.kernels.interface import LayerSpec
-from octavo.kernels.mixed import Residency
+from octavo.kernels.residual import Residency
 
 
 def test_twins_of_groups() -> None:

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.page_groups import Sizing, num_pages_for, sizing
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.memory.sizing import Sizing, num_pages_for, sizing
 from octavo.kernels.groups import LayerGroup, group_layers
 from octavo.kernels.interface import LayerSpec
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from fakes import FakeCore, small_config
 from octavo.block_manager import BlockManager, Miss
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.lookups import RememberedLookups
-from octavo.engine.reuse import ReusedPrefix, ReusedPrefixes, reuse_tree
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.inspection.lookup_history import RememberedLookups
+from octavo.engine.inspection.reuse_tree import ReusedPrefix, ReusedPrefixes, reuse_tree
 from octavo.scheduler import Lookup, Sequence, Status
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.client import make_request
-from octavo.engine.constraints import Structured
-from octavo.engine.errors import InvalidRequest
-from octavo.engine.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
-from octavo.engine.params import SamplingParams
-from octavo.engine.server import messages
-from octavo.engine.server.cache_messages import REASONS
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.structured_output import Structured
+from octavo.engine.client.client import make_request
+from octavo.engine.grpc.octavo_v1 import messages
+from octavo.engine.grpc.octavo_v1.cache_messages import REASONS
 from octavo.proto import cache_pb2
 from octavo.proto import generation_pb2 as pb
 

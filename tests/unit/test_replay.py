@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.cache_sim.optimum import optimal_hits
+from octavo.engine.cache_sim.run import replay
+from octavo.engine.cache_sim.trace import TraceRequest, read_trace
 from octavo.engine.cli import main
-from octavo.engine.errors import InvalidRequest
-from octavo.engine.replay.optimum import optimal_hits
-from octavo.engine.replay.run import replay
-from octavo.engine.replay.trace import TraceRequest, read_trace
 from prefix_caches import best_hits, lru_hits, min_hits
 
 EXCERPT = Path(__file__).parents[1] / "data" / "conversation_trace_500.jsonl"

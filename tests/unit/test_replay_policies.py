@@ -17,11 +17,11 @@ from octavo.block_manager.policies import POLICIES, make_policy
 from octavo.block_manager.policy_gittins import Gittins
 from octavo.block_manager.recency import MARGIN, SLACK, Recency
 from octavo.block_manager.returns import AGES, NUM_AGES, WIDTHS, Returns, gittins_index, kind_of
+from octavo.engine.cache_sim.compare import OPTIMUM, SIZES, compare, render
+from octavo.engine.cache_sim.run import replay
+from octavo.engine.cache_sim.trace import TraceRequest, read_trace
+from octavo.engine.cache_sim.workloads import WORKLOADS
 from octavo.engine.cli import main
-from octavo.engine.replay.compare import OPTIMUM, SIZES, compare, render
-from octavo.engine.replay.run import replay
-from octavo.engine.replay.trace import TraceRequest, read_trace
-from octavo.engine.replay.workloads import WORKLOADS
 
 EXCERPT = Path(__file__).parents[1] / "data" / "conversation_trace_500.jsonl"
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from octavo.engine.errors import InvalidRequest
-from octavo.engine.params import SamplingParams
-from octavo.engine.sampler import SampleState, sample
-from octavo.engine.truncation import Floats, truncate
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.sampling.sampler import SampleState, sample
+from octavo.engine.executor.sampling.truncation import Floats, truncate
 
 LOGITS = np.log(np.array([[0.1, 0.4, 0.05, 0.25, 0.2]], np.float32))
 

@@ -13,12 +13,12 @@ import pytest
 from fakes import FakeCore, small_config
 from ledger_runner import LedgerRunner
 from octavo.engine import LLM, EngineConfig, SamplingParams
-from octavo.engine.errors import InvalidRequest, NotConfigured, NotFound
-from octavo.engine.outputs import RequestOutput
-from octavo.engine.store import saved
-from octavo.engine.store.page_files import read_run, write_run
-from octavo.engine.store.page_runs import PageKind
-from octavo.engine.store.saved import LoadedPages, below, load, save_all, save_prompt
+from octavo.engine.api.errors import InvalidRequest, NotConfigured, NotFound
+from octavo.engine.api.outputs import RequestOutput
+from octavo.engine.core import snapshots as saved
+from octavo.engine.core.snapshots import LoadedPages, below, load, save_all, save_prompt
+from octavo.engine.kv_store.page_files import read_run, write_run
+from octavo.engine.kv_store.page_runs import PageKind
 
 PROMPT = [number % 250 for number in range(101)]
 FOUR = SamplingParams(max_tokens=4, ignore_eos=True)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong, Status, Step
+from octavo.scheduler import (
+    Limits,
+    Result,
+    Scheduler,
+    Sequence,
+    SequenceTooLong,
+    Status,
+    Step,
+)
 
 
 def scheduler(num_pages: int = 16, budget: int = 8, running: int = 4) -> Scheduler:

@@ -10,13 +10,8 @@ import pytest
 
 from engines import Gate, collect, running, turns, until
 from fakes import small_config
-from octavo.engine import (
-    AsyncEngine,
-    Delta,
-    FinishReason,
-    SamplingParams,
-)
-from octavo.engine.admission import LONG_PROMPT
+from octavo.engine import AsyncEngine, Delta, FinishReason, SamplingParams
+from octavo.engine.frontend.input_processor import LONG_PROMPT
 from oracle import alone
 
 

@@ -22,8 +22,8 @@ from octavo.engine import (
     ModelLoadError,
     SamplingParams,
 )
-from octavo.engine.core import EngineCore
-from octavo.engine.stats import Observer
+from octavo.engine.api.stats import Observer
+from octavo.engine.core.engine_core import EngineCore
 from oracle import alone
 
 
@@ -154,8 +154,9 @@ async def test_a_hundred_readers_that_come_and_go_leave_nothing_behind() -> None
 def test_the_edge_never_imports_mlx() -> None:
     code = (
         "import sys\n"
-        "import octavo.engine, octavo.engine.service, octavo.engine.config, octavo.engine.batch\n"
-        "import octavo.engine.core, octavo.engine.build, octavo.engine.llm\n"
+        "import octavo.engine, octavo.engine.frontend.async_engine, octavo.engine.api.config\n"
+        "import octavo.engine.executor.batch\n"
+        "import octavo.engine.core.engine_core, octavo.engine.core.build, octavo.engine.frontend.llm\n"
         "octavo.engine.AsyncEngine, octavo.engine.LLM, octavo.engine.SamplingParams\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm', 'transformers')])"
     )

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from octavo.block_manager import Digest
-from octavo.engine.store.folder import STALE_S, ShardFolder
-from octavo.engine.store.page_files import BadPages, read_run, write_run
-from octavo.engine.store.page_runs import PageKind, PagePart, PageRun
+from octavo.engine.kv_store.folder import STALE_S, ShardFolder
+from octavo.engine.kv_store.page_files import BadPages, read_run, write_run
+from octavo.engine.kv_store.page_runs import PageKind, PagePart, PageRun
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from page_shards import PAGE_SIZE, bytes_of, chain_of, make_kind, make_run, read_page
@@ -204,7 +204,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         path.write_bytes(b"the beginning")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("octavo.engine.store.folder.write_run", full)
+    monkeypatch.setattr("octavo.engine.kv_store.folder.write_run", full)
     with pytest.raises(OSError, match="No space"):
         fill(folder, 1, 1)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

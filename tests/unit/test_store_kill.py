@@ -12,9 +12,9 @@ from fakes import FakeCore, small_config
 from killable import FOUR_TOKENS, GROUPS, kill_one, nursery, prompt_of
 from octavo.block_manager import Digest, PageGroup
 from octavo.engine import LLM
-from octavo.engine.store import folder as folder_module
-from octavo.engine.store.folder import ShardFolder
-from octavo.engine.store.page_files import read_run
+from octavo.engine.kv_store import folder as folder_module
+from octavo.engine.kv_store.folder import ShardFolder
+from octavo.engine.kv_store.page_files import read_run
 from oracle import alone
 from page_shards import bytes_of, make_kind
 

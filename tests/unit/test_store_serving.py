@@ -15,14 +15,14 @@ import pytest
 from fakes import VOCAB_SIZE, FakeCore, Recording, byte_tokenizer, small_config
 from octavo.block_manager import Digest
 from octavo.engine import LLM, AsyncEngine, SamplingParams
-from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidConfig
-from octavo.engine.outputs import RequestOutput
-from octavo.engine.request import Request
-from octavo.engine.store import persistence
-from octavo.engine.store.counts import StoreCounts
-from octavo.engine.store.folder import ShardFolder
-from octavo.engine.store.page_runs import PageRun
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.outputs import RequestOutput
+from octavo.engine.api.store_counters import StoreCounts
+from octavo.engine.core.request import Request
+from octavo.engine.kv_store import disk_tier as persistence
+from octavo.engine.kv_store.folder import ShardFolder
+from octavo.engine.kv_store.page_runs import PageRun
 from octavo.scheduler import SequenceTooLong
 
 PAGE_SIZE = 4

@@ -15,13 +15,13 @@ from fakes import FakeCore, small_config
 from octavo.block_manager import BlockManager, Digest, PageGroup
 from octavo.block_manager.digests import root
 from octavo.engine import LLM, SamplingParams
-from octavo.engine.core import EngineCore
-from octavo.engine.outputs import RequestOutput
-from octavo.engine.store import saved
-from octavo.engine.store.counts import StoreCounts
-from octavo.engine.store.fetch import Fetch
-from octavo.engine.store.page_files import read_run
-from octavo.engine.store.saved import LoadedPages, load, save_all
+from octavo.engine.api.outputs import RequestOutput
+from octavo.engine.api.store_counters import StoreCounts
+from octavo.engine.core import snapshots as saved
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.snapshots import LoadedPages, load, save_all
+from octavo.engine.kv_store.page_files import read_run
+from octavo.engine.kv_store.prefetch import Fetch
 from oracle import alone
 
 PAGE_SIZE = 4

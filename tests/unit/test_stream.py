@@ -7,9 +7,9 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.outputs import Delta, FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.stream import Stream
+from octavo.engine.api.outputs import Delta, FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.frontend.stream import Stream
 
 
 class _Request:

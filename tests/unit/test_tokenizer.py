@@ -12,9 +12,9 @@ import pytest
 
 import octavo.engine
 from fakes import byte_tokenizer
-from octavo.engine.chat import ChatTemplate
-from octavo.engine.errors import InvalidRequest, ModelLoadError
-from octavo.engine.tokenizer import load_tokenizer
+from octavo.engine.api.errors import InvalidRequest, ModelLoadError
+from octavo.engine.tokenizer.chat_template import ChatTemplate
+from octavo.engine.tokenizer.tokenizer import load_tokenizer
 
 DEMO = Path(octavo.engine.__file__).parent / "demo"
 
@@ -123,7 +123,7 @@ def test_limits_left_over_from_training_do_not_shorten_prompts(folder: Path) -> 
 
 def test_reading_a_tokenizer_imports_neither_mlx_nor_transformers() -> None:
     code = (
-        "import sys, pathlib; from octavo.engine.tokenizer import load_tokenizer\n"
+        "import sys, pathlib; from octavo.engine.tokenizer.tokenizer import load_tokenizer\n"
         f"load_tokenizer(pathlib.Path({str(DEMO)!r}))\n"
         "print([name for name in ('mlx', 'mlx_lm', 'transformers') if name in sys.modules])"
     )

@@ -28,7 +28,7 @@ def test_a_wheel_without_a_compiler_is_pure_python(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "octavo/py.typed" in names
-    assert "octavo/kernels/cpu/modules.py" in names
+    assert "octavo/engine/executor/native/modules.py" in names
     assert any(name.endswith("generation.proto") for name in names)
     assert any(name.startswith("octavo/engine/demo/") and name.endswith(".safetensors") for name in names)
     assert not [name for name in names if "csrc" in name or name.endswith(".so")]

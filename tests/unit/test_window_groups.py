@@ -5,8 +5,23 @@ from __future__ import annotations
 import pytest
 
 from ledger import Ledger, next_token, served_alone
-from octavo.block_manager import BlockManager, Miss, PageCopy, PageGroup, PageId, PageTable, Pins
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong, Status
+from octavo.block_manager import (
+    BlockManager,
+    Miss,
+    PageCopy,
+    PageGroup,
+    PageId,
+    PageTable,
+    Pins,
+)
+from octavo.scheduler import (
+    Limits,
+    Result,
+    Scheduler,
+    Sequence,
+    SequenceTooLong,
+    Status,
+)
 
 FULL = PageGroup(num_pages=16)
 WINDOW = PageGroup(num_pages=8, window=6)

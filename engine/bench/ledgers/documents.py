@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from octavo.engine.bench.ledgers.kinds import KINDS, Card, KeysExhausted, Kind, Turn
-from octavo.engine.bench.ledgers.words import (
+from .kinds import KINDS, Card, KeysExhausted, Kind, Turn
+from .words import (
     ANSWER_WEIGHT,
     CONTEXT_WEIGHT,
     START,

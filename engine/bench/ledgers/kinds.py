@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from random import Random
 
-from octavo.engine.bench.ledgers.words import (
+from .words import (
     ADJECTIVE,
     CITY,
     FIRST,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 
-from octavo.engine.build import build_core
-from octavo.engine.config import EngineConfig
-from octavo.engine.outputs import FinishReason
-from octavo.engine.params import SamplingParams
-from octavo.engine.request import Request
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.build import build_core
+from octavo.engine.core.request import Request
 
 
 class OctavoEngine:

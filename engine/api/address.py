@@ -1,0 +1,56 @@
+"""Addresses to listen on: "HOST:PORT", port 0 for any free one."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from .errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host (name, IPv4, or IPv6 without brackets) and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def with_port(self, port: int) -> Address:
+        return Address(self.host, port)
+
+
+def parse_address(text: str) -> Address:
+    """Read "HOST:PORT" or "[IPv6]:PORT"; InvalidConfig says what is wrong with it."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidConfig(f"address {text!r} has several colons; put an IPv6 host in brackets: [::1]:50051")
+    if not colon or not host:
+        raise InvalidConfig(f"address must be HOST:PORT, got {text!r}; for example 127.0.0.1:50051")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise InvalidConfig(f"port must be a number between 0 and 65535, got {port!r}; 0 picks a free one")
+    return Address(host, int(port))
+
+
+def port_in_use(address: Address, flag: str) -> InvalidConfig:
+    """The one line an operator gets when an address cannot be listened on."""
+    return InvalidConfig(
+        f"cannot listen on {address}: the port is in use or the host is not of this machine; "
+        f"choose another {flag}, or port 0 for a free one"
+    )
+
+
+def check_free(address: Address, flag: str) -> None:
+    """InvalidConfig if nobody could listen on ``address`` now. Whoever then does must check
+    again; this is for failing before anything slow."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address.host, address.port))
+    except OSError as error:
+        raise port_in_use(address, flag) from error

@@ -1,0 +1,197 @@
+"""Everything an engine is started with: frozen, keyword-only, validated across fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
+from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
+from octavo.kernels.residual import SIXTEEN_BITS, Residency
+
+from .errors import InvalidConfig
+
+Backend = Literal["auto", "metal", "cpu", "reference"]
+Weights = Literal["keep", "bf16", "int8", "int4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Names and defaults are those of ``octavo serve``.
+
+    model             "demo" (the embedded one), a folder, or a Hugging Face id
+    backend           where attention and linear layers run; "auto" takes the best there is
+    threads           CPU threads of the native kernels (None: all this process may use)
+    weights           "keep", or re-quantize while loading
+    exact             refuse paths that round activations or weights below the precision they come in
+    fuse              allow fusions that the load-time parity probe has accepted
+    kv_format         page format of K and V, or two as "K/V"
+    k_format          of K alone, where it is another (None: kv_format)
+    v_format          of V alone
+    keep_fp16_pages   first pages of each sequence that are read in 16 bits, where the others are quantized
+    recent_fp16_pages last pages, the one being written included, that are read so (0: none, unless one of
+                      the two beside it asks for 16-bit pages; then the one being written is)
+    quantize_after    tokens up to which a sequence is read in 16 bits alone; a request may have its own
+    num_fp16_pages    16-bit pages of each kind of layer (None: as many as are of use, within the same memory)
+    page_size         positions per page
+    kv_memory         bytes for the page pool; or give num_pages instead
+    max_model_len     positions a sequence may have (None: the model's own limit)
+    max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
+                      the first keep_tokens; sequences may then outgrow the model's limit (None: all)
+    keep_tokens       first positions that stay visible (attention sinks) under max_kv_size (None: 4)
+    max_running       sequences computed at once
+    max_step_tokens   tokens computed per step, decodes and prompt chunks together
+    max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
+    max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
+    queue_timeout     seconds that a request may wait to be begun (None: any time)
+    stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
+    prefix_cache      keep finished pages findable by their contents
+    cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
+    max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
+    cache_dir         where cached pages persist (None: they do not)
+    cache_dir_bytes   what they may take there, all servers that use the folder together
+    save_dir          where `octavo cache save` may write, and load from (None: nowhere)
+    """
+
+    model: str = "demo"
+    backend: Backend = "auto"
+    threads: int | None = None
+    weights: Weights = "keep"
+    exact: bool = False
+    fuse: bool = True
+    kv_format: str = "bf16"
+    k_format: str | None = None
+    v_format: str | None = None
+    keep_fp16_pages: int = 0
+    recent_fp16_pages: int = 0
+    quantize_after: int = 0
+    num_fp16_pages: int | None = None
+    page_size: int = 32
+    kv_memory: int | None = None
+    num_pages: int | None = None
+    max_model_len: int | None = None
+    max_kv_size: int | None = None
+    keep_tokens: int | None = None
+    max_running: int = 64
+    max_step_tokens: int = 512
+    max_waiting: int = 1024
+    max_waiting_tokens: int | None = 2**20
+    queue_timeout: float | None = None
+    stream_interval: int = 1
+    prefix_cache: bool = True
+    cache_policy: str = DEFAULT_POLICY
+    max_pinned_pages: int = 0
+    cache_dir: Path | None = None
+    cache_dir_bytes: int = 10 * 1024**3
+    save_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
+        for name, allowed in (("backend", get_args(Backend)), ("weights", get_args(Weights))):
+            if getattr(self, name) not in allowed:
+                raise InvalidConfig(
+                    f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
+                )
+        if not known_formats(self.kv_format):
+            raise InvalidConfig(
+                f"kv_format must be one of {', '.join(FORMAT_NAMES)}, or two as K/V, got {self.kv_format!r}"
+            )
+        for name in ("k_format", "v_format"):
+            value = getattr(self, name)
+            if value is not None and value not in FORMAT_NAMES:
+                raise InvalidConfig(f"{name} must be one of {', '.join(FORMAT_NAMES)}, got {value!r}")
+        if self.cache_policy not in POLICIES:
+            raise InvalidConfig(
+                f"cache_policy must be one of {', '.join(POLICIES)}, got {self.cache_policy!r}"
+            )
+        if self.max_pinned_pages < 0:
+            raise InvalidConfig(
+                f"max_pinned_pages must be at least 0, got {self.max_pinned_pages}; 0 refuses every pin"
+            )
+        if self.queue_timeout is not None and not self.queue_timeout > 0:
+            raise InvalidConfig(
+                f"queue_timeout must be above 0 seconds, got {self.queue_timeout}; leave it out for none"
+            )
+        counts = (
+            "threads",
+            "kv_memory",
+            "num_pages",
+            "num_fp16_pages",
+            "max_model_len",
+            "max_waiting_tokens",
+        )
+        for name in counts:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
+        for name in (
+            "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
+            "cache_dir_bytes",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._check_residency()
+        self._check_streaming()
+        if self.page_size > 1024 or self.page_size & (self.page_size - 1):
+            raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
+        if self.cache_dir is not None and not self.prefix_cache:
+            raise InvalidConfig(
+                "cache_dir keeps what the prefix cache publishes, and prefix_cache is off; drop one of them"
+            )
+        if self.kv_memory is not None and self.num_pages is not None:
+            raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")
+        if self.max_step_tokens < self.max_running:
+            raise InvalidConfig(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running "
+                f"({self.max_running}), or a full decode batch would not fit in one step; raise the first "
+                "or lower the second"
+            )
+
+    def _check_streaming(self) -> None:
+        if self.keep_tokens is not None and self.max_kv_size is None:
+            raise InvalidConfig(
+                f"keep_tokens is {self.keep_tokens}, but without max_kv_size every position stays visible; "
+                "give max_kv_size, or leave it out"
+            )
+        if self.max_kv_size is not None and not 0 <= self.num_kept_tokens < self.max_kv_size:
+            raise InvalidConfig(
+                f"max_kv_size must be more than the {self.num_kept_tokens} keep_tokens, which must be at "
+                f"least 0, got {self.max_kv_size}; raise the first or lower the second"
+            )
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Under max_kv_size; four sinks are what window attention needs to stay stable."""
+        return 4 if self.keep_tokens is None else self.keep_tokens
+
+    def _check_residency(self) -> None:
+        for name in ("keep_fp16_pages", "recent_fp16_pages", "quantize_after"):
+            if (value := getattr(self, name)) < 0:
+                raise InvalidConfig(f"{name} must be at least 0, got {value}; 0 asks for no 16-bit pages")
+            if value and {self.page_formats.k, self.page_formats.v} <= set(SIXTEEN_BITS):
+                raise InvalidConfig(
+                    f"{name} is {value}, but all pages of {self.page_formats} are 16-bit pages; give a "
+                    "smaller kv_format, or leave it out"
+                )
+        if self.num_fp16_pages is not None and self.residency is None:
+            raise InvalidConfig(
+                f"num_fp16_pages is {self.num_fp16_pages}, but nothing asks for 16-bit pages; set "
+                "recent_fp16_pages to 1, or leave it out"
+            )
+
+    @property
+    def residency(self) -> Residency | None:
+        """What is read in 16 bits beside quantized pages; None: there are pages of one kind."""
+        if not (self.keep_fp16_pages or self.recent_fp16_pages or self.quantize_after):
+            return None
+        return Residency(
+            keep_pages=self.keep_fp16_pages,
+            recent_pages=max(self.recent_fp16_pages, 1),
+            quantize_after=self.quantize_after,
+        )
+
+    @property
+    def page_formats(self) -> FormatPair:
+        """Of K and of V, as the pool stores them."""
+        return format_pair(self.kv_format, k_format=self.k_format, v_format=self.v_format)

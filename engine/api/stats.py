@@ -1,0 +1,75 @@
+"""What one step did, told to whoever watches (metrics, progress bars): once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.block_manager import PageCounts
+
+from .outputs import FinishReason
+from .store_counters import StoreCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One ended request (all its samples), times in seconds."""
+
+    request_id: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    queue_s: float
+    ttft_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """How the engine stands now. ``twins``: 16-bit pages beside quantized ones, and ``store``:
+    of the pages on disk, if there are any."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    pages_held: int = 0
+    pages_idle_cached: int = 0
+    pages_idle_empty: int = 0
+    twins: PageCounts | None = None
+    store: StoreCounts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step: what it computed, how long it took, and what happened on the way.
+
+    hit_tokens, query_tokens   prompt tokens found / looked up by arrivals of this step
+    miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
+    ttft_s, inter_token_s, queue_s   one entry per event of this step
+    """
+
+    seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    generated_tokens: int
+    preemptions: int
+    evicted_pages: int
+    query_tokens: int
+    hit_tokens: int
+    gauges: Gauges
+    miss_tokens: Mapping[str, int] = field(default_factory=dict)
+    ttft_s: tuple[float, ...] = ()
+    inter_token_s: tuple[float, ...] = ()
+    queue_s: tuple[float, ...] = ()
+    ended: tuple[RequestRecord, ...] = ()
+
+
+class Observer(Protocol):
+    """Called from the engine thread; must be quick and must not raise."""
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused at submission: "too_long", "invalid", "overloaded", ..."""
+        ...

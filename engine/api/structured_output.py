@@ -1,0 +1,98 @@
+"""What an output must look like, as a caller says it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import InvalidRequest
+
+MAX_SOURCE = 256 * 1024  # characters of a schema, pattern, grammar or list of choices
+MAX_CHOICES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structured:
+    """Exactly one of these; the names are those of vLLM.
+
+    json_schema      the output is JSON that validates against this schema (a mapping, or its text)
+    json_object      the output is any JSON object
+    regex            the whole output matches this pattern: the syntax of Rust's regex crate, which has
+                     neither look-around nor back-references
+    grammar          the output is derived from this context-free grammar: EBNF as in llama.cpp's GBNF
+                     (rules "root ::= ...") or Lark (rules "start: ..."), told apart by their looks
+    choice           the output is one of these strings
+    structural_tag   free text, in which whatever begins with a trigger is one of these tags:
+                     {"type": "structural_tag", "triggers": ["<f="], "structures": [{"begin": "<f=a>",
+                     "schema": {...}, "end": "</f>"}]}
+    """
+
+    json_schema: str | Mapping[str, Any] | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] = ()
+    structural_tag: str | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest naming what is missing, too much or not usable."""
+        given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, (), False)]
+        if self.json_schema is False:
+            given.append("json_schema")
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"structured output takes exactly one of {', '.join(field.name for field in fields(self))}, "
+                f"got {' and '.join(given) or 'none'}"
+            )
+        if isinstance(self.choice, str):  # would be read as one choice per letter
+            raise InvalidRequest(
+                f"choice must be a tuple of strings, got {self.choice!r}; write ({self.choice!r},)"
+            )
+        for name in ("json_schema", "structural_tag"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                object.__setattr__(self, name, _as_json(name, value))
+        if self.choice:
+            object.__setattr__(self, "choice", tuple(self.choice))
+            _check_choices(self.choice)
+        elif len(self.source) > MAX_SOURCE:
+            raise InvalidRequest(f"{given[0]} has {len(self.source)} characters, at most {MAX_SOURCE} may be")
+
+    @property
+    def kind(self) -> str:
+        """The name of what was given."""
+        if self.choice:
+            return "choice"
+        if self.json_object:
+            return "json_object"
+        names = ("json_schema", "regex", "grammar", "structural_tag")
+        return next(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def source(self) -> str:
+        """What was given, as text; empty for json_object."""
+        if self.json_object:
+            return ""
+        return json.dumps(self.choice) if self.choice else str(getattr(self, self.kind))
+
+
+def _as_json(name: str, value: object) -> str:
+    try:
+        return json.dumps(dict(value) if isinstance(value, Mapping) else value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} cannot be written as JSON: {error}") from error
+
+
+def _check_choices(choices: tuple[str, ...]) -> None:
+    if len(choices) > MAX_CHOICES:
+        raise InvalidRequest(f"choice has {len(choices)} strings, at most {MAX_CHOICES} may be")
+    for choice in choices:
+        if not isinstance(choice, str):
+            raise InvalidRequest(f"choice must hold strings, got {choice!r}")
+        if not choice:
+            raise InvalidRequest("choice must not hold the empty string: an output has at least one token")
+    length = sum(map(len, choices))
+    if length > MAX_SOURCE:
+        raise InvalidRequest(f"choice has {length} characters together, at most {MAX_SOURCE} may be")

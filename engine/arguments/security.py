@@ -1,0 +1,56 @@
+"""Options about who may talk to a server, on both sides of the wire."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..api.errors import InvalidConfig
+from ..client.credentials import ClientCredentials
+
+if TYPE_CHECKING:
+    from ..grpc.security import TlsFiles
+
+
+def add_security_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of a server."""
+    add = parser.add_argument_group("security (files are read again on SIGHUP)").add_argument
+    add("--tls-cert", type=Path, metavar="F", help="PEM certificate chain: gRPC over TLS only")
+    add("--tls-key", type=Path, metavar="F", help="PEM key of the certificate, not encrypted")
+    add("--tls-client-ca", type=Path, metavar="F", help="PEM authorities: clients must show a certificate")
+    add("--auth-token-file", type=Path, metavar="F",
+        help="bearer tokens, one per line: TOKEN, or TENANT TOKEN")  # fmt: skip
+
+
+def tls_files(args: argparse.Namespace) -> TlsFiles | None:
+    """The server's TLS files; InvalidConfig when only some of them are given."""
+    from ..grpc.security import TlsFiles
+
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise InvalidConfig("--tls-cert and --tls-key belong together; give both or none")
+    if args.tls_cert is None:
+        if args.tls_client_ca is not None:
+            raise InvalidConfig("--tls-client-ca needs TLS; give --tls-cert and --tls-key too")
+        return None
+    return TlsFiles(cert=args.tls_cert, key=args.tls_key, client_ca=args.tls_client_ca)
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of a client, beside --connect."""
+    add = parser.add_argument_group("connection (with --connect)").add_argument
+    add("--tls", action="store_true", help="speak TLS to the server")
+    add("--tls-ca", type=Path, metavar="F", help="PEM authorities to trust; implies --tls")
+    add("--tls-cert", type=Path, metavar="F", help="PEM certificate to show; implies --tls")
+    add("--tls-key", type=Path, metavar="F", help="its PEM key")
+    add("--auth-token-file", type=Path, metavar="F", help="file whose first token is sent with every call")
+
+
+def credentials_of(args: argparse.Namespace) -> ClientCredentials:
+    """What the options say; InvalidConfig when they are given without --connect."""
+    credentials = ClientCredentials(
+        tls=args.tls, ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key, token_file=args.auth_token_file
+    )
+    if args.connect is None and credentials != ClientCredentials():
+        raise InvalidConfig("TLS and token options are for a server; give --connect HOST:PORT too")
+    return credentials

@@ -1,0 +1,120 @@
+"""Drives the block manager with a trace: what a cache of this size would have found."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence as Run
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from octavo.block_manager import BlockManager, PageTable
+from octavo.block_manager.policies import DEFAULT_POLICY
+
+from .trace import TraceRequest
+
+TOKEN_MS = 25.0  # between two generated tokens, with --timed
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """requests          in the trace
+    skipped_requests  larger than the pool: their pages are not counted anywhere else
+    prompt_pages      looked up
+    hit_pages         found together with everything before them, the last page included
+    evicted_pages     cached pages that had to go
+    peak_pages        most pages that were in use at once, held or cached
+    """
+
+    requests: int
+    skipped_requests: int
+    prompt_pages: int
+    hit_pages: int
+    evicted_pages: int
+    peak_pages: int
+    seconds: float
+
+    @property
+    def hit_ratio(self) -> float:
+        return self.hit_pages / self.prompt_pages if self.prompt_pages else 0.0
+
+    @property
+    def pages_per_s(self) -> float:
+        return self.prompt_pages / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "hit_ratio": self.hit_ratio, "pages_per_s": self.pages_per_s}
+
+
+def replay(
+    requests: Run[TraceRequest],
+    num_pages: int | None,
+    *,
+    policy: str = DEFAULT_POLICY,
+    token_ms: float | None = None,
+) -> Replayed:
+    """Look up and publish each prompt in order, and release it when the request is done.
+
+    Each id of the trace is one page of one position, named by the ids up to it as a page
+    is by its tokens; one more position follows, so that the last page can be found as well.
+
+    num_pages   of the pool; None: as many as the trace could need
+    policy      which idle pages go first, see block_manager/policies.py
+    token_ms    None: done at once. Otherwise a request holds its pages for so many milliseconds
+                per generated token, and one that finds no room waits for the next to end
+    """
+    total = sum(len(request.page_ids) for request in requests)
+    blocks = BlockManager(total if num_pages is None else num_pages, 1, policy=policy)
+    prompts = [[*request.page_ids, 0] for request in requests]
+    holding = _Holding(blocks, token_ms)
+    skipped = prompt_pages = hit_pages = 0
+    began = time.perf_counter()
+    for request, tokens in zip(requests, prompts, strict=True):
+        need = len(request.page_ids)
+        if need > blocks.num_pages:
+            skipped += 1
+            continue
+        prompt_pages += need
+        hit_pages += holding.serve(request, tokens)
+    seconds = time.perf_counter() - began
+    holding.release_all()
+    peak = blocks.num_pages - blocks.num_idle_empty  # what was used once is cached until it is reused
+    return Replayed(len(requests), skipped, prompt_pages, hit_pages, blocks.num_evicted, peak, seconds)
+
+
+class _Holding:
+    """Requests that have begun and not ended."""
+
+    def __init__(self, blocks: BlockManager, token_ms: float | None) -> None:
+        self._blocks = blocks
+        self._token_ms = token_ms
+        self._running: list[tuple[float, int, PageTable]] = []  # a heap: when it ends, in which order it came
+        self._num_served = 0
+
+    def serve(self, request: TraceRequest, tokens: list[int]) -> int:
+        """Begin a request; returns how many of its pages were found."""
+        blocks, now = self._blocks, request.timestamp_ms
+        while self._running and self._running[0][0] <= now:
+            self._release_one()
+        table = blocks.open(tokens, salt=request.salt)
+        while not blocks.reserve(table, len(tokens) - 1):
+            blocks.close(table)
+            now = max(now, self._running[0][0])
+            self._release_one()
+            table = blocks.open(tokens, salt=request.salt)
+        num_hit = table.num_written
+        blocks.commit(table, tokens, len(tokens) - 1)
+        if self._token_ms is None:
+            blocks.close(table)
+        else:
+            self._num_served += 1
+            end = now + self._token_ms * request.output_tokens
+            heapq.heappush(self._running, (end, self._num_served, table))
+        return num_hit
+
+    def release_all(self) -> None:
+        while self._running:
+            self._release_one()
+
+    def _release_one(self) -> None:
+        self._blocks.close(heapq.heappop(self._running)[2])

@@ -1,0 +1,93 @@
+"""The part of the client that speaks octavo.v1.Cache."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+import grpc.aio
+
+from octavo.proto import cache_pb2 as pb
+
+from ..api.errors import OctavoError
+
+
+class Caller(Protocol):
+    """What a client does for each of its services."""
+
+    metadata: tuple[tuple[str, str], ...]
+
+    async def unary(self, method: Any, request: Any) -> Any: ...
+
+    def translate(self, error: grpc.aio.AioRpcError) -> OctavoError: ...
+
+
+class CacheCalls:
+    """``client.cache.stats()`` and the others; errors are those of the client."""
+
+    def __init__(self, stub: Any, caller: Caller) -> None:
+        self.stub = stub
+        self._caller = caller
+
+    async def stats(self, num_prefixes: int | None = None) -> pb.GetStatsResponse:
+        request = pb.GetStatsRequest(num_prefixes=num_prefixes)
+        reply: pb.GetStatsResponse = await self._caller.unary(self.stub.GetStats, request)
+        return reply
+
+    async def explain(self, request_id: str) -> pb.ExplainResponse:
+        request = pb.ExplainRequest(request_id=request_id)
+        reply: pb.ExplainResponse = await self._caller.unary(self.stub.Explain, request)
+        return reply
+
+    async def save(self, path: str, prompt: pb.Prefix | None = None) -> pb.SaveResponse:
+        """``path``: on the server, below its folder for this; ``prompt``: None for everything cached."""
+        request = pb.SaveRequest(path=path, prompt=prompt)
+        reply: pb.SaveResponse = await self._caller.unary(self.stub.Save, request)
+        return reply
+
+    async def load(self, path: str) -> pb.LoadResponse:
+        reply: pb.LoadResponse = await self._caller.unary(self.stub.Load, pb.LoadRequest(path=path))
+        return reply
+
+    async def pin(self, name: str, what: pb.Prefix) -> pb.PinResponse:
+        request = pb.PinRequest(name=name, prefix=what)
+        reply: pb.PinResponse = await self._caller.unary(self.stub.Pin, request)
+        return reply
+
+    async def unpin(self, name: str) -> pb.UnpinResponse:
+        reply: pb.UnpinResponse = await self._caller.unary(self.stub.Unpin, pb.UnpinRequest(name=name))
+        return reply
+
+    async def flush(self) -> int:
+        """Forget every cached page that nobody holds; how many there were."""
+        return int((await self._caller.unary(self.stub.Flush, pb.FlushRequest())).num_pages)
+
+    async def watch(
+        self, start_number: int | None = None, *, log_id: str = ""
+    ) -> AsyncGenerator[pb.WatchResponse, None]:
+        """Events from a number on (None: the next one); the first response says where it begins.
+        EventsGone when that is not possible, FellBehind when this reader was too slow."""
+        request = pb.WatchRequest(start_number=start_number, log_id=log_id)
+        call = self.stub.Watch(request, metadata=self._caller.metadata)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise self._caller.translate(error) from error
+        finally:
+            call.cancel()  # does nothing when the call has ended
+
+
+def prefix_of(
+    *,
+    text: str | None = None,
+    token_ids: Sequence[int] | None = None,
+    request_id: str | None = None,
+    cache_salt: str = "",
+) -> pb.Prefix:
+    """One of the three, as it goes over the wire."""
+    prefix = pb.Prefix(text=text, request_id=request_id, cache_salt=cache_salt)
+    if token_ids is not None:
+        prefix.token_ids.ids.extend(token_ids)
+        prefix.token_ids.SetInParent()
+    return prefix

@@ -1,0 +1,188 @@
+"""A small asyncio client of octavo.v1: speaks in the engine's own types."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from octavo.proto import cache_pb2_grpc, generation_pb2_grpc
+from octavo.proto import generation_pb2 as pb
+
+from ..api.errors import (
+    EngineDead,
+    EventsGone,
+    FellBehind,
+    Forbidden,
+    InvalidRequest,
+    NotConfigured,
+    NotFound,
+    OctavoError,
+    Overloaded,
+    RequestFailed,
+    Unauthenticated,
+)
+from ..api.outputs import Delta
+from ..api.sampling_params import SamplingParams
+from ..grpc.interface import Prompt
+from ..grpc.octavo_v1.messages import delta_of, params_message
+from ..grpc.server import MAX_MESSAGE_BYTES
+from .cache_client import CacheCalls
+from .credentials import ClientCredentials
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A client of its own connection: benchmarks with several clients must not share one.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_ERRORS: Mapping[grpc.StatusCode, type[OctavoError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: EngineDead,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.FAILED_PRECONDITION: NotConfigured,
+    grpc.StatusCode.OUT_OF_RANGE: EventsGone,
+    grpc.StatusCode.DATA_LOSS: FellBehind,
+}
+
+
+class Client:
+    """``async with Client("127.0.0.1:50051") as client: async for delta in client.generate(...)``.
+
+    Errors of the server come back as the engine's own: InvalidRequest, Overloaded, EngineDead
+    (also when nobody answers), Unauthenticated, RequestFailed, ...
+
+    cache   what octavo.v1.Cache answers
+    """
+
+    def __init__(self, address: str, credentials: ClientCredentials | None = None) -> None:
+        """InvalidConfig when a file of the credentials cannot be read."""
+        self.address = address
+        credentials = credentials or ClientCredentials()
+        self.metadata = credentials.metadata()
+        tls = credentials.channel_credentials()
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, tls, options=_OPTIONS)
+        self.cache = CacheCalls(cache_pb2_grpc.CacheStub(self._channel), self)  # type: ignore[no-untyped-call]
+        self.stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        salt: str = "",
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """Increments of all samples; closing the generator cancels the request."""
+        request = make_request(prompt, params, request_id=request_id, salt=salt)
+        call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
+        try:
+            async for response in call:
+                yield delta_of(response)
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+        finally:
+            call.cancel()  # does nothing when the call has ended
+
+    async def generate_many(
+        self, requests: AsyncIterable[pb.GenerateRequest], *, timeout: float | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Increments of many requests over one stream; a refused one comes back as a delta with
+        ``error`` set."""
+        call = self.stub.GenerateMany(_aiter(requests), timeout=timeout, metadata=self.metadata)
+        try:
+            async for response in call:
+                yield delta_of(response)
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+        finally:
+            call.cancel()
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        return list((await self.unary(self.stub.Tokenize, request)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return str((await self.unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text)
+
+    async def abort(self, *request_ids: str) -> list[str]:
+        """End requests; the ids of those that were being served."""
+        reply = await self.unary(self.stub.Abort, pb.AbortRequest(request_ids=request_ids))
+        return list(reply.request_ids)
+
+    async def model_info(self) -> pb.GetModelInfoResponse:
+        reply: pb.GetModelInfoResponse = await self.unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
+        return reply
+
+    async def server_info(self) -> pb.GetServerInfoResponse:
+        reply: pb.GetServerInfoResponse = await self.unary(self.stub.GetServerInfo, pb.GetServerInfoRequest())
+        return reply
+
+    async def unary(self, method: Any, request: Any) -> Any:
+        """One answer of any of the server's methods, or the engine's own error."""
+        try:
+            return await method(request, metadata=self.metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+
+    def translate(self, error: grpc.aio.AioRpcError) -> OctavoError:
+        code, text = error.code(), error.details() or "no details"
+        if code is grpc.StatusCode.UNAVAILABLE and "handshake" in text.lower():
+            text = (
+                f"the TLS handshake with {self.address} failed; check that --tls-ca is the authority of "
+                "its certificate, and whether it asks for one of yours (--tls-cert, --tls-key)"
+            )
+        elif code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
+            text = f"nobody answers at {self.address}; start a server there with `octavo serve --listen`"
+        kind = _ERRORS.get(code, RequestFailed)
+        return kind(text if kind is not RequestFailed else f"{code.name}: {text}")
+
+
+def make_request(
+    prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, salt: str = ""
+) -> pb.GenerateRequest:
+    """A request as it goes over the wire; InvalidRequest when token ids are negative."""
+    request = pb.GenerateRequest(
+        request_id=request_id or "", sampling=params_message(params), cache_salt=salt
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+        return request
+    if prompt and isinstance(prompt[0], Mapping):
+        request.chat.SetInParent()
+        for message in prompt:
+            assert isinstance(message, Mapping)
+            request.chat.messages.add(role=message["role"], content=message["content"])
+        return request
+    try:
+        request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(f"token ids lie in [0, 2**32), the prompt has another: {error}") from error
+    request.token_ids.SetInParent()
+    return request
+
+
+async def _aiter(requests: AsyncIterable[pb.GenerateRequest]) -> AsyncIterator[pb.GenerateRequest]:
+    async for request in requests:
+        yield request

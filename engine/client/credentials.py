@@ -1,0 +1,62 @@
+"""How a client shows who it is, and checks who answers: TLS, a certificate, a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..api.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    import grpc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCredentials:
+    """tls          encrypt, and check the server's certificate (implied by ``ca`` and ``cert``)
+    ca           PEM file of the authorities to trust (None: the ones gRPC brings)
+    cert, key    PEM files of the client's certificate, for servers that ask for one
+    token_file   file whose first token is sent with every call
+    """
+
+    tls: bool = False
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    token_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidConfig("--tls-cert and --tls-key belong together; give both or none")
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.tls or self.ca is not None or self.cert is not None
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """None for plain text. InvalidConfig when a file cannot be read."""
+        if not self.uses_tls:
+            return None
+        import grpc  # here, since the command line reads options without it
+
+        files = [None if path is None else _read(path) for path in (self.ca, self.key, self.cert)]
+        return grpc.ssl_channel_credentials(*files)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        if self.token_file is None:
+            return ()
+        lines = _read(self.token_file).decode(errors="replace").splitlines()
+        words = [line.replace(":", " ").split() for line in lines if not line.lstrip().startswith("#")]
+        token = next((found[-1] for found in words if found), None)
+        if token is None:
+            raise InvalidConfig(f"--auth-token-file {self.token_file} has no token; write one into it")
+        return (("authorization", f"Bearer {token}"),)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,72 @@
+"""Putting an engine together from its configuration."""
+
+from __future__ import annotations
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Scheduler
+
+from ..api.config import EngineConfig
+from ..api.errors import InvalidConfig
+from ..api.stats import Observer
+from ..executor.base import ModelRunner, load_runner
+from ..kv_store.disk_tier import Persistence
+from ..kv_store.transfer import PageTransfer
+from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
+from .engine_core import EngineCore
+
+
+def build_core(config: EngineConfig, observer: Observer | None = None) -> EngineCore:
+    """Load the model and its tokenizer; call it on the thread that will run the steps.
+
+    Raises ModelLoadError or InvalidConfig with one clear line.
+    """
+    runner = load_runner(config)
+    try:
+        return assemble(config, runner, load_tokenizer(runner.info.path), observer)
+    except BaseException:
+        runner.close()
+        raise
+
+
+def assemble(
+    config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer, observer: Observer | None = None
+) -> EngineCore:
+    """An engine around a runner that is ready."""
+    info = runner.info
+    try:
+        blocks = BlockManager(
+            info.groups or info.num_pages,
+            info.page_size,
+            prefix_cache=config.prefix_cache,
+            policy=config.cache_policy,
+            max_pinned=config.max_pinned_pages,
+            max_chunk=config.max_step_tokens,
+            quantize_after=config.quantize_after,
+        )
+    except ValueError as error:  # pins that leave no room in a pool of this size
+        raise InvalidConfig(str(error)) from error
+    limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
+    transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
+    return EngineCore(
+        runner,
+        tokenizer,
+        blocks,
+        Scheduler(blocks, limits),
+        transfer=transfer,
+        persistence=_persistence(config, runner, blocks, transfer),
+        observer=observer,
+    )
+
+
+def _persistence(
+    config: EngineConfig, runner: ModelRunner, blocks: BlockManager, transfer: PageTransfer
+) -> Persistence | None:
+    if config.cache_dir is None:
+        return None
+    try:
+        return Persistence(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
+    except OSError as error:
+        raise InvalidConfig(
+            f"cache_dir {config.cache_dir} cannot be used: {error.strerror or error}; give a folder that "
+            "this process may write, or leave it out"
+        ) from error

@@ -1,0 +1,237 @@
+"""The engine's loop on its one thread: plan, build batch, run, commit, publish. No await."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Result, Scheduler, Sequence, Step
+
+from ..api.engine_info import ModelInfo
+from ..api.outputs import Delta, FinishReason
+from ..api.stats import Gauges, Observer
+from ..executor.base import ModelRunner, RunOutput
+from ..executor.batch import Batch, build_batch
+from ..executor.sampling.sampler import Sampled
+from ..inspection.prefix_cache_inspector import PrefixCache
+from ..kv_store.disk_tier import Persistence
+from ..kv_store.transfer import PageTransfer
+from ..tokenizer.tokenizer import Tokenizer
+from .prompt_logprobs import PromptScores
+from .request import Request, Sample, Update
+from .step_stats import Recorder
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Serves requests on the thread that built its runner; nothing here is thread-safe,
+    except reading ``gauges``. What is asked of the cache comes between two steps.
+
+    What concerns one request ends that request; whatever else goes wrong leaves ``step`` as an
+    exception, and then nobody may use this core again.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        blocks: BlockManager,
+        scheduler: Scheduler,
+        *,
+        transfer: PageTransfer,
+        persistence: Persistence | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.cache = PrefixCache(blocks)
+        self._runner = runner
+        self._blocks = blocks
+        self._scheduler = scheduler
+        self._recorder = Recorder(observer)
+        self._clock = clock
+        self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
+        self._scores = PromptScores()
+        self._updates: list[Update] = []  # since the last step returned
+        self._ended: list[str] = []  # ids of requests, likewise
+        self._persistence = persistence
+        self.transfer = transfer
+        self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
+        self.gauges = self._measure()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._runner.info
+
+    @property
+    def capacity(self) -> int:
+        """Positions that one sequence can have room for, whatever is pinned."""
+        return self._blocks.capacity
+
+    def capacity_with(self, quantize_after: int | None) -> int:
+        """The same for a sequence that is quantized after so many tokens (None: the engine's number)."""
+        return self.capacity if quantize_after is None else self._blocks.capacity_with(quantize_after)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do something."""
+        disk = self._persistence
+        if disk is not None and disk.num_waiting == len(self._samples):
+            return bool(self._updates) or disk.has_news
+        return bool(self._samples or self._updates)
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
+        if self._persistence is not None:
+            self._persistence.wake = wake
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
+        first, *others = request.samples
+        first.sequence.siblings.extend(sample.sequence for sample in others)
+        self._scheduler.check_fits(first.sequence)
+        if self._persistence is None or not self._persistence.fetch(first.sequence):
+            self._scheduler.add(first.sequence)
+        self._samples.update((sample.sequence, sample) for sample in request.samples)
+
+    def abort(self, request: Request) -> None:
+        """End what is left of a request: its pages are idle when this returns."""
+        disk = self._persistence
+        waits = disk is not None and disk.cancel(request.samples[0].sequence)
+        for sample in reversed(request.samples):  # siblings first, so that none takes the first's place
+            if sample.sequence in self._samples:
+                if not waits:
+                    self._scheduler.abort(sample.sequence)
+                self._publish(sample, sample.abort())
+
+    def step(self) -> list[Update]:
+        """Advance every running request once; what is new since the last call."""
+        began, disk = self._clock(), self._persistence
+        for sequence in disk.advance() if disk is not None else ():
+            self._scheduler.add(sequence)
+        step = self._scheduler.plan()
+        self._pass("plan")
+        if step is not None:
+            self._note_arrivals(step, began)
+            for lookup in step.lookups:
+                self.cache.record(self._samples[lookup.sequence].request.request_id, lookup)
+            batch = build_batch(step, self._blocks.page_size)
+            scored = self._scores.rows_of(step, self._samples)
+            batch = batch if scored is None else replace(batch, scored=scored)
+            self._pass("batch")
+            output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
+            self._pass("run")
+            self._scores.record(output.scores)
+            results = self._accept(step, batch, output)
+            self._pass("accept")
+            self._scheduler.commit(step, results)
+            self.transfer.note(step)
+            if disk is not None:
+                disk.keep(step)
+        else:
+            unfinished = len(self._samples) - (disk.num_waiting if disk is not None else 0)
+            assert not unfinished, f"{unfinished} samples are unfinished, but no step is planned"
+        self._pass("commit")
+        updates = self._report(step, self._clock() - began)
+        self._pass("report")
+        return updates
+
+    def _pass(self, part: str) -> None:
+        if self.passed is not None:
+            self.passed(part)
+
+    def measure(self) -> None:
+        """Bring ``gauges`` up to date."""
+        self.gauges = self._measure()
+
+    def finish(self) -> list[Update]:
+        """Abort whatever is left; the last news."""
+        for request in {sample.request: None for sample in self._samples.values()}:
+            self.abort(request)
+        return self._report(None, 0.0)
+
+    def close(self) -> None:
+        """Give the model and its pool back. No step may follow."""
+        if self._persistence is not None:
+            self._persistence.close()
+        self._runner.close()
+
+    def _report(self, step: Step | None, seconds: float) -> list[Update]:
+        self.measure()
+        for request_id in self._ended:
+            self.cache.lookups.ended(request_id)
+        self._ended.clear()
+        self._recorder.publish(step, seconds, self.gauges, self._blocks.num_evicted)
+        updates, self._updates = self._updates, []
+        return updates
+
+    def _accept(self, step: Step, batch: Batch, output: RunOutput) -> list[Result]:
+        """Give every sample its token; what the scheduler must know of each."""
+        if output.failed_rows:
+            self._fail_unsampled(step, batch, output.failed_rows)
+        now = self._clock()
+        results = []
+        for sequence, sampled in zip(step.sampled(), output.samples, strict=True):
+            sample = self._samples[sequence]
+            delta = _advance(sample, sampled)
+            if delta.finish_reason is FinishReason.ERROR:
+                results.append(Result(None, finished=True))
+            else:
+                self._recorder.token(sample, now)
+                results.append(Result(sampled.token, finished=delta.finish_reason is not None))
+            self._publish(sample, delta)
+        return results
+
+    def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
+        """End the sequences whose K/V went wrong in the middle of the prompt, before anything of
+        this step is published to the prefix cache. (Those that sampled have a failed sample.)"""
+        ends = batch.attention.q_start[1:].tolist()
+        failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
+        for item in (step.work[index] for index in sorted(failed)):
+            if item.samples or item.sequence not in self._samples:
+                continue
+            for sample in reversed(self._samples[item.sequence].request.samples):
+                if sample.sequence in self._samples:
+                    self._scheduler.abort(sample.sequence)
+                    self._publish(sample, sample.fail("the model computed NaN or infinity for this prompt"))
+
+    def _publish(self, sample: Sample, delta: Delta) -> None:
+        request = sample.request
+        self._updates.append(Update(request, delta))
+        if delta.finish_reason is not None:
+            del self._samples[sample.sequence]
+            if (reason := request.finish_reason) is not None:
+                self._recorder.ended(request, reason, self._clock())
+                self._ended.append(request.request_id)
+
+    def _note_arrivals(self, step: Step, now: float) -> None:
+        for item in step.work:
+            if item.start < item.sequence.num_prompt:
+                request = self._samples[item.sequence].request
+                if request.started_at is None:
+                    self._recorder.started(request, now)
+
+    def _measure(self) -> Gauges:
+        disk = self._persistence
+        return Gauges(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting + (disk.num_waiting if disk is not None else 0),
+            pages_held=self._blocks.num_held,
+            pages_idle_cached=self._blocks.num_idle_cached,
+            pages_idle_empty=self._blocks.num_idle_empty,
+            twins=self._blocks.twin_counts,
+            store=disk.counts() if disk is not None else None,
+        )
+
+
+def _advance(sample: Sample, sampled: Sampled) -> Delta:
+    """``sample.accept``, where trouble with one request's output ends that request only."""
+    try:
+        return sample.accept(sampled)
+    except Exception as error:
+        logger.exception("request %s failed while its output was made", sample.request.request_id)
+        return sample.fail(f"making the output failed: {error}")

@@ -1,0 +1,208 @@
+"""The engine's thread: loads the model, runs the loop, and tells the event loop what is new."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ..api.errors import EngineStopping
+from ..api.outputs import Delta, FinishReason
+from .engine_core import EngineCore
+from .request import Request, Update
+
+logger = logging.getLogger(__name__)
+
+EXIT_TIMEOUT_S = 10.0
+Answer = TypeVar("Answer")
+
+
+class Listener(Protocol):
+    """Hears from the engine's thread, on that thread: must be quick and must not raise."""
+
+    def ready(self, core: EngineCore) -> None: ...
+
+    def updates(self, updates: list[Update]) -> None: ...
+
+    def cache_changed(self) -> None:
+        """There are new page events, for those who watch."""
+        ...
+
+    def ended(self, error: BaseException | None) -> None:
+        """The thread is about to end, after ``stop`` (None) or because of an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    question: Callable[[EngineCore], Any]
+    answer: Future[Any]
+
+    def refuse(self) -> None:
+        if self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(EngineStopping("the engine ended before it could answer"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class EngineThread:
+    """One thread that owns the core from its making to its end. Its methods only leave notes
+    in its inbox and may be called from any thread."""
+
+    def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
+        self._make_core = make_core
+        self._listener = listener
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Ask | _Stop] = queue.SimpleQueue()
+        self._has_ended = threading.Event()
+        # A daemon, so that a program that forgets to stop its engine can still end.
+        self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        atexit.register(self._stop_at_exit)
+
+    def add(self, request: Request) -> None:
+        self._inbox.put(_Add(request))
+
+    def abort(self, request: Request) -> None:
+        """Before the engine's next step, the request's pages are idle."""
+        self._inbox.put(_Abort(request))
+
+    def ask(self, question: Callable[[EngineCore], Answer]) -> Future[Answer]:
+        """The answer of a function that is called on the engine's thread between two steps. It holds
+        up the next one: it must be quick. What it raises becomes the future's; EngineStopping when the
+        thread ends first."""
+        answer: Future[Answer] = Future()
+        self._inbox.put(_Ask(question, answer))
+        if self._has_ended.is_set():
+            self._refuse_questions()
+        return answer
+
+    def wake(self) -> None:
+        """The core may have work that did not come through the inbox."""
+        self.ask(lambda _: None)
+
+    def stop(self) -> None:
+        """End after the current step, and abort whatever is still running."""
+        self._inbox.put(_Stop())
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+        atexit.unregister(self._stop_at_exit)
+
+    def _stop_at_exit(self) -> None:
+        """The interpreter must not be taken down under a running step."""
+        self.stop()
+        self._thread.join(timeout=EXIT_TIMEOUT_S)
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            core = self._make_core()
+            try:
+                core.on_news(self.wake)
+                self._listener.ready(core)
+                self._loop(core)
+            finally:
+                core.close()
+        except BaseException as caught:  # nothing may end this thread unseen
+            error = caught
+        _leave_mlx()
+        self._has_ended.set()
+        self._listener.ended(error)
+        self._refuse_questions()
+
+    def _loop(self, core: EngineCore) -> None:
+        while self._read_inbox(core):
+            self._listener.updates(core.step())
+            self._tell_watchers(core)
+        self._listener.updates(core.finish())
+
+    def _tell_watchers(self, core: EngineCore) -> None:
+        if core.cache.has_news():
+            self._listener.cache_changed()
+
+    def _read_inbox(self, core: EngineCore) -> bool:
+        """Do what the notes say, waiting for one if there is nothing else to do; False to end."""
+        while True:
+            try:
+                note = self._inbox.get(block=not core.has_work)
+            except queue.Empty:
+                return True
+            match note:
+                case _Add(request):
+                    self._add(core, request)
+                case _Abort(request):
+                    core.abort(request)
+                case _Ask(question, answer):
+                    _answer(core, question, answer)
+                    self._tell_watchers(core)
+                case _Stop():
+                    return False
+
+    def _refuse_questions(self) -> None:
+        """Nobody will answer what is still in the inbox."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if isinstance(note := self._inbox.get_nowait(), _Ask):
+                    note.refuse()
+
+    def _add(self, core: EngineCore, request: Request) -> None:
+        try:
+            core.add(request)
+        except ValueError as error:  # admission checks the same rules, so this is not expected
+            logger.exception("request %s was admitted and then refused", request.request_id)
+            self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
+
+
+def _answer(core: EngineCore, question: Callable[[EngineCore], Any], answer: Future[Any]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        found = question(core)
+    except Exception as error:  # the asker's to handle; the engine goes on
+        core.measure()
+        answer.set_exception(error)
+    else:
+        core.measure()  # it may have changed what is cached
+        answer.set_result(found)
+
+
+def _leave_mlx() -> None:
+    """MLX's streams are thread-local, and the process is aborted at its exit ("terminate called
+    without an active exception") if a thread that had some ended without giving them back."""
+    mlx = sys.modules.get("mlx.core")
+    if mlx is not None:
+        try:
+            mlx.synchronize()
+            mlx.clear_streams()
+        except Exception:
+            logger.exception("MLX's streams could not be closed")
+
+
+def _refusals(request: Request, message: str) -> list[Delta]:
+    return [
+        Delta(request_id=request.request_id, index=index, finish_reason=FinishReason.ERROR, error=message)
+        for index in range(request.params.n)
+    ]

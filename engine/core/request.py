@@ -1,0 +1,206 @@
+"""One request while it is being served: its samples, what they have said, when they end."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo.scheduler import Sequence
+
+from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
+from ..api.sampling_params import SamplingParams
+from ..executor.sampling.sampler import Sampled, SampleState
+from ..structured_output.constraint import Constraint
+from ..tokenizer.detokenizer import StopChecker
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+
+class Request:
+    """A prompt, how its tokens are drawn, and its ``params.n`` samples.
+
+    Built where the request arrives, then only touched by the engine's thread.
+
+    max_tokens   tokens each sample may generate, the model's length taken into account
+    end_ids      tokens that end a sample
+    arrived_at   when it was submitted; started_at: when its prompt was first computed (seconds
+                 of the engine's clock)
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        arrived_at: float,
+        salt: bytes = b"",
+        quantize_after: int | None = None,
+        priority: int = 0,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.max_tokens = max_tokens
+        self.num_prompt = len(prompt_ids)
+        self.end_ids = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
+        self.arrived_at = arrived_at
+        self.started_at: float | None = None
+        self.first_token_at: float | None = None
+        self.prompt_ids = prompt_ids
+        self.prompt_scores: dict[int, TokenLogprob] = {}  # by position, when asked for
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.samples = tuple(
+            Sample(
+                self,
+                index,
+                Sequence(
+                    f"{request_id}/{index}",
+                    list(prompt_ids),
+                    max_tokens,
+                    salt=salt,
+                    quantize_after=quantize_after,
+                    priority=priority,
+                    recompute=params.prompt_logprobs is not None,
+                ),
+                # Each sample has a seed of its own, or all n would say the same.
+                SampleState(
+                    params,
+                    seed=(seed + index) % 2**64,
+                    prompt_ids=prompt_ids,
+                    vocab_size=vocab_size,
+                    end_ids=self.end_ids,
+                    constraint=None if constraint is None else constraint.copy(),
+                ),
+                tokenizer,
+            )
+            for index in range(params.n)
+        )
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that were found in the prefix cache."""
+        return self.samples[0].sequence.num_cached or 0
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """What was asked for of the prompt, once it is computed."""
+        if self.params.prompt_logprobs is None:
+            return None
+        scores = tuple(self.prompt_scores[position] for position in range(1, self.num_prompt))
+        return PromptLogprobs(self.prompt_ids[0], scores)
+
+    @property
+    def num_generated(self) -> int:
+        return sum(sample.num_tokens for sample in self.samples)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Once every sample has ended: the gravest of their reasons."""
+        reasons = {sample.finish_reason for sample in self.samples}
+        for reason in (None, FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH):
+            if reason in reasons:
+                return reason
+        return FinishReason.STOP
+
+
+class Sample:
+    """One of a request's n outputs: the sequence being served and the text it has become."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_stops",
+        "finish_reason",
+        "index",
+        "last_token_at",
+        "num_tokens",
+        "request",
+        "sequence",
+        "state",
+    )
+
+    def __init__(
+        self, request: Request, index: int, sequence: Sequence, state: SampleState, tokenizer: Tokenizer
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.sequence = sequence
+        self.state = state
+        self.num_tokens = 0
+        self.last_token_at: float | None = None
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = tokenizer.detokenizer(context=sequence.tokens[-8:])
+        self._stops = StopChecker(request.params.stop)
+
+    def accept(self, sampled: Sampled) -> Delta:
+        """Take the next token, decide whether the sample ends with it, and say what is new."""
+        token = sampled.token
+        if token is None:
+            return self.fail(sampled.error or "the model gave no usable numbers for this request")
+        self.state.record(token)
+        self.num_tokens += 1
+        reason: FinishReason | None = None
+        match: str | int | None
+        if token in self.request.end_ids:
+            text = self._stops.flush()
+            reason, match = FinishReason.STOP, token
+        else:
+            text = self._detokenizer.add(token)
+            if self.num_tokens > self.request.params.min_tokens:
+                text = self._stops.add(text)
+            if (match := self._stops.match) is not None:
+                reason = FinishReason.STOP
+            elif self.state.constraint is not None and self.state.constraint.is_complete:
+                text += self._stops.flush()
+                reason = FinishReason.STOP
+            elif self.num_tokens >= self.request.max_tokens:
+                text += self._stops.flush()
+                reason = FinishReason.LENGTH
+        return self._delta(text, token, sampled.logprob, reason=reason, match=match)
+
+    def fail(self, message: str) -> Delta:
+        """End this sample with an error; the others of the batch go on."""
+        return self._delta(self._stops.flush(), reason=FinishReason.ERROR, error=message)
+
+    def abort(self) -> Delta:
+        """End this sample because nobody wants it any more."""
+        return self._delta(self._stops.flush(), reason=FinishReason.ABORT)
+
+    def _delta(
+        self,
+        text: str,
+        token: int | None = None,
+        logprob: TokenLogprob | None = None,
+        *,
+        reason: FinishReason | None = None,
+        match: str | int | None = None,
+        error: str | None = None,
+    ) -> Delta:
+        self.finish_reason = reason
+        return Delta(
+            request_id=self.request.request_id,
+            index=self.index,
+            token_ids=() if token is None else (token,),
+            text=text,
+            logprobs=() if logprob is None else (logprob,),
+            finish_reason=reason,
+            stop_match=match,
+            error=error,
+            prompt_tokens=self.request.num_prompt,
+            cached_tokens=self.request.num_cached,
+            prompt_logprobs=self.request.prompt_logprobs
+            if token is not None and self.num_tokens == 1
+            else None,
+        )
+
+
+class Update(NamedTuple):
+    """What is new of a request. Ids may be reused once a request has ended, so the request
+    itself says whose news it is."""
+
+    request: Request
+    delta: Delta

@@ -1,0 +1,253 @@
+"""Prompts, and whole caches, saved by name: for moving to another engine, and for another day."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from octavo.block_manager import Digest, PageTable
+from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
+from octavo.kernels.page_bytes import PageBytes
+
+from ..api.errors import InvalidRequest, NotFound, RequestFailed
+from ..kv_store.page_files import SUFFIX, BadPages, read_run, sync, write_run
+from ..kv_store.page_runs import PageKind, PageRun, joined
+from ..kv_store.segments import stretches
+from ..kv_store.transfer import Chain, Inserted
+from .engine_core import EngineCore
+
+PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
+
+Answer = TypeVar("Answer")
+
+
+class Ask(Protocol):
+    """Calls a function on the engine's thread between two steps, and waits for its answer."""
+
+    def __call__(self, question: Callable[[EngineCore], Answer], /) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPages:
+    """What was written. Pages are those of the group that needs all of them, if there is one; groups
+    with a window hold a few of the same positions."""
+
+    num_pages: int
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPages:
+    """What was read, in pages of this engine; counted as in SavedPages.
+
+    num_pages          can be found now and could not before
+    num_tokens         positions in them
+    num_known_pages    could be found already
+    num_skipped_pages  had no room, in any group, or begin inside a page of this engine's size
+    converted          "bf16 pages of 32 tokens to fp4 pages of 16 tokens"; empty when the bytes
+                       were taken as they are. Another format was quantized again
+    """
+
+    num_pages: int
+    num_tokens: int
+    num_known_pages: int
+    num_skipped_pages: int
+    converted: str = ""
+
+
+def below(folder: Path, path: str, *, what: str) -> Path:
+    """A path that a client named, below a folder. Raises InvalidRequest for one that leads
+    elsewhere, by its parts or by a link on the way."""
+    parts = path.split("/")
+    if not path or "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
+        raise InvalidRequest(f"{what} {path!r} must be a path below the server's --save-dir, like a/b")
+    target = folder.resolve()
+    for part in parts:
+        target /= part
+        if target.is_symlink():
+            raise InvalidRequest(f"{what} {path!r} passes the link {part!r}; name a path without links")
+    return target
+
+
+def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPages:
+    """Write what is cached of a prompt, full pages only, to one file.
+
+    Raises NotFound if nothing of it is cached, InvalidRequest if there is such a file, NotConfigured,
+    and RequestFailed if it cannot be written; then there is no file.
+    """
+    if path.suffix != SUFFIX:
+        raise InvalidRequest(f"a saved prompt is a file of pages; name it {path.name}{SUFFIX}")
+    _check_new(path)
+    table = ask(lambda core: core.transfer.open(tokens, salt))
+    try:
+        runs = list(_read_parts(ask, table, tokens))
+    finally:
+        ask(lambda core: core.transfer.close(table))
+    if not runs:
+        raise NotFound(
+            f"nothing of these {len(tokens)} tokens is cached, so there is nothing to save; only full pages "
+            "are cached: send the prompt first, with this salt"
+        )
+    whole = joined(runs)
+    with _new(path) as unfinished:
+        write_run(unfinished, whole)
+        sync(unfinished)
+    return SavedPages(whole.num_pages, len(whole.token_ids), path.stat().st_size)
+
+
+def save_all(ask: Ask, path: Path) -> SavedPages:
+    """Write every page that can be found to a new folder, as files of consecutive pages, those that
+    others continue first. Pages that give way to others meanwhile are left out.
+
+    Raises as ``save_prompt`` does.
+    """
+    _check_new(path)
+    num_pages = num_tokens = num_bytes = 0
+    part = ask(lambda core: _part(core.transfer.kind))
+    with _new(path) as unfinished:
+        unfinished.mkdir()
+        for number, chain in enumerate(ask(lambda core: core.transfer.chains(part))):
+            run = ask(functools.partial(_read_chain, chain))
+            file = unfinished / f"{number:06}{SUFFIX}"
+            write_run(file, run)
+            sync(file)
+            num_pages += len(run.parts[0].indices)
+            num_tokens += len(run.parts[0].indices) * run.kind.page_size
+            num_bytes += file.stat().st_size
+    return SavedPages(num_pages, num_tokens, num_bytes)
+
+
+def load(ask: Ask, path: Path) -> LoadedPages:
+    """Put what ``save_prompt`` or ``save_all`` wrote into the cache, under the salts it had. Pages of
+    another format or page size are converted.
+
+    All files are checked before the first page is inserted: InvalidRequest says why they cannot be
+    used (torn, altered, of another model), and then nothing has changed; NotFound if there are none.
+    """
+    kind = ask(lambda core: core.transfer.kind)
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files or not files[0].exists():
+        raise NotFound(f"there are no saved pages at {path.name}; give the path that save was given")
+    for tokens, run in _sequences(files, kind):
+        for _ in stretches(run, kind, len(tokens) - len(run.token_ids)):
+            pass  # reading and converting is checking
+    total = LoadedPages(0, 0, 0, 0)
+    for tokens, run in _sequences(files, kind):
+        total = _insert(ask, kind, tokens, run, total)
+    return total
+
+
+def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: LoadedPages) -> LoadedPages:
+    """Insert one run, which ends ``tokens``, in portions: groups without a window come first."""
+    size = kind.page_size
+    start = len(tokens) - len(run.token_ids)
+    new = known = skipped = 0
+    for stretch in stretches(run, kind, start):
+        for first in range(0, len(stretch.pages), part := _part(kind)):
+            some, at = stretch.pages[first : first + part], stretch.first + first
+            inserted = ask(functools.partial(_insert_part, tokens, some, run.salt or b"", at, stretch.group))
+            skipped += inserted.num_skipped
+            if stretch.group == 0:
+                new, known = new + inserted.num_new, known + inserted.num_known
+    return LoadedPages(
+        total.num_pages + new,
+        total.num_tokens + new * size,
+        total.num_known_pages + known,
+        total.num_skipped_pages + skipped,
+        total.converted or ("" if run.kind.matches(kind) else f"{run.kind.describe()} to {kind.describe()}"),
+    )
+
+
+def _sequences(files: list[Path], kind: PageKind) -> Iterator[tuple[list[int], PageRun]]:
+    """Each file's run, with all tokens from the sequence's beginning to the run's end."""
+    ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens up to a file's last page
+    for file in files:
+        run = _read(file, kind)
+        salt = run.salt or b""
+        before = [] if run.parent == root(salt) else ends.get((run.parent, salt))
+        if before is None:
+            raise InvalidRequest(f"{file.name} continues pages that no file before it holds; save again")
+        tokens = [*before, *run.token_ids]
+        page_bytes = run.kind.page_size * TOKEN_BYTES
+        ends[sha256_chain(run.parent, pack(run.token_ids), page_bytes)[-1], salt] = tokens
+        yield tokens, run
+
+
+def _read(file: Path, kind: PageKind) -> PageRun:
+    try:
+        run = read_run(file)
+    except BadPages as error:
+        raise InvalidRequest(f"nothing was loaded: {error}") from None
+    except OSError as error:
+        raise InvalidRequest(f"nothing was loaded: {file.name} cannot be read: {error.strerror}") from None
+    if run.kind.model != kind.model:
+        raise InvalidRequest(
+            f"nothing was loaded: the pages in {file.name} are of another model, and K/V of one model mean "
+            "nothing to another; start the server with the model they were saved from"
+        )
+    layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
+    if layers[0] != layers[1] or run.kind.context != kind.context:
+        raise InvalidRequest(
+            f"nothing was loaded: the pages in {file.name} are of an engine whose layers saw others; start "
+            "the server with the --max-model-len it had, and with as many --keep-fp16-pages, "
+            "--recent-fp16-pages and --quantize-after"
+        )
+    return run
+
+
+def _read_parts(ask: Ask, table: PageTable, tokens: list[int]) -> Iterator[PageRun]:
+    first = 0
+    while first < len(table.pages):
+        run = ask(functools.partial(_read_part, table, tokens, first))
+        yield run
+        first += run.num_pages
+
+
+def _read_chain(chain: Chain, core: EngineCore) -> PageRun:
+    return core.transfer.read_cached(chain)
+
+
+def _read_part(table: PageTable, tokens: list[int], first: int, core: EngineCore) -> PageRun:
+    transfer = core.transfer
+    return transfer.read_held(table, tokens, first, _part(transfer.kind))
+
+
+def _insert_part(
+    tokens: list[int], pages: PageBytes, salt: bytes, first: int, group: int, core: EngineCore
+) -> Inserted:
+    stop = (first + len(pages)) * core.transfer.page_size
+    return core.transfer.insert(tokens[:stop], pages, salt, first=first, group=group)
+
+
+def _part(kind: PageKind) -> int:
+    """Pages that are copied between two steps."""
+    return max(1, PART_BYTES // sum(spec.page_bytes for spec in kind.specs))
+
+
+def _check_new(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise InvalidRequest(f"{path.name} is there already; choose another name or remove it")
+
+
+@contextlib.contextmanager
+def _new(path: Path) -> Iterator[Path]:
+    """A name to write under, which becomes ``path`` if nothing goes wrong, and is removed otherwise."""
+    unfinished = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield unfinished
+        unfinished.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        raise RequestFailed(f"{path.name} cannot be written: {error.strerror or error}") from error
+    finally:
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        unfinished.unlink(missing_ok=True)

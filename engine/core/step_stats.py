@@ -1,0 +1,99 @@
+"""Collects what happens during a step, so that observers hear of it once per step."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from octavo.scheduler import Step
+
+from ..api.outputs import FinishReason
+from ..api.stats import Gauges, Observer, RequestRecord, StepRecord
+from .request import Request, Sample
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Times are seconds of the engine's clock; ``now`` is when the step's tokens were known."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+        self._num_evicted = 0  # of the pool, up to the last step
+        self._forget()
+
+    def _forget(self) -> None:
+        self._num_generated = 0
+        self._ttft_s: list[float] = []
+        self._inter_token_s: list[float] = []
+        self._queue_s: list[float] = []
+        self._ended: list[RequestRecord] = []
+
+    def started(self, request: Request, now: float) -> None:
+        """A request's prompt is about to be computed for the first time."""
+        request.started_at = now
+        self._queue_s.append(now - request.arrived_at)
+
+    def token(self, sample: Sample, now: float) -> None:
+        """A sample got a token."""
+        self._num_generated += 1
+        if sample.last_token_at is not None:
+            self._inter_token_s.append(now - sample.last_token_at)
+        elif sample.request.first_token_at is None:
+            sample.request.first_token_at = now
+            self._ttft_s.append(now - sample.request.arrived_at)
+        sample.last_token_at = now
+
+    def ended(self, request: Request, reason: FinishReason, now: float) -> None:
+        """Every sample of a request has ended."""
+        begun = now if request.started_at is None else request.started_at
+        first = request.first_token_at
+        self._ended.append(
+            RequestRecord(
+                request_id=request.request_id,
+                finish_reason=reason,
+                prompt_tokens=request.num_prompt,
+                cached_tokens=request.num_cached,
+                generated_tokens=request.num_generated,
+                queue_s=begun - request.arrived_at,
+                ttft_s=None if first is None else first - request.arrived_at,
+                total_s=now - request.arrived_at,
+            )
+        )
+
+    def publish(self, step: Step | None, seconds: float, gauges: Gauges, num_evicted: int) -> None:
+        """Tell the observer about the step, and about what ended without one."""
+        if self._observer is not None and (step is not None or self._ended):
+            record = self._record(step, seconds, gauges, num_evicted - self._num_evicted)
+            try:
+                self._observer.step(record)
+            except Exception:  # watching must never stop the engine
+                logger.exception("the observer failed; its figures are incomplete")
+        self._num_evicted = num_evicted
+        self._forget()
+
+    def _record(self, step: Step | None, seconds: float, gauges: Gauges, evicted: int) -> StepRecord:
+        work = () if step is None else step.work
+        lookups = () if step is None else step.lookups
+        misses: Counter[str] = Counter()
+        for lookup in lookups:
+            misses.update(lookup.misses)
+        decoding = sum(
+            item.start >= item.sequence.num_prompt and item.stop - item.start == 1 for item in work
+        )
+        return StepRecord(
+            seconds=seconds,
+            prefill_tokens=sum(item.stop - item.start for item in work) - decoding,
+            decode_tokens=decoding,
+            generated_tokens=self._num_generated,
+            preemptions=0 if step is None else len(step.preempted),
+            evicted_pages=evicted,
+            query_tokens=sum(lookup.num_tokens for lookup in lookups),
+            hit_tokens=sum(lookup.num_hit for lookup in lookups),
+            gauges=gauges,
+            miss_tokens=misses,
+            ttft_s=tuple(self._ttft_s),
+            inter_token_s=tuple(self._inter_token_s),
+            queue_s=tuple(self._queue_s),
+            ended=tuple(self._ended),
+        )

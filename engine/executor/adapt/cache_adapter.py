@@ -1,0 +1,197 @@
+"""Serving mlx-lm's own model code through pages, without changing it.
+
+Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers
+see T rows and attention sees T queries of length 1. Each layer is handed a ``LayerShim`` in
+place of its cache: it gives per-row RoPE offsets, writes K/V into the pool and returns
+``Handle`` objects instead of dense K/V. mlx-lm's ``scaled_dot_product_attention`` is patched to
+send queries that meet a handle to the pool; with real arrays it is mlx-lm's own, so plain
+mlx-lm goes on working in the same process.
+
+In the gather tier the shim returns dense K/V per row and a mask instead: for models whose
+attention does arithmetic on K/V themselves. Slow, and the memory grows with T times context.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.interface import KVPool, LayerSpec
+from octavo.kernels.metadata import AttentionMetadata
+
+from ..load.mlx_lm_import import base
+
+_plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
+
+
+class HookError(RuntimeError):
+    """The model asks its cache for something that pages cannot give."""
+
+
+class StepContext:
+    """What the shims of one model share: the pool and the step being computed.
+
+    ``mask_dims`` None is the paged tier; otherwise dense K/V are gathered, and masks have that
+    many dimensions: 4 for most models, 5 where queries are grouped by KV head on an axis.
+    """
+
+    def __init__(self, pool: KVPool, *, mask_dims: int | None = None) -> None:
+        self.pool = pool
+        self.mask_dims = mask_dims
+        self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
+        self.traced = False  # the graph being built is to serve other steps too
+        self._metadata: AttentionMetadata | None = None
+        self._row_sequences = mx.array([0])
+
+    def begin(self, metadata: AttentionMetadata) -> None:
+        self.pool.begin_step(metadata)
+        self._metadata = metadata
+        if self.mask_dims is not None:
+            self.positions = mx.array(metadata.positions)
+            lengths = np.diff(metadata.q_start)
+            self._row_sequences = mx.array(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        assert self._metadata is not None, "a shim was used outside a step"
+        return self._metadata
+
+    @property
+    def num_visible(self) -> int:
+        """The length that dense K/V of this step has: its longest sequence. HookError while a
+        graph is traced that is to serve other steps too."""
+        if self.traced:
+            raise HookError("the model asks for the length of its context as a number")
+        return int(self.metadata.kv_len.max())
+
+    def dense(self, layer: int) -> tuple[mx.array, mx.array]:
+        """K [T, Hkv, L, D] and V of every row's own sequence."""
+        keys, values = self.pool.gather(layer)
+        return keys[self._row_sequences], values[self._row_sequences]
+
+    def mask(self, spec: LayerSpec) -> mx.array | None:
+        """Which of the L dense positions each row may see: bool [T, 1, .., 1, L]. None where
+        attention through pages knows that by itself."""
+        if self.mask_dims is None:
+            return None
+        queries = self.positions[:, None]
+        keys = mx.arange(self.num_visible)[None]
+        visible = keys <= queries
+        if spec.window is not None:
+            visible = visible & ((keys > queries - spec.window) | (keys < spec.keep))
+        return mx.expand_dims(visible, list(range(1, self.mask_dims - 1)))
+
+
+class Handle:
+    """K or V of one layer in pages: stands where mlx-lm expects dense [T, Hkv, L, D].
+
+    It has the shape and dtype that model code looks at; arithmetic on it is a TypeError, which
+    the probe turns into the gather tier.
+    """
+
+    def __init__(self, shim: LayerShim, *, dtype: mx.Dtype, dim: int) -> None:
+        self.shim = shim
+        self.dtype = dtype
+        self._dim = dim
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        context = self.shim.context
+        heads = self.shim.spec.num_kv_heads
+        return context.metadata.num_tokens, heads, context.num_visible, self._dim
+
+    def astype(self, dtype: mx.Dtype) -> Handle:
+        """Attention computes in the queries' dtype, whatever the pages hold."""
+        return Handle(self.shim, dtype=dtype, dim=self._dim)
+
+
+class LayerShim:
+    """Stands in for one cache of ``make_prompt_cache``; ``layer`` is its index in the pool."""
+
+    def __init__(self, context: StepContext, layer: int, spec: LayerSpec) -> None:
+        self.context = context
+        self.layer = layer
+        self.spec = spec
+        self._dtypes = (mx.float32, mx.float32)
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of each row, int32 [T]; another array object every time, because model code
+        may add to it in place."""
+        return copy.copy(self.context.positions)
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def make_mask(
+        self, num_tokens: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | None:
+        """See ``StepContext.mask``; HookError if the model means another one."""
+        del return_array
+        if num_tokens != 1:
+            raise HookError(f"the model wants a mask for {num_tokens} tokens per row instead of 1")
+        if window_size is not None and window_size != self.spec.window:
+            raise HookError(
+                f"the model masks a window of {window_size} where its cache says {self.spec.window}"
+            )
+        return self.context.mask(self.spec)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write K [T, Hkv, 1, D] and V of the step's rows; what attention is to read."""
+        if keys.ndim != 4 or keys.shape[2] != 1 or keys.shape[0] != self.context.metadata.num_tokens:
+            raise HookError(f"the model caches keys of shape {keys.shape}, not one position per row")
+        self.context.pool.write(self.layer, keys.squeeze(2), values.squeeze(2))
+        self._dtypes = (keys.dtype, values.dtype)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What was written: also asked for by layers that reuse another layer's K/V."""
+        if self.context.mask_dims is not None:
+            keys, values = self.context.dense(self.layer)
+            return keys.astype(self._dtypes[0]), values.astype(self._dtypes[1])
+        return (
+            Handle(self, dtype=self._dtypes[0], dim=self.spec.head_dim),
+            Handle(self, dtype=self._dtypes[1], dim=self.spec.value_dim),
+        )
+
+
+def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
+    """mlx-lm's ``scaled_dot_product_attention`` for arrays, the pool's for handles."""
+    if isinstance(keys, Handle):
+        return _paged_attention(queries, keys, values, *args, **kwargs)
+    return _plain_attention(queries, keys, values, *args, **kwargs)
+
+
+def _paged_attention(
+    queries: mx.array,
+    keys: Handle,
+    values: Handle,
+    cache: object = None,
+    scale: float = 1.0,
+    mask: object = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    del cache
+    if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
+        raise HookError("the model gives attention a mask of its own")
+    if not isinstance(values, Handle) or values.shim is not keys.shim:
+        raise HookError("the model attends over K and V of different caches")
+    shim = keys.shim
+    out = shim.context.pool.attend(shim.layer, queries.squeeze(2), scale=scale, sinks=sinks)
+    return out[:, :, None, :]
+
+
+def install_hook() -> None:
+    """Patch mlx-lm. Modules imported later bind the patched name; it is replaced in those
+    that are imported already, so call this again after loading a model."""
+    base.scaled_dot_product_attention = attention
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and (
+            getattr(module, "scaled_dot_product_attention", None) is _plain_attention
+        ):
+            module.scaled_dot_product_attention = attention  # type: ignore[attr-defined]

@@ -1,0 +1,78 @@
+"""Computing one step: what the core asks of a model, and how a model gets ready for it.
+
+The protocol and its results import no MLX, so that the core and its tests run without a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.kernels.page_bytes import PageBytes
+
+from ..api.config import EngineConfig
+from ..api.engine_info import ModelInfo
+from ..api.outputs import TokenLogprob
+from ..kv_store.page_runs import PageKind
+from .batch import Batch
+from .sampling.sampler import Sampled, SampleState
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutput:
+    """What one step gave.
+
+    samples      one per entry of ``batch.sample_rows``, in that order; a sample whose row, or
+                 another row of the same sequence, failed has ``token=None`` and says why
+    failed_rows  rows t of the step whose K or V was not finite: whoever owns such a row must
+                 end, whether it sampled or not, and nothing it wrote may be published
+    scores       one per row of ``batch.scored``, in that order; those of failed rows mean nothing
+    """
+
+    samples: tuple[Sampled, ...]
+    failed_rows: tuple[int, ...] = ()
+    scores: tuple[TokenLogprob, ...] = ()
+
+
+class ModelRunner(Protocol):
+    """A loaded model with its page pool. Every call comes from the thread that loaded it."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``.
+
+        ``states[i]`` belongs to ``batch.sample_rows[i]``. The drawn tokens are not recorded:
+        the caller calls ``states[i].record(token)`` once it has accepted one.
+        """
+        ...
+
+    @property
+    def page_kind(self) -> PageKind:
+        """What its pages are: those of an equal kind can be put into its pools."""
+        ...
+
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        """Bytes of whole pages of one group of layers, a copy; see ``KVPool.read_pages``. Between steps."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        """Put bytes as from ``read_pages`` into these pages of a group. Between steps."""
+        ...
+
+    def close(self) -> None:
+        """Give the weights and the pool back."""
+        ...
+
+
+def load_runner(config: EngineConfig) -> ModelRunner:
+    """Load the model, prove that it computes the same through pages, allocate the pool.
+
+    Call it on the thread that will run the steps: MLX streams are thread-local.
+    Raises ModelLoadError or InvalidConfig with one clear line.
+    """
+    from .load.load import load_paged_runner
+
+    return load_paged_runner(config)

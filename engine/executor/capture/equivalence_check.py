@@ -1,0 +1,124 @@
+"""Do fused operations and replayed graphs compute what separate operations would, to the bit?
+
+Checked when a model is loaded, on its own weights: a small decode step is computed by modules that
+each work for themselves, and again by fused ones from a replayed graph; and the tokens that the output
+head chooses by itself are those of the logits. What differs in a bit is turned off for that model,
+saying so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.metadata import AttentionMetadata, Ints
+
+from ..paged_model import PagedModel
+
+PAGE_SIZE = 8
+NUM_ROWS = 3
+NUM_STEPS = 2  # the graph of the first is kept, the second replays it
+LAST = range(NUM_STEPS - 1, NUM_STEPS)
+ROWS: Ints = np.arange(NUM_ROWS, dtype=np.int32)
+NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class FusionResult:
+    """Why modules are not fused, why graphs are not replayed, and why greedy tokens are chosen from stored
+    logits and not by the head; empty where it is otherwise."""
+
+    not_fused: str = ""
+    not_replayed: str = ""
+    not_chosen: str = ""
+
+
+def check_fusion(
+    create: Callable[[bool], PagedModel], set_fused: Callable[[bool], None], vocab_size: int
+) -> FusionResult:
+    """``create(replay)`` gives the model with a zeroed pool of at least NUM_PAGES pages of PAGE_SIZE.
+    Leaves the model fused; what to do about the result is the caller's business."""
+    set_fused(False)
+    try:
+        wanted = _logits(create(False), vocab_size, LAST)
+    finally:
+        set_fused(True)
+    result = _check_logits(create, vocab_size, wanted)
+    if result.not_fused:
+        return replace(result, not_chosen="modules are not fused")
+    not_chosen = _check_choices(create(not result.not_replayed), vocab_size, wanted)
+    return replace(result, not_chosen=not_chosen)
+
+
+def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted: mx.array) -> FusionResult:
+    """All of it but why tokens are not chosen by the head."""
+    try:
+        model = create(True)
+        got = _logits(model, vocab_size, range(NUM_STEPS))
+        if model.replay is None:
+            return FusionResult(_difference(got, wanted), "the page pool does not allow it")
+        if mx.array_equal(got, wanted) and model.replay.num_replayed:
+            return FusionResult()
+        refusal = "graphs that are replayed give other logits"
+    except Exception as error:  # model code of any architecture meets tracing here
+        refusal = str(error).partition("\n")[0] or type(error).__name__
+    return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
+
+
+def _check_choices(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
+    """Why the head does not choose greedy tokens: it cannot, or not as its logits ``wanted`` would."""
+    try:
+        _keep_at_once(model)
+        ids, logits = mx.array(0), mx.array(0)
+        for token_ids, metadata in _steps(vocab_size, range(NUM_STEPS)):
+            choices = model.choose(token_ids, metadata, ROWS)
+            ids, logits = choices.ids, choices.logits
+            mx.eval(ids, logits, *model.pool.pending())
+    except Exception as error:  # model code of any architecture meets a head that chooses here
+        return str(error).partition("\n")[0] or type(error).__name__
+    rows = np.array(wanted.astype(mx.float32))
+    tops = rows.argmax(-1)
+    same = np.array_equal(ids, tops) and np.array_equal(logits, rows[ROWS, tops])
+    return "" if same else "the head chooses other tokens than its logits"
+
+
+def _difference(got: mx.array, wanted: mx.array) -> str:
+    return "" if mx.array_equal(got, wanted) else "logits differ from those of separate modules"
+
+
+def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
+    """Logits of the last of these steps."""
+    _keep_at_once(model)
+    logits = mx.array(0)
+    for token_ids, metadata in _steps(vocab_size, steps):
+        logits = model.forward(token_ids, metadata, ROWS)
+        mx.eval(logits, *model.pool.pending())
+    return logits
+
+
+def _keep_at_once(model: PagedModel) -> None:
+    if model.replay is not None:
+        model.replay.at_once = True
+
+
+def _steps(vocab_size: int, steps: range) -> Iterator[tuple[Ints, AttentionMetadata]]:
+    """Token ids and where they go. Every step has pages of its own, zeros before its tokens."""
+    rng = np.random.default_rng(0)
+    token_ids = rng.integers(0, vocab_size, (NUM_STEPS, NUM_ROWS)).astype(np.int32)
+    for step in steps:
+        positions = np.array([PAGE_SIZE + step, 2 * step, 3 + step], np.int32)
+        firsts = 1 + 2 * (step * NUM_ROWS + np.arange(NUM_ROWS, dtype=np.int32))
+        tables = np.stack([firsts, firsts + np.int32(1)], axis=1)
+        slots = tables[ROWS, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        metadata = AttentionMetadata(
+            positions=positions,
+            slots=slots,
+            q_start=np.arange(NUM_ROWS + 1, dtype=np.int32),
+            kv_len=positions + np.int32(1),
+            page_table=tables,
+            page_size=PAGE_SIZE,
+        )
+        yield token_ids[step], metadata

@@ -1,0 +1,194 @@
+"""The load-time parity probe: does this model compute the same through pages?
+
+A ragged mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond the
+window where that is short) runs through a small pool of 16-bit pages and is compared, row by
+row, with a plain mlx-lm forward of the same loaded weights. What the model cannot do is then
+known before the first request, and not found in its answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+
+from octavo.kernels.interface import AttentionBackend, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata
+
+from ...api.errors import ModelLoadError
+from ..adapt.output_head import RowSelection
+from ..paged_model import PagedModel
+from .discover import CacheLayout
+from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors
+
+PAGE_SIZE = 8
+LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
+STEPS = ((4, 3, 0), (1, 1, 3), (4, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """tier           "paged", or "gather" when only dense K/V satisfies the model
+    mask_dims      dimensions of the masks in the gather tier (see StepContext)
+    reason         why not "paged"; empty otherwise
+    selects_rows   whether the head computes sampled rows only
+    error, limit   worst row's error in the accepted tier, and what was allowed
+    """
+
+    tier: str
+    mask_dims: int | None
+    reason: str
+    selects_rows: bool
+    error: float
+    limit: float
+
+
+def probe(
+    model: Module,
+    layout: CacheLayout,
+    backend: AttentionBackend,
+    selection: RowSelection,
+    *,
+    architecture: str,
+) -> ProbeResult:
+    """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
+    steps = _steps(layout)
+    try:
+        reference = make_reference(model, layout, steps)
+    except Exception as error:  # model code of any architecture
+        raise ModelLoadError(
+            f"model type {architecture!r} fails in mlx-lm itself on this device: {_first_line(error)}; "
+            "the native CPU backend or other weights may work, for example weights='int8'"
+        ) from error
+    refusals: list[str] = []
+    for tier, mask_dims in (("paged", None), ("gather", 4), ("gather", 5)):
+        try:
+            paged = _paged_model(model, layout, backend, reference, mask_dims)
+            errors = _compare(paged, reference, steps)
+            refusal = _judge(errors, reference)
+        except Exception as error:  # model code of any architecture meets shims here
+            refusal = _first_line(error)
+        if refusal is None:
+            worst = float(np.concatenate(errors).max())
+            selects = _selects_rows(paged, selection, reference)
+            return ProbeResult(tier, mask_dims, "; ".join(refusals), selects, worst, reference.worst_limit)
+        refusals.append(f"{tier}: {refusal}")
+    raise ModelLoadError(
+        f"model type {architecture!r} does not compute the same through pages ({'; '.join(refusals)}); "
+        "it cannot be served"
+    )
+
+
+def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
+    """STEPS, with a longer first chunk if that takes the first sequence beyond a window."""
+    windows = [spec.window for spec in layout.layers if spec.window is not None]
+    reachable = [window for window in windows if window <= LONGEST_WINDOW]
+    first, *rest = STEPS
+    return [(first[0] + max(reachable, default=0), *first[1:]), *rest]
+
+
+def _paged_model(
+    model: Module,
+    layout: CacheLayout,
+    backend: AttentionBackend,
+    reference: Reference,
+    mask_dims: int | None,
+) -> PagedModel:
+    longest = max(len(tokens) for tokens in reference.sequences)
+    page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
+    spec = PoolSpec(
+        layers=layout.layers,
+        num_pages=len(reference.sequences) * _num_pages(longest) + 1,
+        page_size=PAGE_SIZE,
+        k_format=page_format,
+        v_format=page_format,
+    )
+    return PagedModel(model, layout, backend.create_pool(spec), mask_dims=mask_dims)
+
+
+def _num_pages(length: int) -> int:
+    return -(-length // PAGE_SIZE)
+
+
+def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int, int]]) -> list[Errors]:
+    """Errors of the decode rows and of the chunk rows, over all steps."""
+    written = [0] * len(reference.sequences)
+    decodes: list[Errors] = []
+    chunks: list[Errors] = []
+    for counts in steps:
+        work = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
+        tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
+        logits = paged.forward(tokens.astype(np.int32), _metadata(reference, work))
+        mx.eval(logits, *paged.pool.pending())
+        got, first = evaluated(logits), 0
+        for i, start, stop in work:
+            rows = got[first : first + stop - start]
+            errors = row_errors(rows, reference.logits[i][start:stop])
+            (decodes if stop - start == 1 else chunks).append(errors)
+            first, written[i] = first + stop - start, stop
+    return [np.concatenate(decodes), np.concatenate(chunks)]
+
+
+def _metadata(reference: Reference, work: list[tuple[int, int, int]]) -> AttentionMetadata:
+    """Pages of the three sequences are interleaved, last page first, and page 0 is left out."""
+    width = max(_num_pages(len(tokens)) for tokens in reference.sequences)
+    count = len(reference.sequences)
+    tables = (
+        1 + np.arange(width, dtype=np.int32)[::-1][None] * count + np.arange(count, dtype=np.int32)[:, None]
+    )
+    positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in work])
+    owners = np.concatenate([np.full(stop - start, i) for i, start, stop in work])
+    slots = tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    q_start = list(itertools.accumulate((stop - start for _, start, stop in work), initial=0))
+    return AttentionMetadata(
+        positions=positions,
+        slots=slots.astype(np.int32),
+        q_start=np.array(q_start, np.int32),
+        kv_len=np.array([stop for _, _, stop in work], np.int32),
+        page_table=np.ascontiguousarray(tables[[i for i, _, _ in work]]),
+        page_size=PAGE_SIZE,
+    )
+
+
+def _judge(groups: list[Errors], reference: Reference) -> str | None:
+    """Why the errors are too large for rounding, or None."""
+    for name, errors in zip(("decode", "prompt"), groups, strict=True):
+        median, worst = float(np.median(errors)), float(errors.max())
+        if not median <= reference.median_limit or not worst <= reference.worst_limit:  # NaN is too large
+            return (
+                f"logits of {name} rows are off by {median:.2g} (worst {worst:.2g}), where rounding "
+                f"explains {reference.median_limit:.2g} (worst {reference.worst_limit:.2g})"
+            )
+    return None
+
+
+def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Reference) -> bool:
+    """Whether asking the head for two rows gives the logits of these two rows."""
+    tokens = reference.sequences[0][:4]
+    metadata = _metadata(reference, [(0, 0, len(tokens))])
+    ids, rows = np.array(tokens, np.int32), np.array([3, 1], np.int32)
+    paged.selection = selection
+    try:
+        chosen = paged.forward(ids, metadata, rows)
+        mx.eval(chosen, *paged.pool.pending())
+    except Exception:  # a model that cannot live with fewer rows keeps them all
+        return False
+    finally:
+        paged.selection = None
+    wanted = reference.logits[0][rows]
+    got = evaluated(chosen)
+    return got.shape == wanted.shape and bool(row_errors(got, wanted).max() <= reference.worst_limit)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def describe(result: ProbeResult) -> str:
+    """One line for the log."""
+    head = "" if result.selects_rows else "; the output head computes every row"
+    reason = f" ({result.reason})" if result.reason else ""
+    return f"tier {result.tier}{reason}: error {result.error:.2g} of {result.limit:.2g} allowed{head}"

@@ -1,0 +1,101 @@
+"""What the parity probe compares with: mlx-lm's own answers, and how far rounding moves them.
+
+How far apart rounding alone may drive two right answers is measured, not guessed: the plain
+forward also computes the same sequences with every K and V perturbed by about one rounding error.
+A wrong position, page, head or window moves the logits many times farther.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+from numpy.typing import NDArray
+
+from .discover import CacheLayout
+from .mlx_lm_import import cache as caches_of_mlx_lm
+
+MAX_COLUMNS = 8192  # logits of a row that are compared
+CACHE_STEP = (
+    16  # positions by which caches grow: mlx-lm's 256 are more zeros to write than there is to compute
+)
+
+Errors = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Plain logits of each sequence and how much rounding moves a row: median and worst."""
+
+    sequences: list[list[int]]
+    logits: list[NDArray[np.float32]]
+    median_limit: float
+    worst_limit: float
+
+
+def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, int, int]]) -> Reference:
+    rng = np.random.default_rng(0)
+    lengths = [sum(counts) for counts in zip(*steps, strict=True)]
+    sequences = [rng.integers(0, layout.vocab_size, length).tolist() for length in lengths]
+    precision = 2.0**-8 if layout.dtype == mx.bfloat16 else 2.0**-10
+    pairs = [_plain_and_noisy(model, tokens, precision) for tokens in sequences]
+    logits, noisy = [plain for plain, _ in pairs], [noisy for _, noisy in pairs]
+    noise = np.concatenate([row_errors(a, b) for a, b in zip(noisy, logits, strict=True)])
+    worst = float(noise.max())
+    return Reference(
+        sequences,
+        logits,
+        median_limit=3 * float(np.median(noise)) + precision,
+        # One row may be far off by rounding where experts are chosen; 0.4 is what errors look like.
+        worst_limit=min(6 * worst, max(0.4, 2 * worst)) + precision,
+    )
+
+
+def _plain_and_noisy(
+    model: Module, tokens: list[int], precision: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits [L, V] of a sequence, without and with perturbed K and V, from one forward of mlx-lm's own."""
+    plain, noisy = evaluated(model(mx.array([tokens] * 2), cache=_perturbed_caches(model, precision)))
+    return plain, noisy
+
+
+def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
+    """Per row [.., V]: RMS of the difference over RMS of the wanted logits, both centred, since
+    a constant added to all logits of a row changes nothing."""
+    finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
+    if not np.array_equal(finite, np.isfinite(got)):
+        return np.full(len(got), np.nan)
+    wanted, got = np.where(finite, wanted, 0).astype(np.float64), np.where(finite, got, 0).astype(np.float64)
+    wanted, got = (rows - rows.mean(-1, keepdims=True) for rows in (wanted, got))
+    scale = np.sqrt(np.mean(wanted**2, axis=-1)) + 1e-12
+    errors: Errors = np.sqrt(np.mean((got - wanted) ** 2, axis=-1)) / scale
+    return errors
+
+
+def _perturbed_caches(model: Module, precision: float) -> list[Any]:
+    """Fresh caches of the model that store K and V of the second half of a batch times 1 +- precision
+    at random, the same in every run."""
+    keys = (mx.random.key(i) for i in itertools.count())
+
+    def nudged(x: mx.array) -> mx.array:
+        sign = mx.random.bernoulli(0.5, x.shape, key=next(keys))
+        clean = mx.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1)) < len(x) // 2
+        factor = mx.where(clean, 1, mx.where(sign, 1 + precision, 1 - precision))
+        return x * factor.astype(x.dtype)
+
+    caches = caches_of_mlx_lm.make_prompt_cache(model)
+    for cache in caches:
+        cache.step = CACHE_STEP
+        store = cache.update_and_fetch
+        cache.update_and_fetch = lambda k, v, store=store: store(nudged(k), nudged(v))
+    return caches
+
+
+def evaluated(logits: mx.array) -> NDArray[np.float32]:
+    """Logits [.., V] as float32; of a large vocabulary every n-th column, which says as much."""
+    stride = -(-logits.shape[-1] // MAX_COLUMNS)
+    return np.array(logits[..., ::stride].astype(mx.float32))

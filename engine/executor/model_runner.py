@@ -1,0 +1,198 @@
+"""The runner: a hooked model, its page pool, and one forward with its draws per step."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.groups import page_pools
+from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.page_bytes import PageBytes
+
+from ..api.engine_info import ModelInfo
+from ..api.outputs import TokenLogprob
+from ..kv_store.fingerprint import model_fingerprint
+from ..kv_store.page_runs import PageKind
+from .base import RunOutput
+from .batch import Batch, ScoredRows
+from .paged_model import PagedModel, slice_rows
+from .sampling.logit_rows import NumpySampling, Sampling, Target
+from .sampling.sampler import Sampled, SampleState, chosen
+
+KV_NOT_FINITE = "the model computed keys or values that are not finite (NaN or infinity)"
+LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
+GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
+
+
+class PagedRunner:
+    """``ModelRunner`` over a page pool.
+
+    ``dense_row_bytes`` is what one row of one layer takes per visible position in the gather
+    tier (None: paged tier): a step is then computed in slices of rows that stay below
+    GATHER_BYTES. With ``chooses`` the model's head chooses the tokens of steps in which every token
+    is plainly greedy; ``sampling`` draws those of all others, in NumPy if it is not given.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        info: ModelInfo,
+        *,
+        dense_row_bytes: int | None,
+        exact: bool = False,
+        chooses: bool = False,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self._model = model
+        self._info = info
+        self._dense_row_bytes = dense_row_bytes
+        self._exact = exact
+        self._chooses = chooses
+        self._sampling = NumpySampling() if sampling is None else sampling
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        """As ``ModelRunner.run``. Raises ValueError for token ids or pages that do not exist:
+        neither the embedding nor the kernels check."""
+        vocab_size = self._info.vocab_size
+        token_ids = batch.token_ids.tolist()
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
+        for group, pages in enumerate(page_pools(self._model.pool) if batch.copies else ()):
+            if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
+                pages.copy_pages(pairs)
+        if self._chooses and batch.scored is None and all(state.plain_greedy for state in states):
+            return self._run_choosing(batch, states)
+        return self._run_sampling(batch, states)
+
+    def _run_choosing(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        """Every token is the position of its row's largest logit, and nobody asks for more."""
+        rows, which = _each_once(batch.sample_rows)
+        drawn: list[Sampled] = []  # one for each of rows
+        failed: list[int] = []
+        for first, stop in self._slices(batch):
+            wanted = _rows_between(rows, first, stop, batch) - first
+            part = slice_rows(batch.attention, first, stop)
+            if not len(wanted):
+                failed += self._write(batch.token_ids[first:stop], part, first)
+                continue
+            out = self._model.choose(batch.token_ids[first:stop], part, wanted)
+            failed += self._evaluate([out.ids, out.logits], first)
+            ids, logits = cast("list[int]", out.ids.tolist()), cast("list[float]", out.logits.tolist())
+            drawn += map(chosen, ids, logits)
+        samples = [drawn[i] for i, _ in zip(which, states, strict=True)]
+        return RunOutput(_with_failures(samples, batch, failed), tuple(failed))
+
+    def _run_sampling(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        rows = batch.sample_rows if batch.scored is None else np.r_[batch.sample_rows, batch.scored.rows]
+        rows, _ = _each_once(rows)
+        samples: dict[int, Sampled] = {}  # by the index of their state
+        scores: list[TokenLogprob] = []
+        failed: list[int] = []
+        for first, stop in self._slices(batch):
+            wanted = _rows_between(rows, first, stop, batch)
+            part = slice_rows(batch.attention, first, stop)
+            if not len(wanted):
+                failed += self._write(batch.token_ids[first:stop], part, first)
+                continue
+            out = self._model.forward(batch.token_ids[first:stop], part, wanted - first)
+            failed += self._evaluate([out], first)
+            which = [i for i, row in enumerate(batch.sample_rows.tolist()) if first <= row < stop]
+            places = np.searchsorted(wanted, batch.sample_rows[which]).tolist()
+            samples.update(
+                zip(which, self._sampling.draw(out, places, [states[i] for i in which]), strict=True)
+            )
+            if batch.scored is not None:
+                scores += self._score(batch.scored, out, wanted.tolist(), failed)
+        drawn = [samples[i] for i, _ in enumerate(states)]
+        return RunOutput(_with_failures(drawn, batch, failed), tuple(failed), tuple(scores))
+
+    def _score(
+        self, scored: ScoredRows, logits: mx.array, rows: list[int], failed: list[int]
+    ) -> Iterator[TokenLogprob]:
+        """Of those rows that are there, in the order of ``logits``; rows that are not finite join the
+        failed ones."""
+        places = {row: place for place, row in enumerate(rows)}
+        asked = zip(scored.rows.tolist(), scored.targets.tolist(), scored.num_top.tolist(), strict=True)
+        there = [(row, Target(places[row], token, num_top)) for row, token, num_top in asked if row in places]
+        found = self._sampling.score(logits, [target for _, target in there])
+        for (row, target), score in zip(there, found, strict=True):
+            if score is None:
+                failed.append(row)
+            yield TokenLogprob(target.token, -np.inf) if score is None else score
+
+    def _write(self, token_ids: Ints, part: AttentionMetadata, first: int) -> list[int]:
+        """Compute a slice of the step that nobody wants anything of; as ``_evaluate``."""
+        self._model.write(token_ids, part)
+        return self._evaluate([], first)
+
+    def _evaluate(self, out: list[mx.array], first: int) -> list[int]:
+        """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
+        of the step."""
+        self._model.evaluate(out)
+        return [first + row for row in self._model.pool.nonfinite_tokens()]
+
+    @functools.cached_property
+    def page_kind(self) -> PageKind:
+        """Computed when it is first asked for: it reads a little of every tensor on disk."""
+        name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
+        specs = tuple(pool.spec for pool in page_pools(self._model.pool))
+        twins = any(group.twin_of is not None for group in self._info.groups)
+        return PageKind(name, specs, f"quantize_after {self._info.quantize_after}" if twins else "")
+
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        return page_pools(self._model.pool)[group].read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        page_pools(self._model.pool)[group].write_pages(pages, data)
+
+    def _slices(self, batch: Batch) -> Iterator[tuple[int, int]]:
+        total = len(batch.token_ids)
+        size = total
+        if self._dense_row_bytes is not None:
+            size = max(1, GATHER_BYTES // (self._dense_row_bytes * int(batch.attention.kv_len.max())))
+        if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
+            size = min(size, max(1, LOGIT_BYTES // (4 * self._info.vocab_size)))
+        for first in range(0, total, size):
+            yield first, min(first + size, total)
+
+    def close(self) -> None:
+        """Drop the weights and the pool; the runner must not be used afterwards."""
+        del self._model
+        mx.clear_cache()
+
+
+def _each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:
+    """The rows in rising order, each once, and where each of ``rows`` is among them."""
+    if all(a < b for a, b in itertools.pairwise(rows.tolist())):  # as in every step of decodes
+        return rows, range(len(rows))
+    once, places = np.unique(rows, return_inverse=True)
+    return once, places.tolist()
+
+
+def _rows_between(rows: Ints, first: int, stop: int, batch: Batch) -> Ints:
+    """Those that lie in ``[first, stop)``."""
+    whole = first == 0 and stop == len(batch.token_ids)
+    return rows if whole else rows[(rows >= first) & (rows < stop)]
+
+
+def _with_failures(samples: list[Sampled], batch: Batch, failed: list[int]) -> tuple[Sampled, ...]:
+    """Samples of sequences that own a failed row become failures themselves."""
+    if not failed:
+        return tuple(samples)
+    starts = batch.attention.q_start[1:]
+    broken = set(np.searchsorted(starts, failed, side="right").tolist())
+    owners: Ints = np.searchsorted(starts, batch.sample_rows, side="right").astype(np.int32)
+    return tuple(
+        Sampled(token=None, error=KV_NOT_FINITE) if int(owner) in broken else drawn
+        for drawn, owner in zip(samples, owners, strict=True)
+    )

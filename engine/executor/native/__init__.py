@@ -1,0 +1,1 @@
+"""mlx-lm's modules on native CPU kernels: linear layers, norms, rotary embeddings, activations."""

@@ -1,0 +1,254 @@
+"""MLX modules that compute with native kernels.
+
+Each is made in place from the MLX module it stands for: the object keeps its identity, its other
+attributes and its base class, so that whoever holds or inspects it notices nothing but the speed.
+Weights move into the kernels' layout; ``weight`` (``scales``, ``biases``) gives them back bit by
+bit, as fresh copies, for model code that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from octavo.kernels import _ext
+
+from .activations import FLOATS
+
+AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
+AFFINE_GROUP_SIZES = (32, 64, 128)
+FP4_MODES = ("mxfp4", "nvfp4")
+
+
+def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
+    """Why MLX's quantized ``module`` has no native kernel, or None if it has one.
+
+    ``num_dims`` are those of its scales: 3 where there is a weight per expert.
+    """
+    scales = module["scales"]
+    if scales.ndim != num_dims:
+        return f"scales of shape {list(scales.shape)}"
+    if getattr(module, "global_scale", None) is not None:
+        return f"weights in {module.mode} with a global scale"
+    if module.mode in FP4_MODES:
+        return None if scales.dtype == mx.uint8 else f"{module.mode} scales in {scales.dtype}"
+    if module.mode != "affine":
+        return f"weights in {module.mode}"
+    if module.bits not in AFFINE_BITS:
+        return f"weights of {module.bits} bits"
+    if module.group_size not in AFFINE_GROUP_SIZES:
+        return f"weights in groups of {module.group_size}"
+    return None if scales.dtype in FLOATS else f"scales in {scales.dtype}"
+
+
+class Greedy(NamedTuple):
+    """Ids int32 [...] of the largest logits of rows, and those logits, float32 [...].
+
+    A logit is NaN, and its id without meaning, where any logit of the row is NaN.
+    """
+
+    ids: mx.array
+    logits: mx.array
+
+
+def _original(name: str, index: int) -> property:
+    """Attribute ``name`` of the MLX module: in its dictionary, or the packed array ``index``.
+
+    Assigning to it works as on any MLX module, which deletes the attribute first: the weights
+    go back to the dictionary and are packed again when they are next used.
+    """
+
+    def get(module: Any) -> mx.array | None:
+        if name not in module.names:  # fp4 weights have no biases
+            return None
+        array: mx.array
+        array = module[name] if module.packed is None else module.unpack()[index]
+        return array
+
+    def delete(module: Any) -> None:
+        module.restore()
+        del module[name]
+
+    return property(get, None, delete)
+
+
+class _Packed:
+    """What the native modules share: ``packed`` weights, None until they are packed."""
+
+    packed: Any  # _ext.PackedWeight, or _ext.PackedExperts
+    exact: bool
+    names: tuple[str, ...] = ("weight",)  # of the arrays that get packed, in the order of unpack
+
+    weight = _original("weight", 0)
+
+    def pack(self: Any) -> None:
+        """Move the weights into the kernels' layout and drop the originals. A bias is read now."""
+        if self.packed is None:
+            self.packed = self.make_packed()
+            for name in self.names:
+                del self[name]
+
+    def restore(self: Any) -> None:
+        """The reverse of ``pack``."""
+        if self.packed is not None:
+            for name, array in zip(self.names, self.unpack(), strict=True):
+                self[name] = array
+            self.packed = None
+
+    def make_packed(self: Any) -> Any:
+        return self.pack_stacked([self])
+
+    def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
+        """The weights of layers like this one as one matrix, the outputs of the first on top, with this
+        one's bias."""
+        return _ext.pack_stacked([layer["weight"] for layer in layers], self.get("bias"))
+
+    def unpack(self) -> list[mx.array]:
+        """The originals, in the order of ``names``."""
+        return _ext.unpack(self.packed)
+
+    def multiply(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        """x [..., inputs] -> x W^T (+ bias) (+ residual) [..., outputs]."""
+        if self.packed is None:
+            self.pack()
+        return _ext.linear(_ext.shortcut(x), self.packed, residual=residual, exact=self.exact)
+
+    def argmax(self, x: mx.array) -> Greedy:
+        """The greedy choice of each row of x [..., inputs], as a head of a language model makes it.
+
+        Equal to ``mx.argmax(multiply(x), -1)``, also among equals (the lowest id), without storing
+        the logits: for rows that are sampled greedily and whose logits nobody asked for.
+        """
+        if self.packed is None:
+            self.pack()
+        return Greedy(*_ext.linear_argmax(x, self.packed, exact=self.exact))
+
+    def _extra_repr(self) -> str:
+        if self.packed is None:
+            text: str = super()._extra_repr()  # type: ignore[misc]
+            return text
+        return f"{self.packed.inputs}, {self.packed.outputs}, {self.packed.nbytes} bytes packed"
+
+
+class _Quantized(_Packed):
+    """The same for MLX's quantized formats."""
+
+    biases = _original("biases", 2)
+    scales = _original("scales", 1)
+
+    @property
+    def names(self: Any) -> tuple[str, ...]:  # type: ignore[override]
+        return ("weight", "scales", "biases") if self.mode == "affine" else ("weight", "scales")
+
+    def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
+        arrays = [mx.concatenate([layer[name] for layer in layers]) for name in self.names]
+        return self.pack_arrays(arrays, self.get("bias"))
+
+    def pack_arrays(self: Any, arrays: list[mx.array], bias: mx.array | None) -> _ext.PackedWeight:
+        """One matrix, given by the arrays called ``names``."""
+        if self.mode == "affine":
+            codes, scales, biases = arrays
+            return _ext.pack_affine(
+                codes, scales, biases, group_size=self.group_size, bits=self.bits, bias=bias
+            )
+        codes, scales = arrays
+        return _ext.pack_fp4(codes, scales, mode=self.mode, bias=bias)
+
+
+class NativeLinear(_Packed, Linear):
+    """``nn.Linear`` with bf16, fp16 or fp32 weights."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.multiply(x)
+
+
+class NativeQuantizedLinear(_Quantized, QuantizedLinear):
+    """``nn.QuantizedLinear`` with affine, mxfp4 or nvfp4 weights."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.multiply(x)
+
+
+class NativeEmbedding(_Packed, Embedding):
+    """``nn.Embedding`` whose ``as_linear`` is native. Packed when that is first called: a table
+    that is only looked up stays as it is."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.packed is None:
+            return _ext.select_rows(self["weight"], x)
+        return _ext.take_rows(self.packed, x)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.multiply(x)
+
+
+class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
+    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights. Packed when it is first called."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.packed is None:
+            self.pack()
+        return _ext.take_rows(self.packed, x)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.multiply(x)
+
+
+class _Experts(_Packed):
+    """What native mixtures share: one packed weight per expert."""
+
+    @property
+    def input_dims(self) -> int:
+        return int(self.packed.inputs if self.packed is not None else super().input_dims)  # type: ignore[misc]
+
+    @property
+    def output_dims(self) -> int:
+        return int(self.packed.outputs if self.packed is not None else super().output_dims)  # type: ignore[misc]
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.packed.experts) if self.packed is not None else int(super().num_experts)  # type: ignore[misc]
+
+    def make_packed(self: Any) -> Any:
+        bias = self.get("bias")
+        return _ext.PackedExperts(
+            [self.pack_expert(e, None if bias is None else bias[e]) for e in range(self.num_experts)]
+        )
+
+    def pack_expert(self: Any, expert: int, bias: mx.array | None) -> _ext.PackedWeight:
+        return _ext.pack_dense(self["weight"][expert], bias)
+
+    def unpack(self) -> list[mx.array]:
+        arrays = [_ext.unpack(weight) for weight in self.packed.experts]
+        return [mx.stack(list(parts)) for parts in zip(*arrays, strict=True)]
+
+    def __call__(
+        self,
+        x: mx.array,
+        indices: mx.array,
+        sorted_indices: bool = False,  # noqa: ARG002
+    ) -> mx.array:
+        """x [..., M, inputs] and indices [...], broadcast against each other, -> [..., M, outputs].
+        Rows are grouped by expert anyway: ``sorted_indices`` changes nothing."""
+        if self.packed is None:
+            self.pack()
+        return _ext.gather_linear(x, self.packed, indices, exact=self.exact)
+
+
+class NativeSwitchLinear(_Experts, SwitchLinear):
+    """mlx-lm's ``SwitchLinear`` with bf16, fp16 or fp32 weights."""
+
+
+class NativeQuantizedSwitchLinear(_Experts, _Quantized, QuantizedSwitchLinear):
+    """mlx-lm's ``QuantizedSwitchLinear`` with affine, mxfp4 or nvfp4 weights."""
+
+    def pack_expert(self: Any, expert: int, bias: mx.array | None) -> _ext.PackedWeight:
+        packed: _ext.PackedWeight
+        packed = self.pack_arrays([self[name][expert] for name in self.names], bias)
+        return packed

@@ -1,0 +1,180 @@
+"""Linear layers that are given the same input, computed as one: q, k and v; gate and up.
+
+Which those are is observed, not guessed: a forward that is built but never evaluated shows what every
+layer is called on. The outputs of a group lie one after another in one packed matrix; the first of
+its layers that is called computes all of them, the others take their part. A layer that is called
+on something else computes it like any other, so results do not depend on the observation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from octavo.kernels import _ext
+
+from .linear import Greedy, NativeLinear, NativeQuantizedLinear
+
+_OBSERVED = (Linear, QuantizedLinear)
+_TABLES = (Embedding, QuantizedEmbedding)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """groups  MLX's linear layers that are called one after another on the very same array
+    heads   MLX's embeddings that are also called as a linear layer
+    """
+
+    groups: tuple[tuple[Any, ...], ...] = ()
+    heads: tuple[Any, ...] = ()
+
+
+def observe(forward: Callable[[], object]) -> Observed:
+    """What ``forward``, which is built but not evaluated, calls."""
+    with _calls(_OBSERVED, "__call__") as calls, _calls(_TABLES, "as_linear") as heads:
+        forward()
+    return Observed(tuple(map(tuple, _shared_inputs(calls))), tuple({id(m): m for m, _ in heads}.values()))
+
+
+def _shared_inputs(calls: list[tuple[Any, mx.array]]) -> list[list[Any]]:
+    groups: list[list[Any]] = []
+    last: mx.array | None = None
+    for layer, x in calls:
+        if last is not None and _ext.same_array(last, x) and _alike(groups[-1][0], layer):
+            groups[-1].append(layer)
+        else:
+            groups.append([layer])
+        last = x
+    called = [id(layer) for layer, _ in calls]
+    return [group for group in groups if len(group) > 1 and all(called.count(id(m)) == 1 for m in group)]
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two layers can be rows of one matrix."""
+    if type(a) is not type(b) or ("bias" in a) != ("bias" in b):
+        return False
+    settings: list[tuple[Any, ...]]
+    if isinstance(a, QuantizedLinear):
+        settings = [(m.mode, m.bits, m.group_size, m["scales"].dtype, m["scales"].shape[1]) for m in (a, b)]
+    else:
+        settings = [(m["weight"].dtype, m["weight"].shape[1]) for m in (a, b)]
+    return bool(settings[0] == settings[1])
+
+
+@contextmanager
+def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array]]]:
+    """Calls of this method of MLX's own modules in this block, in order, with their input."""
+    calls: list[tuple[Any, mx.array]] = []
+
+    def recording(original: Any) -> Any:
+        def call(module: Any, x: mx.array) -> mx.array:
+            calls.append((module, copy.copy(x)))
+            y: mx.array = original(module, x)
+            return y
+
+        return call
+
+    originals = [(kind, getattr(kind, name)) for kind in kinds]
+    for kind, original in originals:
+        setattr(kind, name, recording(original))
+    try:
+        yield calls
+    finally:
+        for kind, original in originals:
+            setattr(kind, name, original)
+
+
+class Merged:
+    """Native layers whose weights lie in ``whole``, one native layer with all of their outputs."""
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        """Packs the members' weights, which must be alike and not packed yet."""
+        self.members = list(members)
+        first = self.members[0]
+        self.whole = copy.copy(first)
+        if "bias" in first:
+            self.whole["bias"] = mx.concatenate([member["bias"] for member in self.members])
+        self.whole.packed = self.whole.pack_stacked(self.members)
+        for name in first.names:
+            del self.whole[name]
+        self.together = True  # False: every member computes its part by itself
+        self._input: mx.array | None = None  # with its product, until every member has taken its part
+        self._output: mx.array | None = None
+        self._waiting: set[int] = set()
+        start = 0
+        for index, member in enumerate(self.members):
+            stop = start + member["weight"].shape[0]
+            for name in member.names:
+                del member[name]
+            member.packed = self.whole.packed
+            member.merged, member.index, member.span = self, index, slice(start, stop)
+            member.__class__ = _MEMBERS[type(member)]
+            start = stop
+
+    def multiply(self, index: int, x: mx.array) -> mx.array:
+        """The product of x with the weights of one member."""
+        if not self.together:
+            alone: mx.array = self.whole.multiply(x)[..., self.members[index].span]
+            return alone
+        if self._output is None or self._input is None or not _ext.same_array(self._input, x):
+            self._input, self._output = copy.copy(x), self.whole.multiply(x)
+            self._waiting = set(range(len(self.members)))
+        part: mx.array = self._output[..., self.members[index].span]
+        self._waiting.discard(index)
+        if not self._waiting:
+            self._input = self._output = None
+        return part
+
+    def dissolve(self) -> None:
+        """Give every member its own weights back, unpacked."""
+        arrays = self.whole.unpack()
+        for member in self.members:
+            for name, array in zip(member.names, arrays, strict=True):
+                member[name] = array[member.span]
+            member.packed = member.merged = None
+            member.__class__ = type(self.whole)
+        mx.eval([member[name] for member in self.members for name in member.names])
+
+
+class _Member:
+    """A layer whose weights are rows of a larger matrix."""
+
+    merged: Merged
+    index: int
+    span: slice
+
+    def multiply(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        y = self.merged.multiply(self.index, x)
+        return y if residual is None else y + residual
+
+    def argmax(self, x: mx.array) -> Greedy:  # noqa: ARG002
+        raise TypeError("layers that share a matrix do not choose among their own outputs")
+
+    def unpack(self) -> list[mx.array]:
+        return [array[self.span] for array in self.merged.whole.unpack()]
+
+    def restore(self) -> None:
+        self.merged.dissolve()
+
+    def _extra_repr(self) -> str:
+        start, stop = self.span.start, self.span.stop
+        return f"outputs {start} to {stop} of {self.merged.whole._extra_repr()}"
+
+
+class MergedLinear(_Member, NativeLinear):
+    """A ``NativeLinear`` of a group."""
+
+
+class MergedQuantizedLinear(_Member, NativeQuantizedLinear):
+    """A ``NativeQuantizedLinear`` of a group."""
+
+
+_MEMBERS: dict[Any, Any] = {NativeLinear: MergedLinear, NativeQuantizedLinear: MergedQuantizedLinear}

@@ -1,0 +1,159 @@
+"""One forward of a model through a page pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+
+from octavo.kernels.groups import page_pools
+from octavo.kernels.interface import KVPool
+from octavo.kernels.metadata import AttentionMetadata, Ints
+
+from .adapt.cache_adapter import HookError, LayerShim, StepContext
+from .adapt.output_head import RowSelection
+from .capture.graph_runner import Build, Replay, ReplayablePool
+from .load.discover import CacheLayout
+
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
+
+
+class UnusedShim:
+    """Stands in for a cache the model never writes; anything done with it is refused."""
+
+    def __getattr__(self, name: str) -> object:
+        raise HookError(f"the model uses {name!r} of a cache that it did not write when probed")
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Ids int32 [S] of the largest logits of rows (the lowest among equals), and those logits, float32
+    [S]: NaN where any of the row is, and then the id means nothing. Not evaluated."""
+
+    ids: mx.array
+    logits: mx.array
+
+
+class PagedModel:
+    """A model and a pool. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
+    every row; ``replay``: graphs of steps that repeat are replayed where the pool allows it."""
+
+    def __init__(
+        self,
+        model: Module,
+        layout: CacheLayout,
+        pool: KVPool,
+        *,
+        mask_dims: int | None = None,
+        selection: RowSelection | None = None,
+        replay: bool = False,
+    ) -> None:
+        self.pool = pool
+        self.selection = selection
+        self._model = model
+        self._context = StepContext(pool, mask_dims=mask_dims)
+        self._shims = [
+            UnusedShim() if index is None else LayerShim(self._context, index, layout.layers[index])
+            for index in layout.pool_index
+        ]
+        self.replay: Replay | None = None
+        pools = [part for part in page_pools(pool) if isinstance(part, ReplayablePool)]
+        if replay and mask_dims is None and len(pools) == len(page_pools(pool)):
+            self.replay = Replay(pools)
+
+    def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
+        """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
+
+        ``evaluate`` them, or with ``pool.pending()`` whatever is made of them, exactly once, before the
+        next call.
+        """
+        return self._step(self._build_logits, token_ids, metadata, rows)[0]
+
+    def write(self, token_ids: Ints, metadata: AttentionMetadata) -> None:
+        """Only the K/V of the step, for rows that nobody draws from; evaluated like ``forward``."""
+        self._step(self._build_nothing, token_ids, metadata, FIRST_ROW)
+
+    def choose(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints) -> Choices:
+        """The greedy choice of each of those rows, without their logits; evaluated like ``forward``.
+
+        Raises HookError if the model's output is not exactly what its head gives, or its head
+        cannot choose: a matter of the model, which the check at load asks once.
+        """
+        return Choices(*self._step(self._build_choices, token_ids, metadata, rows))
+
+    def evaluate(self, out: Sequence[mx.array]) -> None:
+        """Compute what the last step gave, and its writes, unless that is done."""
+        if self.replay is None or not self.replay.is_computed:
+            mx.eval(*out, *self.pool.pending())
+
+    def _step(
+        self, build: Build, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None
+    ) -> list[mx.array]:
+        self._context.begin(metadata)
+        values = [token_ids, metadata.positions] if rows is None else [token_ids, metadata.positions, rows]
+        if self.replay is not None:
+            return self.replay(build, values)
+        return build([mx.array(value) for value in values], False)
+
+    def _build_logits(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+        """The graph of the step that has begun: of its tokens, positions and wanted rows."""
+        self._context.traced = traced
+        token_ids, self._context.positions, *rest = arrays
+        wanted = rest[0] if rest else None
+        if self.selection is None:
+            logits = self._output(token_ids).squeeze(1)
+            return [logits if wanted is None else logits[wanted]]
+        self.selection.rows = wanted
+        try:
+            return [self._output(token_ids).squeeze(1)]
+        finally:
+            self.selection.rows = None
+
+    def _build_nothing(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+        """The same without results: the output head stays without a reader."""
+        self._build_logits(arrays, traced)
+        return []
+
+    def _build_choices(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+        """The same, ending in what the head chose: logits of the graph stay without a reader."""
+        if self.selection is None:
+            raise HookError("the output head computes every row")
+        self._context.traced = traced
+        token_ids, self._context.positions, self.selection.rows = arrays
+        self.selection.choosing = True
+        try:
+            output, choice = self._output(token_ids), self.selection.choice
+        finally:
+            self.selection.choosing, self.selection.choice, self.selection.rows = False, None, None
+        if choice is None:
+            raise HookError("the output head is not a native module")
+        if output is not choice.of:
+            raise HookError("the model changes the logits that its head gives")
+        return [choice.ids.squeeze(1), choice.logits.squeeze(1)]
+
+    def _output(self, token_ids: mx.array) -> mx.array:
+        """What the model returns for rows that are sequences of one token each: [rows, 1, V]."""
+        logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
+        return logits
+
+
+def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
+    """The step as if it consisted of rows [first, stop) alone, the rows before them done."""
+    if first == 0 and stop == metadata.num_tokens:
+        return metadata
+    begin = int(np.searchsorted(metadata.q_start, first, side="right")) - 1
+    end = int(np.searchsorted(metadata.q_start, stop, side="left"))
+    q_start = np.clip(metadata.q_start[begin : end + 1], first, stop)
+    return AttentionMetadata(
+        positions=metadata.positions[first:stop],
+        slots=metadata.slots[first:stop],
+        q_start=q_start - np.int32(first),
+        kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
+        page_table=metadata.page_table[begin:end],
+        page_size=metadata.page_size,
+        quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],
+        others=tuple(slice_rows(other, first, stop) for other in metadata.others),
+    )

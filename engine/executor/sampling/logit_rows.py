@@ -1,0 +1,58 @@
+"""Rows of a step's evaluated logits, and what draws tokens from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from ...api.outputs import TokenLogprob
+from .sampler import Sampled, SampleState, logprob_of, sample
+from .truncation import Floats
+
+
+class Target(NamedTuple):
+    """A token whose probability is asked for, and those of the ``num_top`` likeliest ones."""
+
+    row: int
+    token: int
+    num_top: int
+
+
+class Sampling(Protocol):
+    """Reads evaluated logits [S, V]."""
+
+    def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
+        """One token for each state, from that row; as ``sampler.sample``."""
+        ...
+
+    def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
+        """Log-probabilities as ``sampler.logprob_of`` gives them; None where the row is not finite."""
+        ...
+
+
+class NumpySampling:
+    """``Sampling`` where there are no native kernels."""
+
+    def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
+        return sample((float_row(logits, row) for row in rows), states)
+
+    def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
+        return [_score(float_row(logits, row), token, num_top) for row, token, num_top in targets]
+
+
+def float_row(logits: mx.array, row: int) -> Floats:
+    """One row of evaluated logits [S, V] as float32: a copy."""
+    if logits.dtype != mx.bfloat16:
+        floats: Floats = np.array(logits, copy=False)[row].astype(np.float32)
+        return floats
+    bits = np.array(logits.view(mx.uint16), copy=False)[row]
+    values: Floats = np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)  # a float32's upper half
+    return values
+
+
+def _score(values: Floats, token: int, num_top: int) -> TokenLogprob | None:
+    finite = np.isfinite(values[np.argmax(values)])  # of the first NaN, if there is one
+    return logprob_of(values, token, num_top) if finite else None

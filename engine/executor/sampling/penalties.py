@@ -1,0 +1,121 @@
+"""What a request's parameters make of the logits of some tokens before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...api.sampling_params import SamplingParams
+from .truncation import Floats, Ids
+
+_NO_IDS: Ids = np.empty(0, np.intp)
+_NO_VALUES: Floats = np.empty(0, np.float32)
+
+
+class LogitChanges(NamedTuple):
+    """Changes of logits, made in the order of the fields; ids of one list are distinct.
+
+    bias                [B] is added to the logits of ``bias_ids``
+    repetition_penalty  divides those of ``seen_ids`` that are above 0, and multiplies the others
+    frequency_penalty   times ``output_counts`` [O] is subtracted from those of ``output_ids``
+    presence_penalty    is then subtracted from the same
+    held_ids            become minus infinity
+    """
+
+    bias_ids: Ids
+    bias: Floats
+    seen_ids: Ids
+    repetition_penalty: float
+    output_ids: Ids
+    output_counts: Floats
+    frequency_penalty: float
+    presence_penalty: float
+    held_ids: Ids
+
+    def apply(self, logits: Floats) -> None:
+        """To logits [V], in place and in float32."""
+        logits[self.bias_ids] += self.bias
+        if len(self.seen_ids):
+            values, penalty = logits[self.seen_ids], np.float32(self.repetition_penalty)
+            logits[self.seen_ids] = np.where(values > 0, values / penalty, values * penalty)
+        if len(self.output_ids):
+            logits[self.output_ids] -= np.float32(self.frequency_penalty) * self.output_counts
+            logits[self.output_ids] -= np.float32(self.presence_penalty)
+        logits[self.held_ids] = -np.inf
+
+
+class Penalties:
+    """The changes that one sample's parameters ask for; follows its tokens.
+
+    ``any``: whether there are some beyond the tokens that are held back until ``params.min_tokens``.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        end_ids: Collection[int],
+    ) -> None:
+        held = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
+        self.held_ids: Ids = np.array(sorted(held), np.intp)
+        counts = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._params = params
+        self._bias_ids: Ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
+        self._bias: Floats = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+        self._seen = _TokenCounts(prompt_ids) if params.repetition_penalty != 1 else None
+        self._output = _TokenCounts(()) if counts else None
+        self.any = bool(params.logit_bias) or self._seen is not None or counts
+
+    def record(self, token: int) -> None:
+        """The sample's next token is ``token``."""
+        for counts in (self._seen, self._output):
+            if counts is not None:
+                counts.add(token)
+
+    def changes(self, *, hold: bool) -> LogitChanges:
+        """Those of the next token; ``hold``: it must not be an end token. Good until ``record``."""
+        seen, output, params = self._seen, self._output, self._params
+        return LogitChanges(
+            self._bias_ids,
+            self._bias,
+            _NO_IDS if seen is None else seen.ids,
+            params.repetition_penalty,
+            _NO_IDS if output is None else output.ids,
+            _NO_VALUES if output is None else output.counts,
+            params.frequency_penalty,
+            params.presence_penalty,
+            self.held_ids if hold else _NO_IDS,
+        )
+
+
+class _TokenCounts:
+    """Distinct tokens in order of appearance with how often each came, as growing arrays:
+    adding one costs the same however many there are."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        ids, counts = np.unique(np.fromiter(tokens, np.intp), return_counts=True)
+        self._ids, self._counts, self._size = ids, counts.astype(np.float32), len(ids)
+        self._index = {int(token): i for i, token in enumerate(ids)}
+
+    @property
+    def ids(self) -> NDArray[np.intp]:
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> Floats:
+        return self._counts[: self._size]
+
+    def add(self, token: int) -> None:
+        index = self._index.setdefault(token, self._size)
+        if index == self._size:
+            if index == len(self._ids):
+                self._ids = np.resize(self._ids, max(64, 2 * index))
+                self._counts = np.resize(self._counts, max(64, 2 * index))
+            self._ids[index], self._counts[index] = token, 0
+            self._size += 1
+        self._counts[index] += 1

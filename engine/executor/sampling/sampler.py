@@ -1,0 +1,188 @@
+"""Drawing tokens from logits, row by row, the way vLLM does it.
+
+Order: logit bias, then repetition, frequency and presence penalties, then the mask of structured
+output; that gives the logits of which logprobs speak. Greedy rows take their largest (the lowest id
+among equals); others are divided by the temperature, truncated (see truncation.py) and drawn from.
+
+The draw is counter-based: one uniform number from Philox4x64 keyed by the sample's seed, with
+the number of tokens generated so far as its counter (Salmon et al. 2011). So it does not depend
+on the batch, on preemption or on how many draws others made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...api.errors import InvalidRequest
+from ...api.outputs import TokenLogprob
+from ...api.sampling_params import SamplingParams
+from ...structured_output.constraint import Constraint, ConstraintFailed, Mask
+from .penalties import LogitChanges, Penalties
+from .truncation import Floats, truncate
+
+GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
+NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+
+
+class Sampled(NamedTuple):
+    """One drawn token; ``token`` is None when the row failed, and ``error`` says why."""
+
+    token: int | None
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+class SampleState:
+    """What one sample remembers between its tokens: its parameters, seed and token counts.
+
+    ``seed`` is the sample's own (for n > 1 the caller gives each sample another one, as in
+    ``seed + index``). The draw of the k-th token depends on (seed, k) and the logits alone,
+    neither on batch neighbours nor on preemption.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        end_ids: Collection[int] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
+        """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens; ``constraint`` is
+        this sample's own.
+
+        Raises InvalidRequest if the logit bias names a token outside the vocabulary.
+        """
+        outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
+        if outside:
+            raise InvalidRequest(
+                f"logit_bias names token {outside[0]}; ids of this model lie in [0, {vocab_size})"
+            )
+        self.params = params
+        self.seed = seed % 2**64
+        self.num_generated = 0
+        self.constraint = constraint
+        self.greedy = params.temperature < GREEDY_BELOW
+        self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids)
+        adjusts = constraint is not None or self._penalties.any
+        self._is_plain = not adjusts and params.logprobs is None  # once it may end
+
+    @property
+    def plain(self) -> bool:
+        """Whether the token is drawn from the logits as they are, and nothing else is asked."""
+        return self._is_plain and not self._holds
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the token is just the position of the largest logit, and nothing else is asked."""
+        return self.greedy and self.plain
+
+    @property
+    def _holds(self) -> bool:
+        """Whether the next token must not be an end token."""
+        return len(self._penalties.held_ids) > 0 and self.num_generated < self.params.min_tokens
+
+    @property
+    def may_end(self) -> bool:
+        """Whether an end token may be drawn next, as far as the parameters say."""
+        return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
+
+    def record(self, token: int) -> None:
+        """The sample's next token is ``token``."""
+        self.num_generated += 1
+        if self.constraint is not None:
+            self.constraint.accept(token)
+        self._penalties.record(token)
+
+    @property
+    def changes(self) -> LogitChanges | None:
+        """What the next token's logits are changed by, before structured output; None: nothing."""
+        hold = self._holds and self.constraint is None
+        return self._penalties.changes(hold=hold) if hold or self._penalties.any else None
+
+    def allowed(self) -> Mask | None:
+        """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed."""
+        return None if self.constraint is None else self.constraint.allowed(may_end=self.may_end)
+
+    def adjust_in_place(self, logits: Floats) -> None:
+        """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises
+        ConstraintFailed."""
+        if (changes := self.changes) is not None:
+            changes.apply(logits)
+        if (allowed := self.allowed()) is not None:
+            logits[~allowed] = -np.inf
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that draws the next token."""
+        bits = np.random.Philox(key=self.seed, counter=self.num_generated).random_raw()
+        return float(int(bits) >> 11) * 2.0**-53
+
+
+def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
+    """One token for each row [V] of float32 logits; a row with NaN or +infinity as its
+    largest value fails alone. Bias and penalties change the rows in place. Does not record the
+    tokens. ValueError if the numbers differ."""
+    return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
+
+
+def chosen(token: int, logit: float) -> Sampled:
+    """The sample of a plain greedy row whose largest logit is this one (NaN if any of it is)."""
+    return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
+
+
+def _sample_row(logits: Floats, state: SampleState) -> Sampled:
+    params, adjusted = state.params, logits if state.plain else logits.copy()
+    if (failure := _adjust_row(adjusted, state)) is not None:
+        return failure
+    if state.greedy:
+        token = int(np.argmax(adjusted))
+    else:
+        candidates = truncate(
+            adjusted,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+        )
+        token = candidates.draw(state.uniform())
+    wanted = params.logprobs
+    return Sampled(token, None if wanted is None else logprob_of(adjusted, token, wanted))
+
+
+def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
+    """Make logits [V], in place, those that a token is drawn from; why it cannot be drawn, or None."""
+    if not np.isfinite(logits[np.argmax(logits)]):  # of the first NaN, if there is one
+        return Sampled(token=None, error=NOT_FINITE)
+    try:
+        state.adjust_in_place(logits)
+    except ConstraintFailed as error:
+        return Sampled(token=None, error=str(error))
+    if state.constraint is not None and not np.isfinite(logits.max()):
+        return Sampled(token=None, error=NOT_FINITE)
+    return None
+
+
+def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
+    """Log-softmax of logits [V] at ``token`` and at the ``num_top`` largest, largest first."""
+    largest = logits.max()
+    with np.errstate(under="ignore"):
+        total = float(np.exp(logits - largest).sum(dtype=np.float64))
+    log_total = float(largest) + float(np.log(total))
+    num_top = min(num_top, len(logits))
+    ids: NDArray[Any] = np.empty(0, np.intp)
+    if num_top:
+        ids = np.flatnonzero(logits >= np.partition(logits, -num_top)[-num_top])
+        ids = ids[np.argsort(-logits[ids], kind="stable")][:num_top]
+        ids = ids[np.isfinite(logits[ids])]  # what may not come is not among the likeliest
+    return TokenLogprob(
+        token_id=token,
+        logprob=float(logits[token]) - log_total,
+        top=tuple((int(i), float(logits[i]) - log_total) for i in ids),
+    )

@@ -1,0 +1,284 @@
+"""The engine's asyncio edge: a stream of deltas per request. Never sees an array."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeAlias, TypeVar
+
+from ..api.config import EngineConfig
+from ..api.engine_info import ModelInfo
+from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
+from ..api.outputs import Delta
+from ..api.sampling_params import SamplingParams
+from ..api.stats import Gauges, Observer
+from ..core.engine_core import EngineCore
+from ..core.engine_thread import EngineThread
+from ..core.request import Request
+from ..tokenizer.tokenizer import Tokenizer
+from .input_processor import Admission, Prompt
+from .loop_bridge import Handover
+from .notifier import Wakeup
+from .output_streams import OpenStreams
+from .request_limiter import refusal_label
+from .stream import Stream
+
+Answer = TypeVar("Answer")
+CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
+
+ABORT_TIMEOUT_S = 10.0
+
+
+class AsyncEngine:
+    """Serves requests concurrently on an engine thread of its own.
+
+    Belongs to the event loop that called ``start``. Ends with ``stop``, or with the engine's
+    death: an error that is not one request's own. Then ``death`` is the cause, every stream
+    raises EngineDead, and so does every later request.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        core_factory: CoreFactory | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """``core_factory`` makes the core on the engine's thread (the default loads the model);
+        ``observer`` hears of every step and every refusal."""
+        self.config = config
+        self.death: BaseException | None = None
+        self._core_factory = core_factory or _default_core
+        self._observer = observer
+        self._core: EngineCore | None = None
+        self._admission: Admission | None = None
+        self._open = OpenStreams(config)
+        self._stopping = False
+        self._thread: EngineThread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started: asyncio.Future[None] | None = None
+        self.cache_changes = Wakeup()  # sent when there are page events
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a new request would be considered."""
+        return self._core is not None and self.death is None and not self._stopping
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._running_core().info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._running_core().tokenizer
+
+    def gauges(self) -> Gauges:
+        """How the engine stood after its last step."""
+        return self._running_core().gauges
+
+    async def start(self) -> None:
+        """Load the model; returns when requests can be served.
+
+        Raises what loading raised (ModelLoadError, InvalidConfig, ...).
+        """
+        if self._thread is not None:
+            raise RuntimeError("this engine was started before; make a new one")
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.create_future()
+        make_core = functools.partial(self._core_factory, self.config, self._observer)
+        self._thread = EngineThread(
+            make_core,
+            Handover(
+                self._loop,
+                ready=self._on_ready,
+                updates=self._open.push,
+                cache_changed=self.cache_changes.send,
+                ended=self._on_ended,
+            ),
+        )
+        self._thread.start()
+        try:
+            await asyncio.shield(self._started)
+        except asyncio.CancelledError:
+            self._started.cancel()
+            await self.stop()
+            raise
+
+    async def stop(self, drain_timeout: float = 0.0) -> None:
+        """Take no new requests, let running ones finish for ``drain_timeout`` seconds, abort the
+        rest, and end the engine's thread. May be called again, and on a dead engine."""
+        self._stopping = True
+        if self._thread is None:
+            return
+        if drain_timeout > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._open.all_ended(), drain_timeout)
+        for stream in self._open.streams():
+            self._thread.abort(stream.request)
+        with contextlib.suppress(TimeoutError):  # one step is enough, unless it hangs
+            await asyncio.wait_for(self._open.all_ended(), ABORT_TIMEOUT_S)
+        for stream in self._open.streams():
+            stream.fail(EngineStopping("the engine was stopped"))
+        self._thread.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        salt: bytes = b"",
+        priority: int = 0,
+    ) -> AsyncGenerator[Delta, None]:
+        """The request's output as it comes; the deltas of n samples are mixed, each with its index.
+
+        Nothing happens before the first step of the iteration, and closing or cancelling the
+        iteration ends the request in the engine. An error of this request alone arrives as a
+        delta with finish_reason ERROR. A reader that is slow gets merged deltas.
+
+        salt       requests share cached prompt pages only with requests of the same salt
+        priority   smaller numbers are let in first, and give way last when memory runs out
+
+        Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
+        """
+        stream = await self._submit(
+            prompt, params or SamplingParams(), request_id=request_id, salt=salt, priority=priority
+        )
+        assert self._thread is not None
+        try:
+            while (delta := await stream.next()) is not None:
+                yield delta
+        finally:
+            if not stream.ended:
+                self._thread.abort(stream.request)
+                self._open.forget(stream)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
+        requests are ended already."""
+        stream = self._open.find(request_id)
+        if stream is not None and self._thread is not None:
+            self._thread.abort(stream.request)
+
+    async def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None,
+        salt: bytes,
+        priority: int,
+    ) -> Stream:
+        try:
+            self._check_open(request_id)
+            request = await self._admit(prompt, params, request_id=request_id, salt=salt, priority=priority)
+            self._check_open(request_id, request.num_prompt)  # once more: encoding may have taken a while
+        except (InvalidRequest, Overloaded, EngineDead) as error:
+            if self._observer is not None:
+                self._observer.rejected(refusal_label(error))
+            raise
+        stream = self._open.add(request, self._give_up)
+        assert self._thread is not None
+        self._thread.add(request)
+        return stream
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt, checked as those of a request are."""
+        self._running_core()
+        assert self._admission is not None
+        prompt_ids = await self._admission.encode_beside(prompt)
+        self._admission.check_ids("prompt", prompt_ids)
+        return prompt_ids
+
+    async def _admit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None,
+        salt: bytes,
+        priority: int,
+    ) -> Request:
+        assert self._admission is not None
+        prompt_ids = await self._admission.encode_beside(prompt)
+        constraint = None
+        if params.structured is not None:
+            constraint = await asyncio.to_thread(self._admission.compile, params)
+        return self._admission.admit(
+            prompt_ids,
+            params,
+            request_id=request_id,
+            salt=salt,
+            priority=priority,
+            constraint=constraint,
+        )
+
+    def _give_up(self, request: Request) -> None:
+        """Nobody has begun it in the time it may wait."""
+        assert self._thread is not None
+        self._thread.abort(request)
+        if self._observer is not None:
+            self._observer.rejected("queue_timeout")
+
+    def _check_open(self, request_id: str | None, num_prompt: int = 0) -> None:
+        self._running_core()
+        if self._stopping:
+            raise EngineStopping("the engine is shutting down; send the request to another one")
+        self._open.check_room(num_prompt)
+        if request_id == "":
+            raise InvalidRequest("request_id must not be empty; leave it out to get one")
+        if request_id is not None and self._open.find(request_id) is not None:
+            raise InvalidRequest(
+                f"request id {request_id!r} is in use by an unfinished request; use another one"
+            )
+
+    def _running_core(self) -> EngineCore:
+        if self.death is not None:
+            raise self._dead() from self.death
+        if self._core is None:
+            raise EngineStopping("the engine has not been started; await start() first")
+        return self._core
+
+    def _dead(self) -> EngineDead:
+        return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
+
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What a function says that is called on the engine's thread between two steps, and must be
+        quick. Raises what it raises; EngineDead when there is no engine to ask."""
+        self._running_core()
+        assert self._thread is not None
+        try:
+            return await asyncio.wrap_future(self._thread.ask(question))
+        except EngineStopping:
+            self._running_core()  # if it died, that is the news
+            raise
+
+    def _on_ready(self, core: EngineCore) -> None:
+        self._core = core
+        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
+        assert self._started is not None
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def _on_ended(self, error: BaseException | None) -> None:
+        assert self._started is not None
+        if error is None:
+            if not self._started.done():
+                self._started.set_exception(EngineStopping("the engine was stopped while it started"))
+            return
+        if not self._started.done():
+            self._started.set_exception(error)
+        self.death = error
+        for stream in self._open.streams():
+            dead = self._dead()
+            dead.__cause__ = error
+            stream.fail(dead)
+
+
+def _default_core(config: EngineConfig, observer: Observer | None) -> EngineCore:
+    from ..core.build import build_core  # loads MLX
+
+    return build_core(config, observer)

@@ -1,0 +1,137 @@
+"""What may enter the engine: every check that needs no step, with the numbers in the message."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, cast
+
+from ..api.engine_info import ModelInfo
+from ..api.errors import InvalidRequest, RequestTooLong
+from ..api.sampling_params import SamplingParams
+from ..core.request import Request
+from ..structured_output.compiler import ConstraintCompiler
+from ..structured_output.constraint import Constraint
+from ..tokenizer.tokenizer import Message, Tokenizer
+
+MAX_PRIORITY = 1000
+QUANTIZE_AFTER_SALT = b"\xff"  # no UTF-8, so no salt that a client can name
+LONG_PROMPT = 20_000  # characters or ids
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+"""Text (encoded as the model expects a document), token ids as they are, or chat messages."""
+
+
+class Admission:
+    """Turns what callers send into requests that can be served, or says why not."""
+
+    def __init__(
+        self, info: ModelInfo, tokenizer: Tokenizer, *, capacity: Callable[[int | None], int]
+    ) -> None:
+        """``capacity``: positions that the page pool has for one sequence that is quantized after so many
+        tokens (None: the engine's number)."""
+        self._info = info
+        self._tokenizer = tokenizer
+        self._capacity = capacity
+        self._constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. Raises InvalidRequest for what is no prompt at all."""
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt)
+        items = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return self._tokenizer.apply_chat_template(cast(list[Message], items))
+        try:
+            return [operator.index(cast(int, item)) for item in items]
+        except TypeError as error:
+            raise InvalidRequest(
+                f"a prompt is text, token ids or chat messages, got a list with {error}"
+            ) from error
+
+    async def encode_beside(self, prompt: Prompt) -> list[int]:
+        """``encode``, on another thread where it would hold up the event loop for milliseconds."""
+        is_chat = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping)
+        if len(prompt) <= LONG_PROMPT and not is_chat:
+            return self.encode(prompt)
+        return await asyncio.to_thread(self.encode, prompt)
+
+    def compile(self, params: SamplingParams) -> Constraint | None:
+        """What ``params.structured`` asks for, ready to be followed; may take a while, and may be
+        called from several threads. Raises InvalidRequest."""
+        return None if params.structured is None else self._constraints.compile(params.structured)
+
+    def admit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        salt: bytes = b"",
+        priority: int = 0,
+        constraint: Constraint | None = None,
+    ) -> Request:
+        """``constraint``: what ``compile`` made of these parameters.
+
+        A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
+        if abs(priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is usual"
+            )
+        self.check_ids("prompt", prompt_ids)
+        self.check_ids("stop_ids", params.stop_ids)
+        self.check_ids("logit_bias", params.logit_bias)
+        after = self._quantize_after(params)
+        return Request(
+            f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
+            prompt_ids,
+            params,
+            max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens, after),
+            tokenizer=self._tokenizer,
+            vocab_size=self._info.vocab_size,
+            arrived_at=time.monotonic(),
+            salt=salt if after is None else salt + QUANTIZE_AFTER_SALT + str(after).encode(),
+            quantize_after=after,
+            priority=priority,
+            constraint=constraint,
+        )
+
+    def check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
+        """Raise InvalidRequest naming one that the model does not have."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
+            raise InvalidRequest(
+                f"{name} has token id {wrong}, but this model's ids lie in [0, {self._info.vocab_size})"
+            )
+
+    def _quantize_after(self, params: SamplingParams) -> int | None:
+        """The request's own number; None where it is the engine's."""
+        after, default = params.quantize_after, self._info.quantize_after
+        if after and all(group.twin_of is None for group in self._info.groups):
+            raise InvalidRequest(
+                f"quantize_after is {after}, but this engine has no 16-bit pages beside quantized ones (its "
+                f"pages are {self._info.kv_format}); leave it out, or start the engine with "
+                "--recent-fp16-pages 1"
+            )
+        return None if after == default else after
+
+    def _max_tokens(self, num_prompt: int, asked: int | None, quantize_after: int | None) -> int:
+        """Tokens that may be generated after the prompt, at least one."""
+        if not num_prompt:
+            raise InvalidRequest("the prompt is empty; give at least one token")
+        room = self._capacity(quantize_after)
+        dense = f" with quantize_after {quantize_after}" if quantize_after else ""
+        least = asked or 1
+        for limit, what, remedy in (
+            (self._info.max_model_len, "model's length is", ""),
+            (room, f"page pool{dense} holds", ", or start the engine with a larger pool"),
+        ):
+            if num_prompt + least > limit:
+                raise RequestTooLong(
+                    f"a prompt of {num_prompt} tokens and max_tokens {least} need {num_prompt + least} "
+                    f"positions, but the {what} {limit}; shorten the prompt or lower max_tokens{remedy}"
+                )
+        return asked or min(self._info.max_model_len, room) - num_prompt

@@ -1,0 +1,254 @@
+"""Batches of prompts in, finished outputs out: the engine for scripts and notebooks."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias, cast
+
+from tqdm import tqdm
+
+from ..api.config import EngineConfig
+from ..api.engine_info import ModelInfo
+from ..api.errors import EngineDead, EngineStopping, InvalidRequest
+from ..api.outputs import Completion, Delta, PromptLogprobs, RequestOutput
+from ..api.sampling_params import SamplingParams
+from ..api.stats import Observer
+from ..core.engine_core import EngineCore
+from ..core.engine_thread import EngineThread
+from ..core.request import Request, Update
+from ..core.snapshots import Answer, LoadedPages, SavedPages, load, save_prompt
+from ..tokenizer.tokenizer import Message, Tokenizer
+from .input_processor import Admission, Prompt
+
+CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
+
+
+class LLM:
+    """Loads a model and generates for lists of prompts, all of a list at once.
+
+    Use it as a context manager or call ``close``. Calls from several threads take turns. An
+    error of the engine itself (not of one request) raises EngineDead, then and ever after.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        core_factory: CoreFactory | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Raises ModelLoadError or InvalidConfig with one clear line."""
+        if core_factory is None:
+            from ..core.build import build_core  # loads MLX
+
+            core_factory = build_core
+        self._events = _Events()
+        make_core = functools.partial(core_factory, config or EngineConfig(), observer)
+        self._thread = EngineThread(make_core, self._events)
+        self._closed = False
+        self._turn = threading.Lock()
+        self._thread.start()
+        core = self._events.wait_ready()
+        self.info: ModelInfo = core.info
+        self.tokenizer: Tokenizer = core.tokenizer
+        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """One output per prompt, in their order.
+
+        prompts    one prompt or several: text, token ids, or chat messages
+        params     for all of them, or one per prompt
+        progress   show a bar on standard error (None: if that is a terminal)
+
+        Raises InvalidRequest before anything is computed if any prompt cannot be served. A
+        request that fails later has finish_reason ERROR in its output; the others go on.
+        """
+        if self._closed:
+            raise EngineStopping("this LLM was closed; make a new one")
+        collectors = {request: _Collector(request) for request in self._admit(_as_list(prompts), params)}
+        bar = tqdm(total=len(collectors), unit="prompt", disable=None if progress is None else not progress)
+        with self._turn, bar:
+            for request in collectors:
+                self._thread.add(request)
+            try:
+                self._collect(collectors, bar.update)
+            finally:  # if interrupted, nobody wants the rest
+                for collector in collectors.values():
+                    if not collector.is_done:
+                        self._thread.abort(collector.request)
+        return [collector.output() for collector in collectors.values()]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """``generate`` for one conversation or several, through the model's chat template."""
+        if not messages:
+            raise InvalidRequest("messages is empty; give at least one message")
+        return self.generate(messages, params, progress=progress)
+
+    def save_prompt(self, prompt: Prompt, path: Path) -> SavedPages:
+        """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
+        is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
+        prompt_ids = self._admission.encode(prompt)
+        self._thread.ask(lambda core: core.transfer.check()).result()
+        self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
+        return save_prompt(self._ask, path, prompt_ids, b"")
+
+    def load_prompt(self, path: Path) -> LoadedPages:
+        """Cache what ``save_prompt``, here or in another engine of the same model, has written; pages of
+        another format or size are converted. Raises InvalidRequest, with nothing changed, for a file
+        that is torn, altered or of another model; NotFound if there is none."""
+        return load(self._ask, path)
+
+    def _ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        return self._thread.ask(question).result()
+
+    def close(self) -> None:
+        """End the engine and give its memory back. May be called again."""
+        self._closed = True
+        self._thread.stop()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _admit(
+        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidRequest(
+                f"{len(prompts)} prompts came with {len(params)} params; give one for all, or one per prompt"
+            )
+        return [
+            self._admission.admit(
+                self._admission.encode(prompt),
+                each,
+                request_id=str(index),
+                constraint=self._admission.compile(each),
+            )
+            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
+        ]
+
+    def _collect(self, collectors: dict[Request, _Collector], done: Callable[[int], object]) -> None:
+        num_open = len(collectors)
+        while num_open:
+            for update in self._events.wait_updates():
+                if (collector := collectors.get(update.request)) is None:
+                    continue  # the rest of a batch that was interrupted
+                collector.add(update.delta)
+                if collector.is_done:
+                    num_open -= 1
+                    done(1)
+
+
+class _Events:
+    """What the engine's thread says, for one thread that waits for it."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[EngineCore | list[Update] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+
+    def ready(self, core: EngineCore) -> None:
+        self._queue.put(core)
+
+    def cache_changed(self) -> None:
+        """Nobody watches a batch."""
+
+    def updates(self, updates: list[Update]) -> None:
+        if updates:
+            self._queue.put(updates)
+
+    def ended(self, error: BaseException | None) -> None:
+        self._error = error
+        self._queue.put(None)
+
+    def wait_ready(self) -> EngineCore:
+        core = self._queue.get()
+        if isinstance(core, EngineCore):
+            return core
+        assert self._error is not None
+        raise self._error
+
+    def wait_updates(self) -> list[Update]:
+        updates = self._queue.get()
+        if isinstance(updates, list):
+            return updates
+        self._queue.put(None)  # for the next one who asks
+        if self._error is None:
+            raise EngineStopping("this LLM was closed while it was generating")
+        raise EngineDead(f"the engine has failed; make a new LLM: {self._error!r}") from self._error
+
+
+class _Collector:
+    """Gathers one request's deltas into its output."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._completions = [Completion(index=index) for index in range(request.params.n)]
+        self._num_open = request.params.n
+        self._texts: list[list[str]] = [[] for _ in self._completions]
+        self._cached_tokens = 0
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._done_at = request.arrived_at
+
+    @property
+    def is_done(self) -> bool:
+        return not self._num_open
+
+    def add(self, delta: Delta) -> None:
+        completion = self._completions[delta.index]
+        self._texts[delta.index].append(delta.text)
+        completion.token_ids.extend(delta.token_ids)
+        completion.logprobs.extend(delta.logprobs)
+        self._cached_tokens = delta.cached_tokens
+        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
+        if delta.finish_reason is not None:
+            completion.text = "".join(self._texts[delta.index])
+            completion.finish_reason = delta.finish_reason
+            completion.stop_match = delta.stop_match
+            completion.error = delta.error
+            self._num_open -= 1
+            self._done_at = time.monotonic()
+
+    def output(self) -> RequestOutput:
+        arrived_at, first_at = self.request.arrived_at, self.request.first_token_at
+        return RequestOutput(
+            request_id=self.request.request_id,
+            outputs=self._completions,
+            prompt_tokens=self.request.num_prompt,
+            cached_tokens=self._cached_tokens,
+            ttft_s=(self._done_at if first_at is None else first_at) - arrived_at,
+            latency_s=self._done_at - arrived_at,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Several prompts as they are; one prompt, of whatever kind, as a list of one."""
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral | Mapping)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))

@@ -1,0 +1,83 @@
+"""What the server asks of an engine: the surface of AsyncEngine that goes over the wire.
+
+The server, the command line and the tests meet here, so that protocol behaviour is tested
+with an engine that has no model behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ..api.config import EngineConfig
+from ..api.engine_info import ModelInfo
+from ..api.outputs import Delta
+from ..api.sampling_params import SamplingParams
+from ..api.stats import Gauges
+from ..core.engine_core import EngineCore
+from ..frontend.notifier import Wakeup
+
+Answer = TypeVar("Answer")
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a chat
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, as the model was trained."""
+
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]: ...
+
+
+class Engine(Protocol):
+    """A started engine; everything here is called on its event loop."""
+
+    config: EngineConfig
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def death(self) -> BaseException | None:
+        """Why the engine thread has ended; None while it lives."""
+        ...
+
+    def gauges(self) -> Gauges: ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        salt: bytes = b"",
+        priority: int = 0,
+    ) -> AsyncGenerator[Delta, None]:
+        """Increments of all samples until each has its finish reason. Closing the generator,
+        or cancelling the task that reads it, frees the request's pages within one step."""
+        ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What a function says that is called on the engine's thread between two steps."""
+        ...
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. InvalidRequest if a request could not have them."""
+        ...
+
+    @property
+    def cache_changes(self) -> Wakeup:
+        """Sent when there are page events, while somebody watches."""
+        ...
+
+    async def stop(self, drain_timeout: float = 0.0) -> None: ...

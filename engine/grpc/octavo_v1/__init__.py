@@ -1,0 +1,1 @@
+"""``octavo.v1``: generation and the prefix cache."""

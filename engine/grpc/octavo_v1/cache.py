@@ -1,0 +1,165 @@
+"""The octavo.v1.Cache service over an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from octavo.proto import cache_pb2 as pb
+from octavo.proto import cache_pb2_grpc
+
+from ...api.errors import EventsGone, InvalidRequest, NotConfigured
+from ...core.engine_core import EngineCore
+from ...core.snapshots import Answer, Ask, below, load, save_all, save_prompt
+from ...inspection.reuse_tree import ReusedPrefix, ReuseNode, reuse_tree
+from ..request_handler import Intake, checked_id, own_name
+from ..security import tenant_salt
+from ..status import Context, errors_as_status
+from . import cache_messages as messages
+from .page_events import check_kept, events_from, subscribe, unsubscribe
+
+HEARTBEAT_S = 10.0
+PREVIEW_TOKENS = 24
+
+
+class CacheServicer(cache_pb2_grpc.CacheServicer):
+    """Looks into the cache of the engine behind ``intake``. Tenants see what is theirs; what changes
+    the cache of all is for the operator."""
+
+    def __init__(self, intake: Intake, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._intake = intake
+        self._engine = intake.engine
+        self._heartbeat_s = heartbeat_s
+
+    @errors_as_status
+    async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
+        most = messages.num_prefixes(request)
+        tenant = self._intake.tenant_of(context)
+        salt = tenant_salt(tenant)
+        totals = await self._engine.ask(lambda core: core.cache.totals())
+        prefixes = await self._engine.ask(lambda core: core.cache.prefixes(salt))
+        pins = await self._engine.ask(lambda core: core.cache.pins())
+        prefix = own_name(tenant, "")
+        own = {name.removeprefix(prefix): kept for name, kept in pins.items() if name.startswith(prefix)}
+        response = messages.stats_message(totals, self._engine.gauges(), own, hide_salts=bool(tenant))
+        nodes = await asyncio.to_thread(_tree, prefixes, totals.page_size, most)
+        response.prefixes.extend(messages.prefix_message(node, self._engine.tokenizer) for node in nodes)
+        return response
+
+    @errors_as_status
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        request_id = checked_id(request.request_id)
+        if not request_id:
+            raise InvalidRequest("request_id is empty; say which request to explain")
+        tenant = self._intake.tenant_of(context)
+        name = own_name(tenant, request_id)
+        found = await self._engine.ask(lambda core: core.cache.explain(name))
+        return messages.explain_message(
+            found,
+            request_id,
+            page_size=self._engine.info.page_size,
+            enabled=self._engine.config.prefix_cache,
+            salt_prefix=tenant_salt(tenant),
+        )
+
+    @errors_as_status
+    async def Save(self, request: pb.SaveRequest, context: Context) -> pb.SaveResponse:
+        self._intake.check_operator(context, "save the cache")
+        path = self._saved(request.path)
+        if request.HasField("prompt"):
+            tokens, salt = await self._prefix(request.prompt, context)
+            saved = await asyncio.to_thread(save_prompt, self._ask(), path, tokens, salt)
+        else:
+            saved = await asyncio.to_thread(save_all, self._ask(), path)
+        return pb.SaveResponse(
+            num_pages=saved.num_pages, num_tokens=saved.num_tokens, num_bytes=saved.num_bytes
+        )
+
+    @errors_as_status
+    async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
+        self._intake.check_operator(context, "load into the cache")
+        loaded = await asyncio.to_thread(load, self._ask(), self._saved(request.path))
+        return pb.LoadResponse(
+            num_pages=loaded.num_pages,
+            num_tokens=loaded.num_tokens,
+            num_known_pages=loaded.num_known_pages,
+            num_skipped_pages=loaded.num_skipped_pages,
+            converted=loaded.converted,
+        )
+
+    def _saved(self, path: str) -> Path:
+        """Where a client's path leads to."""
+        folder = self._engine.config.save_dir
+        if folder is None:
+            raise NotConfigured("this server has no folder to save to; start it with --save-dir")
+        return below(folder, path, what="path")
+
+    def _ask(self) -> Ask:
+        """For threads: the engine's answers, waited for."""
+        loop = asyncio.get_running_loop()
+
+        def ask(question: Callable[[EngineCore], Answer]) -> Answer:
+            return asyncio.run_coroutine_threadsafe(self._engine.ask(question), loop).result()
+
+        return ask
+
+    @errors_as_status
+    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
+        name = own_name(self._intake.tenant_of(context), messages.pin_name(request.name))
+        tokens, salt = await self._prefix(request.prefix, context)
+        pinned = await self._engine.ask(lambda core: core.cache.pin(name, tokens, salt=salt))
+        return pb.PinResponse(
+            num_tokens=pinned.num_tokens, prefix_tokens=len(tokens), pinned_pages=pinned.pinned_pages
+        )
+
+    @errors_as_status
+    async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
+        name = own_name(self._intake.tenant_of(context), messages.pin_name(request.name))
+        left = await self._engine.ask(lambda core: core.cache.unpin(name, shown=request.name))
+        return pb.UnpinResponse(pinned_pages=left)
+
+    @errors_as_status
+    async def Flush(self, _request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
+        self._intake.check_operator(context, "flush the cache of all tenants")
+        return pb.FlushResponse(num_pages=await self._engine.ask(lambda core: core.cache.flush()))
+
+    @errors_as_status
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
+        salt = tenant_salt(self._intake.tenant_of(context))
+        its = await subscribe(self._engine)
+        try:
+            if request.log_id not in ("", its.log_id):
+                raise EventsGone("the server has restarted since: its events begin anew; watch from now on")
+            number = request.start_number if request.HasField("start_number") else its.number
+            await check_kept(self._engine, number)
+            await context.write(pb.WatchResponse(number=number - 1, log_id=its.log_id))
+            async with aclosing(events_from(self._engine, number, heartbeat_s=self._heartbeat_s)) as stream:
+                async for events in stream:
+                    for event in events:
+                        await context.write(messages.watch_message(event, salt))
+                        number = event.number + 1
+                    if not events:
+                        await context.write(pb.WatchResponse(number=number - 1))
+        finally:
+            await asyncio.shield(unsubscribe(self._engine))
+
+    async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
+        """Token ids and salt of what is meant."""
+        if prefix.WhichOneof("prefix") != "request_id":
+            salt = self._intake.salt_of(context, prefix.cache_salt)
+            return await self._engine.encode(messages.prompt_of(prefix)), salt
+        if prefix.cache_salt:
+            raise InvalidRequest("cache_salt goes with text, token_ids and chat; a request has its own")
+        name = own_name(self._intake.tenant_of(context), checked_id(prefix.request_id))
+
+        def find(core: EngineCore) -> tuple[list[int], bytes]:
+            found = core.cache.explain(name)
+            return found.tokens, found.salt
+
+        return await self._engine.ask(find)
+
+
+def _tree(prefixes: list[ReusedPrefix], page_size: int, most: int) -> list[ReuseNode]:
+    return reuse_tree(prefixes, page_size, most=most, preview=PREVIEW_TOKENS)

@@ -1,0 +1,162 @@
+"""What octavo.v1.Cache says, from what the engine knows, and what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo.block_manager import PageCounts, PageEvent
+from octavo.proto import cache_pb2 as pb
+from octavo.proto import generation_pb2
+
+from ...api.errors import InvalidRequest
+from ...api.stats import Gauges
+from ...inspection.lookup_history import Remembered
+from ...inspection.prefix_cache_inspector import CacheTotals
+from ...inspection.reuse_tree import ReuseNode
+from ..interface import Prompt, Tokenizer
+from .messages import chat_messages
+
+MAX_NAME = 256  # characters
+MAX_PREFIXES = 1000
+DEFAULT_PREFIXES = 10
+OFF = "the prefix cache is off: the server was started with --no-prefix-cache"
+
+REASONS: Mapping[str, pb.MissReason] = {
+    "new": pb.MISS_REASON_NEW,
+    "evicted": pb.MISS_REASON_EVICTED,
+    "other_salt": pb.MISS_REASON_OTHER_SALT,
+    "last_token": pb.MISS_REASON_LAST_TOKEN,
+    "partial_page": pb.MISS_REASON_PARTIAL_PAGE,
+    "disabled": pb.MISS_REASON_DISABLED,
+    "other_format": pb.MISS_REASON_OTHER_FORMAT,
+}
+
+
+def num_prefixes(request: pb.GetStatsRequest) -> int:
+    """How many are asked for; InvalidRequest outside what is allowed."""
+    asked = request.num_prefixes if request.HasField("num_prefixes") else DEFAULT_PREFIXES
+    if not 0 <= asked <= MAX_PREFIXES:
+        raise InvalidRequest(f"num_prefixes must be 0 to {MAX_PREFIXES}, got {asked}")
+    return asked
+
+
+def prompt_of(prefix: pb.Prefix) -> Prompt:
+    """The prompt of a prefix that is not a request's; InvalidRequest when there is none."""
+    match prefix.WhichOneof("prefix"):
+        case "text":
+            return prefix.text
+        case "token_ids":
+            return list(prefix.token_ids.ids)
+        case "chat":
+            return chat_messages(prefix.chat)
+    raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
+
+
+def pin_name(name: str) -> str:
+    """The name itself; InvalidRequest when it cannot be one."""
+    if not 0 < len(name) <= MAX_NAME:
+        raise InvalidRequest(f"a pin's name must have 1 to {MAX_NAME} characters, got {len(name)}")
+    return name
+
+
+def misses_message(misses: Mapping[str, int], *, hide_salts: bool) -> list[pb.MissTokens]:
+    """``hide_salts``: other tenants' prompts may be among the other salts, and are nobody's business."""
+    shown = dict(misses)
+    if hide_salts and (hidden := shown.pop("other_salt", 0)):
+        shown["new"] = shown.get("new", 0) + hidden
+    return [pb.MissTokens(reason=REASONS[reason], tokens=tokens) for reason, tokens in shown.items()]
+
+
+def stats_message(
+    totals: CacheTotals, gauges: Gauges, pins: Mapping[str, int], *, hide_salts: bool
+) -> pb.GetStatsResponse:
+    return pb.GetStatsResponse(
+        pages=generation_pb2.PageCounts(
+            held=gauges.pages_held, idle_cached=gauges.pages_idle_cached, idle_empty=gauges.pages_idle_empty
+        ),
+        fp16_pages=None if gauges.twins is None else _counts_message(gauges.twins),
+        page_size=totals.page_size,
+        policy=totals.policy,
+        enabled=totals.enabled,
+        query_tokens=totals.query_tokens,
+        hit_tokens=totals.hit_tokens,
+        misses=misses_message(totals.miss_tokens, hide_salts=hide_salts),
+        evicted_pages=totals.evicted_pages,
+        pinned_pages=totals.pinned_pages,
+        max_pinned_pages=totals.max_pinned_pages,
+        pins=[pb.PinStats(name=name, num_tokens=kept) for name, kept in sorted(pins.items())],
+    )
+
+
+def _counts_message(counts: PageCounts) -> generation_pb2.PageCounts:
+    return generation_pb2.PageCounts(
+        held=counts.held, idle_cached=counts.idle_cached, idle_empty=counts.idle_empty
+    )
+
+
+def prefix_message(node: ReuseNode, tokenizer: Tokenizer) -> pb.PrefixStats:
+    return pb.PrefixStats(
+        parent=node.parent,
+        start=node.start,
+        end=node.end,
+        num_hits=node.num_hits,
+        tokens_saved=node.tokens_saved,
+        text=tokenizer.decode(node.tokens),
+    )
+
+
+def explain_message(
+    found: Remembered, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
+) -> pb.ExplainResponse:
+    """``salt_prefix``: of the salts of the tenant who asks, and who must not learn of others' prompts."""
+    miss = found.miss
+    own_salt = any(salt.startswith(salt_prefix) for salt in miss.other_salts)
+    hide = miss.reason == "other_salt" and not own_salt
+    reason = "new" if hide else miss.reason
+    before = None if miss.evicted_at is None else max(found.at - miss.evicted_at, 0.0)
+    position = miss.page * page_size
+    return pb.ExplainResponse(
+        request_id=request_id,
+        prompt_tokens=found.num_tokens,
+        cached_tokens=found.num_hit,
+        miss_position=position,
+        reason=REASONS[reason],
+        evicted_seconds_before=before,
+        misses=misses_message(found.misses, hide_salts=hide),
+        text=f"{found.num_hit} of {found.num_tokens} prompt tokens were cached; "
+        + (_sentence(reason, position, before, page_size) if enabled else OFF),
+    )
+
+
+def _sentence(reason: str, position: int, before: float | None, page_size: int) -> str:
+    page = f"the page at position {position}"
+    match reason:
+        case "evicted":
+            return f"{page} was evicted {before or 0.0:.1f} s before, to make room for others"
+        case "other_salt":
+            return f"{page} was cached under another salt only, and salts do not share"
+        case "last_token":
+            return f"{page} has the prompt's last token, which is always computed"
+        case "partial_page":
+            return f"the tokens from position {position} on do not fill a page of {page_size}"
+        case "disabled":
+            return (
+                "the request asked for more than a look-up gives (prompt_logprobs), so nothing was looked up"
+            )
+        case "other_format":
+            return f"{page} is on disk, but in another page format or of another model"
+    return f"{page} has not been seen before, or so long ago that it is forgotten"
+
+
+def watch_message(event: PageEvent, salt_prefix: bytes) -> pb.WatchResponse:
+    """An event; of a page stored for somebody else only that there was one."""
+    response = pb.WatchResponse(number=event.number)
+    match event.kind:
+        case "stored" if event.salt.startswith(salt_prefix):
+            response.stored.digests.extend(event.digests)
+            response.stored.parent = event.parent or b""
+        case "removed":
+            response.removed.digests.extend(event.digests)
+        case "cleared":
+            response.cleared.SetInParent()
+    return response

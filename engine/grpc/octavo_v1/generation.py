@@ -1,0 +1,195 @@
+"""The octavo.v1.Generation service over an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from google.protobuf.message import DecodeError
+
+from octavo.proto import generation_pb2 as pb
+from octavo.proto import generation_pb2_grpc
+
+from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
+from ...api.outputs import Delta, FinishReason
+from ..request_handler import Intake
+from ..status import Context, errors_as_status, status_of
+from . import messages
+
+BATCH_CONCURRENCY = 256  # requests of one GenerateMany stream that are served at once
+BATCH_BACKLOG = 256  # responses of one GenerateMany stream that wait for the client
+
+BatchItem = pb.GenerateResponse | Exception | None
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServicer):
+    """Speaks octavo.v1 for the engine behind ``intake``."""
+
+    def __init__(self, intake: Intake, *, batch_concurrency: int = BATCH_CONCURRENCY) -> None:
+        self._intake = intake
+        self._engine = intake.engine
+        self._batch_concurrency = batch_concurrency
+
+    @errors_as_status
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        failure = ""
+        async with aclosing(self._serve(request, context)) as responses:
+            async for response in responses:
+                failure = failure or response.error.message
+                await context.write(response)
+        if failure:
+            raise RequestFailed(failure)
+
+    @errors_as_status
+    async def GenerateMany(self, requests: AsyncIterator[pb.GenerateRequest], context: Context) -> None:
+        # Bounded: while the client does not read, its requests wait here and the engine
+        # merges what they generate.
+        output: asyncio.Queue[BatchItem] = asyncio.Queue(BATCH_BACKLOG)
+        reader = asyncio.create_task(self._serve_batch(requests, output, context))
+        try:
+            while (item := await output.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                await context.write(item)
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+
+    async def _serve_batch(
+        self,
+        requests: AsyncIterator[pb.GenerateRequest],
+        output: asyncio.Queue[BatchItem],
+        context: Context,
+    ) -> None:
+        """Read requests as fast as they are served, and put what answers them into ``output``;
+        then None, or what ended the whole call."""
+        slots = asyncio.Semaphore(self._batch_concurrency)
+
+        async def serve(request: pb.GenerateRequest) -> None:
+            try:
+                async with aclosing(self._serve(request, context)) as responses:
+                    async for response in responses:
+                        await output.put(response)
+            except Exception as error:
+                fatal = isinstance(error, EngineDead) and not isinstance(error, EngineStopping)
+                await output.put(error if fatal else _refusal(request, error))
+            finally:
+                slots.release()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                await slots.acquire()
+                async for request in _parsed(requests):
+                    group.create_task(serve(request))
+                    await slots.acquire()
+        except ExceptionGroup as group:  # of one: reading the requests failed, serving them does not raise
+            await output.put(group.exceptions[0])
+        else:
+            await output.put(None)
+
+    async def _serve(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """Responses of one request; closing it frees the request's pages."""
+        answer = _Answer(collect=messages.is_final_only(request))
+        deltas = self._intake.generate(
+            messages.prompt_of(request),
+            messages.params_of(request.sampling),
+            context=context,
+            request_id=request.request_id,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+        )
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if (response := answer.add(delta)) is not None:
+                    yield response
+
+    @errors_as_status
+    async def Tokenize(self, request: pb.TokenizeRequest, _context: Context) -> pb.TokenizeResponse:
+        tokenizer = self._engine.tokenizer
+        match request.WhichOneof("input"):
+            case "text":
+                special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+                ids = await asyncio.to_thread(tokenizer.encode, request.text, add_special_tokens=special)
+            case "chat":
+                chat = messages.chat_messages(request.chat)
+                ids = await asyncio.to_thread(tokenizer.apply_chat_template, chat)
+            case _:
+                raise InvalidRequest("the request has no input; set one of text and chat")
+        return pb.TokenizeResponse(token_ids=ids)
+
+    @errors_as_status
+    async def Detokenize(self, request: pb.DetokenizeRequest, _context: Context) -> pb.DetokenizeResponse:
+        size = self._engine.info.vocab_size
+        outside = next((token for token in request.token_ids if token >= size), None)
+        if outside is not None:
+            raise InvalidRequest(f"token id {outside} is outside the vocabulary; ids lie in [0, {size})")
+        ids = list(request.token_ids)
+        return pb.DetokenizeResponse(text=await asyncio.to_thread(self._engine.tokenizer.decode, ids))
+
+    @errors_as_status
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        return pb.AbortResponse(request_ids=await self._intake.abort(request.request_ids, context=context))
+
+    @errors_as_status
+    async def GetModelInfo(
+        self, _request: pb.GetModelInfoRequest, _context: Context
+    ) -> pb.GetModelInfoResponse:
+        return messages.model_info_message(self._engine.info, self._engine.tokenizer)
+
+    @errors_as_status
+    async def GetServerInfo(
+        self, _request: pb.GetServerInfoRequest, _context: Context
+    ) -> pb.GetServerInfoResponse:
+        gauges = self._engine.gauges()
+        intake = self._intake
+        return messages.server_info_message(gauges, ready_since=intake.ready_since, draining=intake.draining)
+
+
+async def _parsed(requests: AsyncIterator[pb.GenerateRequest]) -> AsyncGenerator[pb.GenerateRequest, None]:
+    """The requests of a stream; InvalidRequest where one is no message."""
+    try:
+        async for request in requests:
+            yield request
+    except DecodeError as error:
+        raise InvalidRequest(f"a message of the stream cannot be parsed: {error}") from error
+
+
+class _Answer:
+    """Turns the deltas of one request into responses: one by one, or one whole per sample."""
+
+    def __init__(self, *, collect: bool) -> None:
+        self._collect = collect
+        self._collected: dict[int, Delta] = {}
+        self._num_generated: dict[int, int] = {}
+
+    def add(self, delta: Delta) -> pb.GenerateResponse | None:
+        """The response to send now, if there is one."""
+        index = delta.index
+        self._num_generated[index] = self._num_generated.get(index, 0) + len(delta.token_ids)
+        if self._collect:
+            earlier = self._collected.get(index)
+            delta = self._collected[index] = earlier.merge(delta) if earlier else delta
+            if delta.finish_reason is None:
+                return None
+        response = messages.response_of(delta, self._num_generated[index])
+        if delta.finish_reason is FinishReason.ERROR:
+            error = RequestFailed(delta.error or "computing this request failed")
+            response.error.CopyFrom(_error_message(error))
+        return response
+
+
+def _error_message(error: Exception) -> pb.Error:
+    status = status_of(error)
+    return pb.Error(code=status.code, message=status.message)
+
+
+def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateResponse:
+    """The one response of a request that was refused."""
+    return pb.GenerateResponse(
+        request_id=request.request_id,
+        finish_reason=pb.FINISH_REASON_ERROR,
+        error=_error_message(error),
+    )

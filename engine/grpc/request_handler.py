@@ -1,0 +1,190 @@
+"""Where the requests of every service enter the engine, so that limits, names and drain are one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TypeAlias
+
+from ..api.errors import EngineStopping, Forbidden, InvalidRequest
+from ..api.outputs import Delta
+from ..api.sampling_params import SamplingParams
+from .interface import Engine, Prompt
+from .security import Security, tenant_salt
+from .status import Context
+
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+
+MAX_REQUEST_ID = 256  # characters
+PRIORITY_KEY = "octavo-priority"  # of a call's metadata
+SALT_KEY = "octavo-cache-salt"  # of a call's metadata
+OPERATOR = "operator"  # the tenant that may act on the cache of all
+
+
+class Intake:
+    """Serves requests until ``draining`` is set; then refuses new ones.
+
+    Tenants do not see each other: request ids are theirs alone, and so are cached pages.
+
+    num_prompt_tokens, num_cached_tokens   of the requests served so far
+    """
+
+    def __init__(
+        self, engine: Engine, security: Security, begin: Callable[[str, Metadata], None] | None = None
+    ) -> None:
+        """``begin`` hears of each request, by the engine's id, with the metadata of its call."""
+        self._begin = begin
+        self.draining = False
+        self.engine = engine
+        self.security = security
+        self.ready_since = time.monotonic()
+        self.last_request_at = 0.0  # seconds since the epoch; 0: none came yet
+        self.generated = Rate()
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._active: dict[tuple[str, str], str] = {}  # (tenant, its id): the engine's id
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        context: Context,
+        request_id: str,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> AsyncGenerator[Delta, None]:
+        """Increments of one request; closing it frees the request's pages. An empty
+        ``request_id`` gets one of ours. ``cache_salt``, ``priority``: of the message, see ``salt_of``
+        and ``priority_of``."""
+        self.last_request_at = time.time()
+        if self.draining:
+            raise EngineStopping("the server is draining and takes no new requests; send it to another one")
+        request_id = checked_id(request_id) or uuid.uuid4().hex
+        tenant = self.security.tenant_of(context)
+        name = (tenant, request_id)
+        if name in self._active:
+            raise InvalidRequest(
+                f"request_id {request_id!r} is being served already; choose another, or leave it out"
+            )
+        engine_id = own_name(tenant, request_id)
+        salt = self.salt_of(context, cache_salt)
+        deltas = self.engine.generate(
+            prompt, params, request_id=engine_id, salt=salt, priority=priority_of(context, priority)
+        )
+        self._active[name] = engine_id
+        if self._begin is not None:
+            self._begin(engine_id, context.invocation_metadata() or ())
+        begun = False
+        try:
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    if not begun:
+                        begun = True
+                        self.num_prompt_tokens += delta.prompt_tokens
+                        self.num_cached_tokens += delta.cached_tokens
+                    self.generated.add(len(delta.token_ids))
+                    yield replace(delta, request_id=request_id) if tenant else delta
+        finally:
+            del self._active[name]
+
+    def tenant_of(self, context: Context) -> str:
+        """Whose call this is; "" when there are no tokens."""
+        return self.security.tenant_of(context)
+
+    def salt_of(self, context: Context, cache_salt: str) -> bytes:
+        """What keeps a request's cached pages apart: its tenant's salt and its own, from the message or
+        from the metadata, where proxies put it. InvalidRequest when those two differ."""
+        given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
+        salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
+        if len(salts) > 1:
+            raise InvalidRequest(
+                f"the request has {len(salts)} different cache salts, in cache_salt and in the metadata "
+                f"{SALT_KEY}; give one"
+            )
+        return tenant_salt(self.tenant_of(context)) + "".join(salts).encode()
+
+    def check_operator(self, context: Context, deed: str) -> None:
+        """Forbidden unless the caller may act on what all tenants share."""
+        tenant = self.tenant_of(context)
+        if tenant not in ("", OPERATOR):
+            raise Forbidden(
+                f"only the tenant {OPERATOR!r} may {deed}, this token is of another; use a token that the "
+                f"server's file names {OPERATOR!r}"
+            )
+
+    async def abort(self, request_ids: Iterable[str], *, context: Context) -> list[str]:
+        """End requests of the caller's tenant; the ids of those that were being served."""
+        tenant = self.security.tenant_of(context)
+        found = [request_id for request_id in request_ids if (tenant, request_id) in self._active]
+        for request_id in found:
+            if (engine_id := self._active.get((tenant, request_id))) is not None:
+                await self.engine.abort(engine_id)
+        return found
+
+
+def own_name(tenant: str, name: str) -> str:
+    """A tenant's name for something, as the engine knows it: tenants' names have no slash."""
+    return f"{tenant}/{name}" if tenant else name
+
+
+def priority_of(context: Context, priority: int) -> int:
+    """A request's priority, from the message or, where that says nothing, from the metadata.
+    InvalidRequest when that is no number."""
+    given = [value for key, value in context.invocation_metadata() or () if key == PRIORITY_KEY]
+    if priority or not given:
+        return priority
+    try:
+        return int(given[-1])
+    except ValueError as error:
+        raise InvalidRequest(
+            f"the metadata {PRIORITY_KEY} must be a whole number, got {given[-1]!r}; 0 is usual"
+        ) from error
+
+
+def checked_id(request_id: str) -> str:
+    """The id itself; InvalidRequest when it is too long to be carried around."""
+    if len(request_id) > MAX_REQUEST_ID:
+        raise InvalidRequest(
+            f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
+            "shorten it, or leave it out for one of the server's"
+        )
+    return request_id
+
+
+class Rate:
+    """Events per second over the last ``window_s`` seconds, counted in tenths of a second."""
+
+    def __init__(self, window_s: float = 10.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._began = clock()
+        self._counts: deque[tuple[float, int]] = deque()  # (time, events) per tenth, oldest first
+
+    def add(self, num_events: int) -> None:
+        now = self._clock()
+        if self._counts and now - self._counts[-1][0] < 0.1:
+            began, count = self._counts[-1]
+            self._counts[-1] = (began, count + num_events)
+        else:
+            self._counts.append((now, num_events))
+            self._forget(now)
+
+    def per_second(self) -> float:
+        """The rate now; since the beginning while that is less than a window ago."""
+        now = self._clock()
+        self._forget(now)
+        span = min(self._window_s, now - self._began)
+        return sum(count for _, count in self._counts) / span if span > 0 else 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._counts and self._counts[0][0] <= now - self._window_s:
+            self._counts.popleft()

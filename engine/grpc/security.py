@@ -1,0 +1,210 @@
+"""Who may talk to the server: TLS, client certificates, and bearer tokens bound to tenants.
+
+Files are read at start, where a mistake ends the program, and again by ``reload``, where it is
+logged and what was in force stays in force. Certificates and tokens are never logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ..api.errors import InvalidConfig, Unauthenticated
+from .status import Context, abort_with
+
+logger = logging.getLogger(__name__)
+
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # probes carry no tokens
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # b64token of RFC 6750
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files: the server's certificate chain and key, and the CA of the clients' certificates,
+    which makes them obligatory (mTLS)."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        """What the files hold now; InvalidConfig if that could not be served."""
+        cert, key = _read(self.cert, "--tls-cert"), _read(self.key, "--tls-key")
+        ca = None if self.client_ca is None else _read(self.client_ca, "--tls-client-ca")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_no_password)
+        except (ssl.SSLError, ValueError) as error:
+            raise InvalidConfig(
+                f"--tls-cert {self.cert} and --tls-key {self.key} must be a PEM certificate and its "
+                f"unencrypted key: {error}"
+            ) from error
+        if self.client_ca is not None:
+            try:
+                context.load_verify_locations(self.client_ca)
+            except ssl.SSLError as error:
+                raise InvalidConfig(
+                    f"--tls-client-ca {self.client_ca} must be PEM certificates: {error}"
+                ) from error
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _read(path: Path, flag: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {flag} {path}: {error.strerror}") from error
+
+
+def read_tokens(path: Path) -> dict[bytes, str]:
+    """SHA-256 of each token, and its tenant. A line is TOKEN, or TENANT TOKEN (or TENANT:TOKEN);
+    empty lines and # comments are skipped. A token without a tenant is a tenant of its own.
+
+    InvalidConfig names the line, never its contents."""
+    found: dict[bytes, str] = {}
+    text = _read(path, "--auth-token-file").decode(errors="replace")
+    for number, line in enumerate(text.splitlines(), 1):
+        words = re.split(r"\s+|:\s*", line.strip())
+        if words == [""] or line.lstrip().startswith("#"):
+            continue
+        token, tenant = words[-1], words[0] if len(words) == 2 else None
+        if len(words) > 2 or not _TOKEN.fullmatch(token):
+            raise InvalidConfig(
+                f"line {number} of --auth-token-file {path} must be TOKEN or TENANT TOKEN; a token has "
+                "letters, digits and -._~+/ and may end with ="
+            )
+        if tenant is not None and not _TENANT.fullmatch(tenant):
+            raise InvalidConfig(
+                f"line {number} of --auth-token-file {path} names a tenant that has other than letters, "
+                "digits and ._-, or more than 64 of them"
+            )
+        digest = hashlib.sha256(token.encode()).digest()
+        if digest in found:
+            raise InvalidConfig(f"line {number} of --auth-token-file {path} repeats a token; remove one")
+        found[digest] = tenant or f"token-{digest.hex()[:16]}"
+    if not found:
+        raise InvalidConfig(f"--auth-token-file {path} has no tokens: nobody could use the server; add one")
+    return found
+
+
+class Tokens:
+    """The tokens of a file, compared in constant time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tenants: Mapping[bytes, str] = read_tokens(path)
+
+    def reload(self) -> None:
+        self._tenants = read_tokens(self._path)
+
+    def tenant_of(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+        """Whose call has this metadata; Unauthenticated if it has no token or a wrong one."""
+        given = [value for key, value in metadata or () if key == "authorization"]
+        if len(given) != 1 or not isinstance(given[0], str):
+            raise Unauthenticated('no token; send one as metadata: authorization: "Bearer TOKEN"')
+        scheme, _, token = given[0].partition(" ")
+        digest = hashlib.sha256(token.strip().encode()).digest()
+        found: str | None = None
+        for known, tenant in self._tenants.items():  # all of them, whichever it is
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        if scheme.lower() != "bearer" or found is None:
+            raise Unauthenticated("the token is not valid here; ask the operator for one")
+        return found
+
+
+class Security:
+    """TLS and tokens of one server; either may be None. InvalidConfig when files are unusable."""
+
+    def __init__(self, *, tls: TlsFiles | None = None, token_file: Path | None = None) -> None:
+        self.tls = tls
+        self.tokens = None if token_file is None else Tokens(token_file)
+        self._certificates = None if tls is None else tls.read()
+        self._credentials: grpc.ServerCredentials | None = None
+
+    def reload(self) -> None:
+        """Read the files again: for new connections and new calls. Running ones go on."""
+        try:
+            certificates = None if self.tls is None else self.tls.read()
+            if self.tokens is not None:
+                self.tokens.reload()
+        except InvalidConfig as error:
+            logger.error("not reloaded, what was in force stays: %s", error)
+            return
+        self._certificates = certificates
+        logger.info("certificates and tokens were read again")
+
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """TLS credentials whose certificates follow ``reload``; None without TLS."""
+        if self.tls is None:
+            return None
+        self._credentials = grpc.dynamic_ssl_server_credentials(
+            self._current(),
+            self._current,
+            require_client_authentication=self.tls.client_ca is not None,
+        )
+        return self._credentials
+
+    def _current(self) -> grpc.ServerCertificateConfiguration:
+        """Called by gRPC, on threads of its own, before each handshake."""
+        assert self._certificates is not None
+        return self._certificates
+
+    def interceptors(self) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
+        return [] if self.tokens is None else [_Gate(self.tokens)]
+
+    def tenant_of(self, context: Context) -> str:
+        """Whose call this is; "" when there are no tokens."""
+        return "" if self.tokens is None else self.tokens.tenant_of(context.invocation_metadata())
+
+
+def tenant_salt(tenant: str) -> bytes:
+    """What keeps a tenant's cached pages apart: a prefix of fixed length to its requests' salts."""
+    return hashlib.sha256(b"octavo tenant\0" + tenant.encode()).digest() if tenant else b""
+
+
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Lets calls with a valid token pass, and health checks."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None or details.method.startswith(OPEN_SERVICES):
+            return handler
+        try:
+            self._tokens.tenant_of(details.invocation_metadata)
+        except Unauthenticated as error:
+            return _refusing(handler, error)
+        return handler
+
+
+def _refusing(handler: Any, error: Unauthenticated) -> Any:
+    """A handler of the same shape that ends every call with the error."""
+
+    async def refuse(_request: Any, context: Context) -> None:
+        await abort_with(context, error)
+
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(refuse, handler.request_deserializer, handler.response_serializer)

@@ -1,0 +1,132 @@
+"""The gRPC server: what listens, who is healthy, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+from octavo.proto import (
+    cache_pb2,
+    cache_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+)
+
+from ..api.address import Address, port_in_use
+from .interface import Engine
+from .octavo_v1.cache import CacheServicer
+from .octavo_v1.generation import GenerationServicer
+from .request_handler import Intake, Metadata
+from .security import Security
+from .vllm.service import SERVICE_NAME as VLLM_SERVICE
+from .vllm.service import VllmEngineServicer
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that comes in; a prompt of a million token ids is about 4 MB
+DEATH_POLL_S = 0.1
+CLOSE_GRACE_S = 2.0  # for last responses to leave after the engine has ended every request
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Clients may ping every 10 s, also while nothing runs, without being thrown out.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Ping clients too, so that one which vanished without a word gives its pages back.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Without this a second server on the same port would silently share its connections.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class GrpcServer:
+    """Serves one started engine, by octavo.v1 and by vLLM's service. ``start`` and ``stop`` are
+    called once each."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        security: Security | None = None,
+        *,
+        with_reflection: bool = True,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        begin: Callable[[str, Metadata], None] | None = None,
+    ) -> None:
+        """``with_reflection``: tell clients what the services are; ``max_message_bytes``: of a message
+        that comes in, larger ones are refused unread; ``begin``: of the intake."""
+        self.security = security or Security()
+        self.intake = Intake(engine, self.security, begin)
+        self.servicer = GenerationServicer(self.intake)
+        self._engine = engine
+        self._server = grpc.aio.server(
+            interceptors=self.security.interceptors(),
+            options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+        )
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._watch: asyncio.Task[None] | None = None
+        self.died = asyncio.Event()
+        generation_pb2_grpc.add_GenerationServicer_to_server(  # type: ignore[no-untyped-call]
+            self.servicer, self._server
+        )
+        cache_pb2_grpc.add_CacheServicer_to_server(  # type: ignore[no-untyped-call]
+            CacheServicer(self.intake), self._server
+        )
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(self.intake), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        own = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+        cache = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
+        self.services: tuple[str, ...] = (own, cache, VLLM_SERVICE, health.SERVICE_NAME)
+        if with_reflection:
+            self.services += (reflection.SERVICE_NAME,)
+            reflection.enable_server_reflection(self.services, self._server)
+
+    async def start(self, address: Address) -> Address:
+        """Listen and say SERVING; returns the address with its real port.
+        InvalidConfig when the address cannot be listened on."""
+        credentials = self.security.credentials()
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), credentials)
+        except RuntimeError as error:
+            raise port_in_use(address, "--listen") from error
+        if port == 0:
+            raise port_in_use(address, "--listen")
+        for name in ("", *self.services):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        self._watch = asyncio.create_task(self._watch_engine())
+        return address.with_port(port)
+
+    async def stop(self, drain_timeout: float = 0.0) -> None:
+        """Say NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout``
+        seconds, end the rest with ABORT, close."""
+        self.intake.draining = True
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        await self._health.enter_graceful_shutdown()
+        if self.intake.num_active:
+            logger.info("draining %d requests for up to %g s", self.intake.num_active, drain_timeout)
+        await self._engine.stop(drain_timeout=drain_timeout)
+        await self._server.stop(CLOSE_GRACE_S)
+
+    async def _watch_engine(self) -> None:
+        """Once the engine has died, say so to every health check."""
+        while self._engine.death is None:
+            await asyncio.sleep(DEATH_POLL_S)
+        logger.critical("the engine has died: %s", self._engine.death)
+        for name in ("", *self.services):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.died.set()

@@ -1,0 +1,129 @@
+"""From the engine's errors to gRPC statuses, with details a program can read.
+
+Details follow google.rpc (https://google.aip.dev/193): BadRequest for the caller's mistakes,
+ErrorInfo with domain "octavo" for the rest, RetryInfo for "not now". Nothing unforeseen reaches a
+client: it gets a fixed text, and the traceback goes to the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf import duration_pb2, message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from ..api.errors import (
+    EngineDead,
+    EventsGone,
+    FellBehind,
+    Forbidden,
+    InvalidConfig,
+    InvalidRequest,
+    NotConfigured,
+    NotFound,
+    OctavoError,
+    Overloaded,
+    Unauthenticated,
+)
+
+logger = logging.getLogger(__name__)
+
+DOMAIN = "octavo"
+RETRY_S = 1  # when a full server may be asked again
+INTERNAL_TEXT = "internal error of the server; its log says more"
+_DETAILS_KEY = "grpc-status-details-bin"  # where gRPC carries a google.rpc.Status
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Servicer = TypeVar("Servicer")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+def code_of(error: Exception) -> grpc.StatusCode:
+    """The canonical code of an error; INTERNAL for what nobody foresaw."""
+    match error:
+        case Unauthenticated():
+            return grpc.StatusCode.UNAUTHENTICATED
+        case Forbidden():
+            return grpc.StatusCode.PERMISSION_DENIED
+        case NotFound():
+            return grpc.StatusCode.NOT_FOUND
+        case NotConfigured():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case FellBehind():
+            return grpc.StatusCode.DATA_LOSS
+        case EventsGone():
+            return grpc.StatusCode.OUT_OF_RANGE
+        case InvalidRequest() | InvalidConfig():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case Overloaded():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case EngineDead():
+            return grpc.StatusCode.UNAVAILABLE
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+def text_of(error: Exception) -> str:
+    """What a client may read; an unforeseen error is logged here and not shown."""
+    if isinstance(error, OctavoError):
+        return str(error)
+    logger.error("request failed unexpectedly", exc_info=error)
+    return INTERNAL_TEXT
+
+
+def status_of(error: Exception) -> status_pb2.Status:
+    """Code, message and details of an error."""
+    code, text = code_of(error), text_of(error)
+    details: list[message.Message] = []
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(description=text)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    else:
+        name = type(error).__name__ if isinstance(error, OctavoError) else "Internal"
+        reason = "".join(f"_{c}" if c.isupper() else c.upper() for c in name).lstrip("_")
+        numbers = error.numbers if isinstance(error, Overloaded) else {}
+        metadata = {key: str(number) for key, number in numbers.items()}
+        details.append(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        details.append(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=RETRY_S)))
+    status = status_pb2.Status(code=code.value[0], message=text)
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
+
+
+async def abort_with(context: Context, error: Exception) -> NoReturn:
+    """End the call with the status of ``error``."""
+    status = status_of(error)
+    trailers = ((_DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(code_of(error), status.message, trailers)
+    raise AssertionError("abort returns by raising")
+
+
+def errors_as_status(
+    handler: Callable[[Servicer, Request, Context], Awaitable[Response]],
+) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
+    """Whatever a handler raises ends its call with the right status; cancellation passes through."""
+
+    @functools.wraps(handler)
+    async def guarded(servicer: Servicer, request: Request, context: Context) -> Response:
+        try:
+            return await handler(servicer, request, context)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.InternalError:
+            if not context.cancelled():
+                raise
+            logger.debug("the client went away while it was being answered")
+            raise asyncio.CancelledError from None
+        except Exception as error:
+            await abort_with(context, error)
+
+    return guarded

@@ -1,0 +1,1 @@
+"""``vllm.grpc.engine.VllmEngine``, for routers that speak to vLLM."""

@@ -1,0 +1,225 @@
+"""Page events as routers read them: smg.grpc.common.KvEventBatch, whose blocks are our pages.
+
+A router that knows what each worker has cached sends a prompt to where most of it is. It names
+prompts by their tokens, so stored blocks carry theirs; from the first subscription on they are kept
+(see EventLog). A router that begins from zero first gets what can be found now, as a snapshot.
+
+Sequence numbers are those of the log plus a number that grows with every start of the engine: a
+cursor of an earlier start is too old, not mistaken for one of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from smg_grpc_proto.generated import common_pb2 as pb
+
+from octavo.block_manager import Digest, PageContents, PageEvent
+from octavo.block_manager.digests import unpack
+
+from ...api.errors import EventsGone, InvalidRequest
+from ...api.stats import Gauges
+from ...core.engine_core import EngineCore
+from ..octavo_v1.page_events import (
+    Subscription,
+    check_kept,
+    events_from,
+    subscribe,
+    unsubscribe,
+)
+from ..request_handler import Intake
+from ..security import tenant_salt
+from ..status import Context
+
+LOAD_S = 1.0  # how often the load is looked at while no event comes
+SILENCE_S = 10.0  # ... and told even if it is the same
+SNAPSHOT_BLOCKS = 1024  # of one message
+_EPOCH_BITS = 24
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What can be found: ``number`` of the last event in it; ``unknown`` were before tokens were kept."""
+
+    number: int
+    unknown: int
+    pages: list[tuple[Digest, PageContents]]
+
+
+class KvEventStream:
+    """One subscription: what it has sent, and with which numbers."""
+
+    def __init__(self, intake: Intake, salt: bytes, *, load_s: float = LOAD_S) -> None:
+        self._intake = intake
+        self._engine = intake.engine
+        self._page_size = intake.engine.info.page_size
+        self._salt = salt
+        self._load_s = load_s
+        self._base = 0
+        self._sent = 0  # the latest sequence number; 0: none yet
+        self._num_samples = 0
+        self._load: Gauges | None = None  # as it was told last, and when
+        self._told_at = 0.0
+
+    async def batches(
+        self, request: pb.SubscribeKvEventsRequest, number: int
+    ) -> AsyncGenerator[pb.KvEventBatch, None]:
+        """Events from ``number`` on, as ``begin`` said, after a snapshot if there is no cursor.
+        FellBehind if this reader is too slow."""
+        if not request.start_sequence_number:
+            snapshot = await self._engine.ask(_snapshot)
+            number = snapshot.number + 1
+            for batch in self._snapshot_batches(snapshot):
+                yield batch
+        async with aclosing(events_from(self._engine, number, heartbeat_s=self._load_s)) as stream:
+            async for events in stream:
+                for event in events:
+                    yield self._batch(event.number, self._events(event))
+                if not events and self._has_load_to_tell(request):
+                    yield self._batch(None, ())
+
+    async def begin(self, request: pb.SubscribeKvEventsRequest, its: Subscription) -> int:
+        """Number of the first event to send. EventsGone if the cursor is too old or yet to come."""
+        self._base = int(its.log_began) << _EPOCH_BITS
+        cursor: int = request.start_sequence_number
+        if not cursor:
+            return its.number
+        number = cursor - self._base + 1
+        if number < its.tokens_since:
+            raise EventsGone(
+                f"the events after {cursor} are not kept: those of this server begin after "
+                f"{self._base + its.tokens_since - 1}; begin again from 0"
+            )
+        await check_kept(self._engine, number)
+        self._sent = cursor
+        return number
+
+    def _batch(self, number: int | None, events: Iterable[pb.KvCacheEvent]) -> pb.KvEventBatch:
+        """Events with the load; or, without a number, the load alone."""
+        if number is not None:
+            self._sent = self._base + number
+        self._num_samples += 1
+        self._load, self._told_at = self._engine.gauges(), time.monotonic()
+        return pb.KvEventBatch(
+            sequence_number=self._sent,
+            timestamp=time.time(),
+            events=events,
+            dp_rank=0,
+            load=self._load_message(self._load, load_only=number is None),
+        )
+
+    def _has_load_to_tell(self, request: pb.SubscribeKvEventsRequest) -> bool:
+        if not self._sent and not request.load_records_before_first_batch:
+            return False  # such a router takes it for an event
+        return self._engine.gauges() != self._load or time.monotonic() - self._told_at >= SILENCE_S
+
+    def _load_message(self, gauges: Gauges, *, load_only: bool) -> pb.EngineLoad:
+        used = gauges.pages_held / self._engine.info.num_pages
+        return pb.EngineLoad(
+            running_requests=gauges.num_running,
+            waiting_requests=gauges.num_waiting,
+            token_usage=used,
+            active_token_usage=used,
+            gen_throughput=self._intake.generated.per_second(),
+            max_running_requests=self._engine.config.max_running,
+            sample=self._num_samples,
+            load_only=load_only,
+        )
+
+    def _events(self, event: PageEvent) -> list[pb.KvCacheEvent]:
+        """The event as routers have it; none for what another tenant stored."""
+        match event.kind:
+            case "stored" if event.salt.startswith(self._salt):
+                stored = self._stored(event.digests, event.contents, event.parent, event.salt)
+                return [pb.KvCacheEvent(event_id=event.number, stored=stored)]
+            case "removed":
+                hashes = [block_hash(digest) for digest in event.digests]
+                removed = pb.KvBlocksRemoved(block_hashes=hashes)
+                return [pb.KvCacheEvent(event_id=event.number, removed=removed)]
+            case "cleared":
+                return [pb.KvCacheEvent(event_id=event.number, cleared=pb.KvCacheCleared())]
+        return []
+
+    def _stored(
+        self, digests: Iterable[Digest], contents: Iterable[bytes], parent: Digest | None, salt: bytes
+    ) -> pb.KvBlocksStored:
+        size = self._page_size
+        blocks = [
+            pb.KvBlock(block_hash=block_hash(digest), token_ids=unpack(packed), block_size=size)
+            for digest, packed in zip(digests, contents, strict=True)
+        ]
+        own = salt.removeprefix(self._salt)
+        return pb.KvBlocksStored(
+            blocks=blocks,
+            parent_block_hash=None if parent is None else block_hash(parent),
+            cache_salt=own.decode(errors="replace") if own else None,
+        )
+
+    def _snapshot_batches(self, snapshot: _Snapshot) -> Iterable[pb.KvEventBatch]:
+        """Numbered so that the last of them is where the events go on."""
+        pages = [page for page in snapshot.pages if page[1].salt.startswith(self._salt)]
+        if not pages:
+            return
+        size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))  # no more messages than numbers
+        count = -(-len(pages) // size)
+        for index in range(count):
+            events = [] if index else [pb.KvCacheEvent(cleared=pb.KvCacheCleared())]
+            for digest, (packed, parent, salt) in pages[index * size : (index + 1) * size]:
+                events.append(pb.KvCacheEvent(stored=self._stored([digest], [packed], parent, salt)))
+            batch = self._batch(snapshot.number - count + 1 + index, events)
+            batch.snapshot.CopyFrom(
+                pb.KvSnapshotChunk(
+                    index=index, count=count, blocks=len(pages), unknown_before=snapshot.unknown
+                )
+            )
+            yield batch
+
+
+def block_hash(digest: Digest) -> int:
+    """A page's name in 64 bits, as routers have it: to find it again, not to tell contents apart."""
+    return int.from_bytes(digest[-8:], "big", signed=True)
+
+
+def _snapshot(core: EngineCore) -> _Snapshot:
+    log = core.cache.blocks.events
+    return _Snapshot(log.next_number - 1, (log.tokens_since or 1) - 1, list(log.chains()))
+
+
+async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
+    """Answer SubscribeKvEvents until the caller has gone."""
+    stream = KvEventStream(intake, tenant_salt(intake.tenant_of(context)))
+    its = await subscribe(intake.engine, tokens=True)
+    try:
+        number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
+        await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
+        async with aclosing(stream.batches(request, number)) as batches:
+            async for batch in batches:
+                await context.write(batch)
+    finally:
+        await asyncio.shield(unsubscribe(intake.engine))
+
+
+async def flush_cache(
+    intake: Intake, request: pb.FlushCacheRequest, context: Context
+) -> pb.FlushCacheResponse:
+    """Answer FlushCache: forget everything, unless requests still run after the time given."""
+    intake.check_operator(context, "flush the cache of all tenants")
+    if not 0 <= request.timeout_s < math.inf:
+        raise InvalidRequest(f"timeout_s must be 0 or more seconds, got {request.timeout_s}")
+    engine = intake.engine
+    end = time.monotonic() + request.timeout_s
+    while (busy := engine.gauges()).num_running + busy.num_waiting and time.monotonic() < end:
+        await asyncio.sleep(_POLL_S)
+    if left := busy.num_running + busy.num_waiting:
+        return pb.FlushCacheResponse(
+            success=False,
+            message=f"{left} requests are unfinished, nothing was flushed; wait longer, or stop sending",
+        )
+    num_pages = await engine.ask(lambda core: core.cache.flush())
+    return pb.FlushCacheResponse(success=True, message=f"{num_pages} cached pages were forgotten")

@@ -1,0 +1,150 @@
+"""Between vllm.grpc.engine messages and the engine's own types.
+
+Semantics are those of vLLM 0.32's own gRPC server; numbers that proto3 cannot tell from "not
+set" (top_p 0, n 0, repetition_penalty 0, ...) mean its defaults. What Octavo does not do is
+refused with the field's name, never ignored. Exceptions, because only token ids go over this
+wire: ``skip_special_tokens``, ``spaces_between_special_tokens`` and ``include_stop_str_in_output``
+shape text, which the router makes. ``grammar_from_first_token`` is how constraints start here
+anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from ...api.errors import InvalidRequest
+from ...api.outputs import Delta, TokenLogprob
+from ...api.sampling_params import SamplingParams
+from ..interface import Prompt
+from ..structured_messages import structured_of
+
+_UNSUPPORTED_INPUTS = (
+    "kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "extra_mm_inputs", "media_refs",
+)  # fmt: skip
+
+
+def check_supported(request: pb.GenerateRequest) -> None:
+    """InvalidRequest naming the first field that asks for what Octavo does not do."""
+    given = {field.name for field, _ in request.ListFields()}
+    for name in _UNSUPPORTED_INPUTS:
+        if name in given:
+            raise _unsupported(name)
+    if request.data_parallel_rank:
+        raise InvalidRequest(
+            f"data_parallel_rank must be 0 or left out: this server has one rank, "
+            f"got {request.data_parallel_rank}"
+        )
+    sampling = request.sampling_params
+    if sampling.HasField("truncate_prompt_tokens"):
+        raise _unsupported("sampling_params.truncate_prompt_tokens")
+
+
+def _unsupported(field: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} is not supported by this server; leave it out")
+
+
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """The prompt of a request; InvalidRequest if there is none."""
+    match request.WhichOneof("input"):
+        case "tokenized":
+            return list(request.tokenized.input_ids)
+        case "text":
+            return str(request.text)
+        case _:
+            raise InvalidRequest("the request has no input; set one of tokenized and text")
+
+
+def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> SamplingParams:
+    """Sampling parameters; an unset temperature is the model's own."""
+    kind = sampling.WhichOneof("constraint")
+    return SamplingParams(
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature if sampling.HasField("temperature") else default_temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p or 1.0,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        seed=sampling.seed % 2**64 if sampling.HasField("seed") else None,
+        n=sampling.n or 1,
+        stop=tuple(sampling.stop),
+        stop_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        structured=structured_of(kind, getattr(sampling, kind) if kind else None),
+    )
+
+
+def chunk_of(delta: Delta) -> pb.GenerateResponse:
+    """New tokens of one sample: ids and count are those of this chunk alone."""
+    chunk = pb.GenerateStreamChunk(
+        token_ids=delta.token_ids,
+        output_logprobs=_logprobs(delta),
+        input_logprobs=_prompt_logprobs(delta),
+        **_usage(delta),
+    )
+    return pb.GenerateResponse(chunk=chunk)
+
+
+def complete_of(delta: Delta) -> pb.GenerateResponse:
+    """The end of one sample, with the tokens of ``delta``: its last one, or the whole."""
+    assert delta.finish_reason is not None
+    complete = pb.GenerateComplete(
+        output_ids=delta.token_ids,
+        finish_reason=delta.finish_reason.value,
+        output_logprobs=_logprobs(delta),
+        input_logprobs=_prompt_logprobs(delta),
+        **_usage(delta),
+    )
+    if isinstance(delta.stop_match, str):
+        complete.matched_stop_str = delta.stop_match
+    elif delta.stop_match is not None:
+        complete.matched_token_id = delta.stop_match
+    return pb.GenerateResponse(complete=complete)
+
+
+def _usage(delta: Delta) -> dict[str, int]:
+    return {
+        "prompt_tokens": delta.prompt_tokens,
+        "completion_tokens": len(delta.token_ids),
+        "cached_tokens": delta.cached_tokens,
+        "index": delta.index,
+    }
+
+
+def _logprobs(delta: Delta) -> Any:
+    """OutputLogProbs of the delta's tokens; None when none were asked for."""
+    if not delta.logprobs:
+        return None
+    return pb.OutputLogProbs(
+        token_logprobs=[entry.logprob for entry in delta.logprobs],
+        token_ids=[entry.token_id for entry in delta.logprobs],
+        top_logprobs=[_top(entry) for entry in delta.logprobs],
+    )
+
+
+def _prompt_logprobs(delta: Delta) -> Any:
+    """InputLogProbs of the whole prompt, whose first token has none; None where there are none."""
+    found = delta.prompt_logprobs
+    if found is None:
+        return None
+    return pb.InputLogProbs(
+        token_logprobs=[
+            pb.InputTokenLogProb(),
+            *(pb.InputTokenLogProb(value=entry.logprob) for entry in found.rest),
+        ],
+        token_ids=[found.first_id, *(entry.token_id for entry in found.rest)],
+        top_logprobs=[pb.TopLogProbs(), *map(_top, found.rest)],
+    )
+
+
+def _top(entry: TokenLogprob) -> pb.TopLogProbs:
+    return pb.TopLogProbs(
+        values=[logprob for _, logprob in entry.top], token_ids=[token for token, _ in entry.top]
+    )

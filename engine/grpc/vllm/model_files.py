@@ -1,0 +1,89 @@
+"""What routers want to know of a model's folder: its tokenizer as a zip file, its default sampling."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...tokenizer.tokenizer import read_json
+
+CHUNK_BYTES = 64 * 2**10
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "config.json", "generation_config.json",
+)  # fmt: skip
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same time for all: equal files make equal archives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """architectures   as config.json names them
+    sampling        what generation_config.json recommends, under the names of SamplingParams
+    """
+
+    path: Path
+    architectures: tuple[str, ...] = ()
+    model_type: str = ""
+    pad_token_id: int = 0
+    bos_token_id: int = 0
+    sampling: dict[str, float]
+
+    @property
+    def temperature(self) -> float:
+        """Of requests that leave it open: the model's own, or 1, as in vLLM."""
+        return float(self.sampling.get("temperature", 1.0))
+
+    @property
+    def sampling_json(self) -> str:
+        return json.dumps(self.sampling, separators=(",", ":")) if self.sampling else ""
+
+
+def read_model_files(path: Path) -> ModelFiles:
+    """Read a model's folder; what it lacks stays empty. ModelLoadError when a file is broken."""
+    config = read_json(path / "config.json")
+    generation = read_json(path / "generation_config.json")
+    names = config.get("architectures")
+    return ModelFiles(
+        path=path,
+        architectures=tuple(map(str, names)) if isinstance(names, list) else (),
+        model_type=str(config.get("model_type", "")),
+        pad_token_id=_first_id(config.get("pad_token_id")),
+        bos_token_id=_first_id(config.get("bos_token_id")),
+        sampling={
+            name: value for name in _SAMPLING if isinstance(value := generation.get(name), int | float)
+        },
+    )
+
+
+def _first_id(value: Any) -> int:
+    """A token id as configurations give it: a number, a list of them, or nothing (0)."""
+    value = value[0] if isinstance(value, list) and value else value
+    return value if isinstance(value, int) else 0
+
+
+def tokenizer_zip(path: Path) -> bytes:
+    """A zip file of the tokenizer's files in the folder; b"" if it has none. Weights never."""
+    files = [path / name for name in TOKENIZER_FILES if (path / name).is_file()]
+    if not files:
+        return b""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in files:
+            entry = zipfile.ZipInfo(file.name, date_time=_ZIP_EPOCH)
+            archive.writestr(entry, file.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def chunks(data: bytes) -> Iterator[tuple[bytes, str]]:
+    """Pieces of at most CHUNK_BYTES, the last with the SHA-256 of the whole in hex."""
+    for start in range(0, len(data), CHUNK_BYTES):
+        end = start + CHUNK_BYTES
+        yield data[start:end], hashlib.sha256(data).hexdigest() if end >= len(data) else ""

@@ -1,0 +1,190 @@
+"""The vllm.grpc.engine.VllmEngine service: what the SMG router speaks to its workers.
+
+The stubs are those of the package smg-grpc-proto: a second copy of the same descriptors in one
+process is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+import octavo
+
+from ...api.errors import RequestFailed
+from ...api.outputs import Delta, FinishReason
+from ..request_handler import Intake
+from ..status import Context, errors_as_status
+from . import kv_events, model_files
+from . import messages as vllm_messages
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+
+
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
+    """Speaks VllmEngine for the engine behind ``intake``."""
+
+    def __init__(self, intake: Intake) -> None:
+        """Reads the model's folder; ModelLoadError when one of its files is broken."""
+        self._intake = intake
+        self._engine = intake.engine
+        self._files = model_files.read_model_files(intake.engine.info.path)
+        self._tokenizer_zip: bytes | None = None
+
+    @errors_as_status
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        """A stream gets each delta as a chunk, and at its end the last delta again as a complete;
+        without ``stream`` there is one complete per sample, with everything."""
+        vllm_messages.check_supported(request)
+        params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
+        prompt = vllm_messages.prompt_of(request)
+        deltas = self._intake.generate(prompt, params, context=context, request_id=request.request_id)
+        failure = ""
+        async with aclosing(deltas):
+            async for delta in deltas if request.stream else _collected(deltas):
+                if request.stream and delta.token_ids:
+                    await context.write(vllm_messages.chunk_of(delta))
+                if delta.finish_reason is not None:
+                    last = (
+                        replace(delta, prompt_logprobs=None) if request.stream else delta
+                    )  # a chunk had them
+                    await context.write(vllm_messages.complete_of(last))
+                if delta.finish_reason is FinishReason.ERROR:
+                    failure = delta.error or "computing this request failed"
+        if failure:
+            raise RequestFailed(failure)
+
+    @errors_as_status
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """Their streams end normally, with finish reason "abort"; unknown ids have ended already."""
+        await self._intake.abort(request.request_ids, context=context)
+        return pb.AbortResponse()
+
+    @errors_as_status
+    async def HealthCheck(self, _request: pb.HealthCheckRequest, _context: Context) -> pb.HealthCheckResponse:
+        if self._engine.death is not None:
+            return pb.HealthCheckResponse(healthy=False, message=f"the engine died: {self._engine.death}")
+        if self._intake.draining:
+            return pb.HealthCheckResponse(healthy=False, message="the server is draining")
+        return pb.HealthCheckResponse(healthy=True, message="ok")
+
+    @errors_as_status
+    async def GetModelInfo(
+        self, _request: pb.GetModelInfoRequest, _context: Context
+    ) -> pb.GetModelInfoResponse:
+        """Paths are left out: nobody outside could read them, GetTokenizer sends the files."""
+        info, files = self._engine.info, self._files
+        return pb.GetModelInfoResponse(
+            model_path=info.name,
+            served_model_name=info.name,
+            is_generation=True,
+            max_context_length=info.max_model_len,
+            max_req_input_len=min(info.max_model_len, info.num_pages * info.page_size) - 1,
+            vocab_size=info.vocab_size,
+            model_type=files.model_type or info.architecture,
+            architectures=files.architectures or (info.architecture,),
+            eos_token_ids=sorted(self._engine.tokenizer.eos_ids),
+            pad_token_id=files.pad_token_id,
+            bos_token_id=files.bos_token_id,
+            default_sampling_params_json=files.sampling_json,
+        )
+
+    @errors_as_status
+    async def GetServerInfo(
+        self, _request: pb.GetServerInfoRequest, _context: Context
+    ) -> pb.GetServerInfoResponse:
+        info, intake = self._engine.info, self._intake
+        return pb.GetServerInfoResponse(
+            active_requests=intake.num_active,
+            is_paused=intake.draining,
+            last_receive_timestamp=intake.last_request_at,
+            uptime_seconds=time.monotonic() - intake.ready_since,
+            server_type="vllm-grpc",
+            data_parallel_size=1,
+            kv_cache_dtype=info.kv_format,
+            block_size=info.page_size,
+            model_dtype=info.weights,
+            attention_backend=info.backend,
+            max_num_seqs=self._engine.config.max_running,
+        )
+
+    @errors_as_status
+    async def GetLoads(self, request: pb.GetLoadsRequest, _context: Context) -> pb.GetLoadsResponse:
+        loads = [self._load()] if not request.dp_rank else []  # there is one rank, 0
+        return pb.GetLoadsResponse(
+            timestamp=datetime.now(UTC).isoformat(),
+            version=octavo.__version__,
+            dp_rank_count=1,
+            loads=loads,
+        )
+
+    def _load(self) -> pb.SchedulerLoad:
+        gauges, info, intake = self._engine.gauges(), self._engine.info, self._intake
+        most = self._engine.config.max_running
+        return pb.SchedulerLoad(
+            dp_rank=0,
+            num_running_reqs=gauges.num_running,
+            num_waiting_reqs=gauges.num_waiting,
+            num_total_reqs=gauges.num_running + gauges.num_waiting,
+            num_used_tokens=gauges.pages_held * info.page_size,
+            max_total_num_tokens=info.num_pages * info.page_size,
+            token_usage=gauges.pages_held / info.num_pages,
+            gen_throughput=intake.generated.per_second(),
+            cache_hit_rate=intake.num_cached_tokens / max(intake.num_prompt_tokens, 1),
+            utilization=gauges.num_running / most,
+            max_running_requests=most,
+        )
+
+    @errors_as_status
+    async def GetTokenizer(self, _request: common_pb2.GetTokenizerRequest, context: Context) -> None:
+        """A zip file of the tokenizer, in chunks of 64 KiB, the last with its SHA-256."""
+        if self._tokenizer_zip is None:
+            self._tokenizer_zip = await asyncio.to_thread(model_files.tokenizer_zip, self._files.path)
+        if not self._tokenizer_zip:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this model's folder has no tokenizer files")
+        for data, sha256 in model_files.chunks(self._tokenizer_zip):
+            await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
+
+    @errors_as_status
+    async def SubscribeKvEvents(self, request: common_pb2.SubscribeKvEventsRequest, context: Context) -> None:
+        await kv_events.write_kv_events(self._intake, request, context)
+
+    @errors_as_status
+    async def FlushCache(
+        self, request: common_pb2.FlushCacheRequest, context: Context
+    ) -> common_pb2.FlushCacheResponse:
+        return await kv_events.flush_cache(self._intake, request, context)
+
+    async def Embed(self, _request: pb.EmbedRequest, context: Context) -> Any:
+        await _unimplemented(context, "this server generates text; it has no embeddings")
+
+    async def StartProfile(self, _request: common_pb2.StartProfileRequest, context: Context) -> Any:
+        await _unimplemented(context, "this server has no profiler; see `octavo bench`")
+
+    async def StopProfile(self, _request: common_pb2.StopProfileRequest, context: Context) -> Any:
+        await _unimplemented(context, "this server has no profiler; see `octavo bench`")
+
+
+async def _collected(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+    """One delta per sample, with everything, when it has ended."""
+    whole: dict[int, Delta] = {}
+    async for delta in deltas:
+        earlier = whole.pop(delta.index, None)
+        merged = delta if earlier is None else earlier.merge(delta)
+        if merged.finish_reason is None:
+            whole[delta.index] = merged
+        else:
+            yield merged
+
+
+async def _unimplemented(context: Context, message: str) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)

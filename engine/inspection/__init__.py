@@ -1,0 +1,1 @@
+"""What operators ask of the prefix cache: statistics, explanations of misses, reuse."""

@@ -1,0 +1,1 @@
+"""Pages on disk: a cache that survives restarts. No MLX; see README.md."""

@@ -1,0 +1,232 @@
+"""The persistent tier as the engine's thread sees it: published pages are copied out for the
+writer, and prompts whose pages are on disk wait until the reader has brought them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from octavo.block_manager import BlockManager, Digest
+from octavo.block_manager.digests import root
+from octavo.scheduler import Sequence, Step
+
+from ..api.errors import InvalidConfig, NotConfigured
+from ..api.store_counters import StoreCounts, Tally
+from .folder import ShardFolder
+from .page_runs import PagePart, PageRun
+from .prefetch import Fetch, FetchedPage
+from .reader import ShardReader
+from .transfer import PageAccess, PageTransfer
+from .writer import ShardWriter
+
+QUEUE_BYTES = 256 * 1024**2  # of pages that wait to be written, and as many that were read
+STEP_BYTES = 64 * 1024**2  # put into the pool per step
+CLOSE_S = 10.0  # what is queued may be written that long at the end
+
+
+class Persistence:
+    """Belongs to the engine's thread, except ``counts``.
+
+    wake   called from another thread when ``has_news`` has become true
+    """
+
+    wake: Callable[[], None]
+
+    def __init__(
+        self,
+        root_folder: Path,
+        access: PageAccess,
+        blocks: BlockManager,
+        transfer: PageTransfer,
+        *,
+        max_bytes: int,
+    ) -> None:
+        """Raises OSError if the folder cannot be used, and InvalidConfig without a prefix cache."""
+        try:
+            transfer.check()
+        except NotConfigured as error:
+            raise InvalidConfig(f"{error}; leave cache_dir out") from None
+        self._access = access
+        self._transfer = transfer
+        self._blocks = blocks
+        self._kind = access.page_kind
+        self._page_bytes = [spec.page_bytes for spec in self._kind.specs]
+        self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
+        blocks.misses.in_other_format = self._folder.has_of_other_kind
+        self._tally = Tally()
+        self.wake = _nobody
+        self._writer = ShardWriter(self._folder, self._tally, queue_bytes=QUEUE_BYTES)
+        self._reader = ShardReader(
+            self._folder, blocks.groups, self._tally, staged_bytes=QUEUE_BYTES, wake=self._news
+        )
+        self._fetches: dict[Sequence, Fetch] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences whose pages are being read, their siblings included."""
+        return sum(1 + len(sequence.siblings) for sequence in self._fetches)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``advance`` would do something."""
+        return any(fetch.pages or fetch.ended for fetch in self._fetches.values())
+
+    def counts(self) -> StoreCounts:
+        return self._tally.read(self._writer.num_bytes)
+
+    def fetch(self, sequence: Sequence) -> bool:
+        """Whether to wait for pages of this prompt that are on disk: until ``advance`` returns it."""
+        if sequence.recompute:
+            return False
+        blocks = self._blocks
+        digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
+        self._writer.used(digests)
+        after = sequence.quantize_after
+        found = blocks.num_findable(digests, quantize_after=after)
+        if found == len(digests):
+            return False
+        known = [
+            [blocks.find(digest, group) is not None for digest in digests]
+            for group in range(len(blocks.groups))
+        ]
+        if not self._may_be_there(digests, known, found):
+            self._tally.add("misses")
+            return False
+        self._tally.add("hits")
+        fetch = Fetch(
+            list(sequence.tokens),
+            list(digests),
+            root=root(sequence.salt),
+            known=known,
+            found=found,
+            needed=lambda group, end: blocks.needed_pages(end, group=group, quantize_after=after),
+        )
+        self._fetches[sequence] = fetch
+        self._reader.start(fetch)
+        return True
+
+    def cancel(self, sequence: Sequence) -> bool:
+        """Forget a sequence that waits; False if it does not."""
+        fetch = self._fetches.pop(sequence, None)
+        if fetch is None:
+            return False
+        self._reader.cancel(fetch)
+        return True
+
+    def advance(self) -> list[Sequence]:
+        """Put pages that were read into the pool, a bounded number; the sequences that need wait
+        no longer, in the order they came."""
+        budget = STEP_BYTES
+        ready = []
+        for sequence, fetch in self._fetches.items():
+            ended = fetch.ended  # before looking, because pages may come in between
+            pages = self._reader.take(fetch, budget)
+            budget -= sum(page.data.nbytes for page in pages)
+            if (pages and not self._adopt(sequence, fetch, pages)) or (ended and not fetch.pages):
+                ready.append(sequence)
+        for sequence in ready:
+            self.cancel(sequence)
+        return ready
+
+    def keep(self, step: Step) -> None:
+        """Copy out what a committed step has published and what is not on disk."""
+        page_size = self._blocks.page_size
+        for sequence, start, stop, _, _ in step.work:
+            first, last = start // page_size, stop // page_size
+            if first < last:
+                self._keep(sequence, first, min(last, len(sequence.digests)))
+
+    def close(self) -> None:
+        """Write what is queued, within some seconds, and end the threads."""
+        self._reader.close(CLOSE_S)
+        self._writer.close(CLOSE_S)
+
+    def _news(self) -> None:
+        self.wake()
+
+    def _may_be_there(self, digests: Run[Digest], known: Run[Run[bool]], found: int) -> bool:
+        """Whether it is worth to look: the first page that a group lacks beyond what is found is on disk."""
+        for group, pages in enumerate(known):
+            missing = next((index for index in range(found, len(digests)) if not pages[index]), None)
+            if missing is not None:
+                return self._folder.has(digests[missing], group)
+        return True
+
+    def _keep(self, sequence: Sequence, first: int, last: int) -> None:
+        for group in range(len(self._page_bytes)):
+            wanted = self._wanted(sequence, first, last, group)
+            if wanted:
+                self._copy_out(sequence, wanted, group)
+
+    def _wanted(self, sequence: Sequence, first: int, last: int, group: int) -> list[_Wanted]:
+        """Pages ``[first, last)`` of a group that are neither on disk nor on their way there, nor given
+        to others since they were published."""
+        wanted: list[_Wanted] = []
+        for index in range(first, last):
+            digest = sequence.digests[index]
+            page = self._blocks.find(digest, group)
+            if page is None or self._writer.is_queued(digest, group) or self._folder.has(digest, group):
+                continue
+            if not self._writer.has_room(self._page_bytes[group] * (len(wanted) + 1)):
+                self._tally.drop("queue_full")
+                continue
+            wanted.append(_Wanted(index, page))
+        return wanted
+
+    def _copy_out(self, sequence: Sequence, wanted: list[_Wanted], group: int) -> None:
+        data = self._access.read_pages([each.page for each in wanted], group)
+        size, digests = self._blocks.page_size, sequence.digests
+        for index, row in zip((each.index for each in wanted), data, strict=True):
+            run = PageRun(
+                self._kind.group(group),
+                digests[index - 1] if index else root(sequence.salt),
+                tuple(sequence.tokens[index * size : (index + 1) * size]),
+                (PagePart((0,), row[None]),),
+            )
+            self._writer.put(digests[index], group, run)
+
+    def _adopt(self, sequence: Sequence, fetch: Fetch, pages: list[FetchedPage]) -> bool:
+        """Put a prompt's next pages into the pools, where they are cached and held by nobody; False
+        if it goes no further: there is no room, or what comes before is gone."""
+        for run in _runs(pages):
+            group, first = run[0].group, run[0].index
+            inserted = self._transfer.insert(
+                fetch.tokens,
+                np.stack([page.data for page in run]),
+                sequence.salt,
+                first=first,
+                group=group,
+                digests=fetch.digests[: first + len(run)],
+            )
+            self._tally.add("loaded", inserted.num_new)
+            if inserted.num_skipped:
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A page of the pool that is to be written, and which of its sequence's it is."""
+
+    index: int
+    page: int
+
+
+def _runs(pages: list[FetchedPage]) -> list[list[FetchedPage]]:
+    """Cut where the group changes or a page is left out."""
+    runs: list[list[FetchedPage]] = []
+    for page in pages:
+        last = runs[-1][-1] if runs else None
+        if last is not None and (last.group, last.index + 1) == (page.group, page.index):
+            runs[-1].append(page)
+        else:
+            runs.append([page])
+    return runs
+
+
+def _nobody() -> None:
+    """Nobody waits: the core is stepped by hand."""

@@ -1,0 +1,193 @@
+"""Pages in a file: consecutive pages of one sequence, with all it takes to trust them again.
+
+A ``.safetensors`` file with one tensor for each group of layers, ``pages.0``, ``pages.1``, ... uint8
+[n, page_bytes], laid out as in ``octavo.kernels.page_bytes``. What they are is in the metadata:
+
+    octavo      "pages 2": this format
+    model       fingerprint of the model that computed them
+    context     what else K/V depends on
+    page_size
+    formats     JSON, per group: [k_format, v_format]
+    layers      JSON, per group: [[num_kv_heads, head_dim, value_dim, window, keep], ...]
+    indices     JSON, per group: which of the sequence's pages in this file its tensor holds, rising;
+                groups with a window may hold a few
+    parent      digest of the page before the first one, hexadecimal
+    token_ids   JSON: page_size ids for each of the sequence's pages in this file
+    salt        hexadecimal; absent where only the parent's digest is known
+    checksum    SHA-256 over the other metadata (JSON, keys sorted) and the pages
+
+so that a file that was cut, overwritten or edited is told from one that was not. The format of
+the file is https://huggingface.co/docs/safetensors; it is written and mapped here because the
+library keeps Python's other threads waiting while it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from octavo.block_manager import Digest
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.page_bytes import PageBytes
+
+from .page_runs import VERSION, PageKind, PagePart, PageRun
+
+SUFFIX = ".safetensors"
+ALIGNMENT = 64  # of the pages in the file
+_NOTHING: PageBytes = np.empty(0, np.uint8)
+
+
+class BadPages(Exception):
+    """A file that cannot be used. ``reason`` is a label for counting:
+
+    torn      not whole
+    altered   whole, but not what was written
+    foreign   written by something else, or a version that this one does not read
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def write_run(path: Path, run: PageRun) -> None:
+    """Write a file that is not there yet; OSError if that fails. It is not whole before this returns:
+    write it under another name and rename it."""
+    metadata = run.kind.metadata() | {
+        "indices": json.dumps([part.indices for part in run.parts]),
+        "parent": run.parent.hex(),
+        "token_ids": json.dumps(run.token_ids),
+    }
+    if run.salt is not None:
+        metadata["salt"] = run.salt.hex()
+    parts = [np.ascontiguousarray(part.pages) for part in run.parts]
+    metadata["checksum"] = _checksum(metadata, parts)
+    header: dict[str, object] = {"__metadata__": metadata}
+    start = 0
+    for group, pages in enumerate(parts):
+        stop = start + pages.nbytes
+        header[_tensor(group)] = {"dtype": "U8", "shape": pages.shape, "data_offsets": (start, stop)}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for pages in parts:
+            file.write(pages.data)
+
+
+def _tensor(group: int) -> str:
+    return f"pages.{group}"
+
+
+def sync(path: Path) -> None:
+    """Return when a file's or folder's contents are on the medium."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_run(path: Path) -> PageRun:
+    """Read a file and check all of it. The pages are mapped, copied, and the copy is checked, so
+    that nothing can change them afterwards. Raises OSError if it cannot be read, and BadPages."""
+    try:
+        with path.open("rb") as file:
+            metadata, parts = _read(file)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadPages("torn", f"{path} is no whole file of pages: {error!r}") from None
+    if metadata.get("octavo") != VERSION:
+        raise BadPages(
+            "foreign", f"{path} does not hold pages as this version writes them ({VERSION}); save it again"
+        )
+    if metadata.get("checksum") != _checksum(metadata, parts):
+        raise BadPages("altered", f"{path} has changed since it was written: its checksum does not match")
+    try:
+        return _parse(metadata, parts)
+    except (ValueError, TypeError, KeyError) as error:  # written by another program
+        raise BadPages("foreign", f"{path} does not describe its pages: {error}") from None
+
+
+def _read(file: BinaryIO) -> tuple[dict[str, str], list[PageBytes]]:
+    """Metadata and pages; ValueError, TypeError, KeyError or AttributeError for what is not whole."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= size - 8:
+        raise ValueError(f"its header claims {length} bytes of {size}")
+    header = json.loads(file.read(length))
+    metadata: dict[str, str] = header.pop("__metadata__")
+    num_bytes, start = size - 8 - length, 0
+    data = np.array(np.memmap(file, np.uint8, "r", offset=8 + length)) if num_bytes else _NOTHING
+    parts = []
+    for group in range(len(header)):
+        tensor = header[_tensor(group)]
+        num_pages, page_bytes = tensor["shape"]
+        stop = start + num_pages * page_bytes
+        if tensor["dtype"] != "U8" or tensor["data_offsets"] != [start, stop] or min(tensor["shape"]) < 0:
+            raise ValueError(f"its pages {tensor} do not begin at {start}")
+        parts.append(data[start:stop].reshape(num_pages, page_bytes))
+        start = stop
+    if start != num_bytes:
+        raise ValueError(f"its pages take {start} bytes of {num_bytes}")
+    return dict(metadata), parts
+
+
+def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
+    """ValueError, TypeError or KeyError for what does not fit together."""
+    specs = tuple(
+        PoolSpec(
+            layers=tuple(
+                LayerSpec(num_kv_heads=heads, head_dim=dim, value_dim=value_dim, window=window, keep=keep)
+                for heads, dim, value_dim, window, keep in layers
+            ),
+            num_pages=len(pages),
+            page_size=int(metadata["page_size"]),
+            k_format=k_format,
+            v_format=v_format,
+        )
+        for layers, (k_format, v_format), pages in zip(
+            json.loads(metadata["layers"]), json.loads(metadata["formats"]), parts, strict=True
+        )
+    )
+    salt = metadata.get("salt")
+    run = PageRun(
+        PageKind(metadata["model"], specs, metadata["context"]),
+        Digest(bytes.fromhex(metadata["parent"])),
+        tuple(json.loads(metadata["token_ids"])),
+        tuple(
+            PagePart(tuple(indices), pages)
+            for indices, pages in zip(json.loads(metadata["indices"]), parts, strict=True)
+        ),
+        None if salt is None else bytes.fromhex(salt),
+    )
+    if len(run.token_ids) != run.num_pages * run.kind.page_size:
+        raise ValueError(f"{len(run.token_ids)} tokens do not fill pages of {run.kind.page_size}")
+    for spec, part in zip(specs, run.parts, strict=True):
+        _check_part(run, spec, part)
+    return run
+
+
+def _check_part(run: PageRun, spec: PoolSpec, part: PagePart) -> None:
+    """ValueError unless these are pages of the run."""
+    if part.pages.shape != (len(part.indices), spec.page_bytes):
+        raise ValueError(f"{part.pages.shape} are not {len(part.indices)} pages of {spec.page_bytes} bytes")
+    rising = all(a < b for a, b in pairwise((-1, *part.indices, run.num_pages)))
+    if not rising:
+        raise ValueError(f"indices {part.indices} do not rise below {run.num_pages}")
+
+
+def _checksum(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> str:
+    described = {key: value for key, value in metadata.items() if key != "checksum"}
+    checksum = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for pages in parts:
+        checksum.update(pages.data)
+    return checksum.hexdigest()

@@ -1,0 +1,60 @@
+"""Saved pages as an engine's own: cut where pages are left out, and converted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from octavo.kernels.page_bytes import PageBytes, convert_pages
+
+from ..api.errors import InvalidRequest
+from .page_runs import PageKind, PageRun
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Pages ``first``, ``first + 1``, ... of a sequence in one group of layers."""
+
+    group: int
+    first: int
+    pages: PageBytes
+
+
+def stretches(run: PageRun, kind: PageKind, start: int) -> Iterator[Stretch]:
+    """What a run that begins at position ``start`` of its sequence has for pools of ``kind``, group by group.
+
+    Raises InvalidRequest for what cannot be converted.
+    """
+    same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
+    end = start + len(run.token_ids)
+    partial = any(len(part.indices) < run.num_pages for part in run.parts)
+    if new > old and partial and end % new:
+        raise InvalidRequest(
+            f"nothing was loaded: the saved pages end after {end} tokens, inside a page of {new}, and of "
+            f"layers with a window they hold only what is seen from there; start with --page-size {old}"
+        )
+    for group, part in enumerate(run.parts):
+        for first, stop in _consecutive(part.indices):
+            pages = part.pages[first:stop]
+            position = start + part.indices[first] * old
+            at = -(-position // new)
+            if not same:
+                pages = _converted(run, kind, group, pages, skip=at * new - position)
+            if len(pages):
+                yield Stretch(group, at, pages)
+
+
+def _consecutive(indices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Bounds, in ``indices``, of its runs of consecutive numbers."""
+    first = 0
+    for at in range(1, len(indices) + 1):
+        if at == len(indices) or indices[at] != indices[at - 1] + 1:
+            yield first, at
+            first = at
+
+
+def _converted(run: PageRun, kind: PageKind, group: int, pages: PageBytes, *, skip: int) -> PageBytes:
+    try:
+        return convert_pages(run.kind.specs[group], pages, kind.specs[group], skip=skip)
+    except ValueError as error:
+        raise InvalidRequest(f"the saved pages cannot be converted: {error}") from None

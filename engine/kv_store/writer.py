@@ -1,0 +1,124 @@
+"""Writing shards on a thread of its own, so that no step ever waits for a disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+
+from octavo.block_manager import Digest
+
+from ..api.store_counters import Tally
+from .folder import ShardFolder
+from .page_runs import PageRun
+
+logger = logging.getLogger(__name__)
+
+MAX_USES = 65_536  # digests whose use is still to be noted; more are not
+COUNTS_PER_BUDGET = 16  # how often shards are counted while the budget's bytes are written
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    digest: Digest
+    group: int
+    run: PageRun
+
+
+class ShardWriter:
+    """A bounded queue of pages in memory, and the thread that writes them. ``put`` and ``used`` are
+    called from one thread and return at once."""
+
+    def __init__(self, folder: ShardFolder, tally: Tally, *, queue_bytes: int) -> None:
+        self._folder = folder
+        self._tally = tally
+        self._queue_bytes = queue_bytes
+        self._changed = threading.Condition()
+        self._pages: deque[_Page] = deque()
+        self._uses: deque[Digest] = deque()
+        self._queued: set[tuple[Digest, int]] = set()  # with their groups; and not yet on disk
+        self._num_queued = 0  # bytes of these
+        self._closing = False
+        self._failing = False
+        self._uncounted = 0  # bytes written since the shards were counted
+        self.num_bytes = 0
+        self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)
+        self._thread.start()
+
+    def is_queued(self, digest: Digest, group: int) -> bool:
+        return (digest, group) in self._queued
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether ``put`` would take so many bytes."""
+        return self._num_queued + num_bytes <= self._queue_bytes
+
+    def put(self, digest: Digest, group: int, run: PageRun) -> None:
+        """Queue one page of a group."""
+        with self._changed:
+            self._queued.add((digest, group))
+            self._num_queued += run.parts[0].pages.nbytes
+            self._pages.append(_Page(digest, group, run))
+            self._changed.notify_all()
+
+    def used(self, digests: Run[Digest]) -> None:
+        """These pages were wanted just now; if they are on disk they stay longer."""
+        with self._changed:
+            self._uses.extend(digests[: max(0, MAX_USES - len(self._uses))])
+            self._changed.notify_all()
+
+    def close(self, timeout: float) -> None:
+        """Write what is queued, for so many seconds at most."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        with self._changed:
+            self._tally.drop("queue_full", len(self._pages))
+            self._pages.clear()  # a thread that still writes ends after this page
+
+    def _main(self) -> None:
+        self._prune()
+        while (page := self._next()) is not None:
+            self._write(page)
+
+    def _next(self) -> _Page | None:
+        """The next page to write; None to end. Notes uses while there is none."""
+        while True:
+            with self._changed:
+                while not (self._pages or self._uses or self._closing):
+                    self._changed.wait()
+                if self._pages:
+                    return self._pages.popleft()
+                if not self._uses:
+                    return None
+                uses, self._uses = self._uses, deque()
+            for digest in dict.fromkeys(uses):
+                self._folder.touch(digest)
+
+    def _write(self, page: _Page) -> None:
+        try:
+            num_bytes = self._folder.put(page.digest, page.run, page.group)
+        except OSError as error:
+            self._tally.drop("write_failed")
+            if not self._failing:  # once, not per page
+                logger.warning("pages cannot be written to the cache folder: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+            self._tally.add("written")
+            self.num_bytes += num_bytes
+            self._uncounted += num_bytes
+        with self._changed:
+            self._queued.discard((page.digest, page.group))
+            self._num_queued -= page.run.parts[0].pages.nbytes
+        budget = self._folder.max_bytes
+        if self.num_bytes > budget or self._uncounted * COUNTS_PER_BUDGET > budget:
+            self._prune()
+
+    def _prune(self) -> None:
+        pruned = self._folder.prune()
+        self.num_bytes, self._uncounted = pruned.num_bytes, 0
+        if pruned.num_removed:
+            self._tally.drop("budget", pruned.num_removed)

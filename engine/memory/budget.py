@@ -1,0 +1,157 @@
+"""Bytes: of pages, of weights on disk, of the machine. No MLX.
+
+The pool's arithmetic is exact: ``page_bytes * num_pages`` is what the pool holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.kernels.formats import page_format
+from octavo.kernels.interface import LayerSpec
+
+from ..api.errors import InvalidConfig, ModelLoadError
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1024), ("iB", 1024), ("B", 1000))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
+DEFAULT_KV_MEMORY = 2 * 1024**3
+DEFAULT_SEQUENCE_TOKENS = 2048
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "2GiB", "512MiB", "1.5G" (as GiB), "300MB" (decimal) or a plain number.
+
+    Raises InvalidConfig for anything else, and for less than one byte.
+    """
+    match = _SIZE.fullmatch(text)
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    if match is None or match[2].lower() not in units:
+        raise InvalidConfig(f"size {text!r} is not a number with a unit such as MiB, GiB, MB or GB")
+    size = int(float(match[1]) * units[match[2].lower()])
+    if size < 1:
+        raise InvalidConfig(f"size {text!r} must be at least one byte")
+    return size
+
+
+def format_size(size: int) -> str:
+    """Three significant digits in binary units: 2147483648 -> "2.00 GiB"."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    if unit == "B":
+        return f"{size} B"
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def page_bytes(layers: Sequence[LayerSpec], *, page_size: int, k_format: str, v_format: str) -> int:
+    """Bytes of one page over all layers, K and V; InvalidConfig if a format cannot hold them."""
+    try:
+        return sum(
+            page_format(name).page_bytes(dim, page_size=page_size, num_kv_heads=layer.num_kv_heads)
+            for layer in layers
+            for name, dim in ((k_format, layer.head_dim), (v_format, layer.value_dim))
+        )
+    except ValueError as error:
+        raise InvalidConfig(str(error)) from None
+
+
+def workspace_bytes(
+    config: Mapping[str, Any],
+    *,
+    max_step_tokens: int,
+    max_running: int,
+    vocab_size: int,
+    activation_bytes: int = 2,
+) -> int:
+    """A step's largest arrays, estimated: four of the widest activations that live at once in
+    a layer, and the logits of every running sequence, twice."""
+    flat = text_config(config)
+    hidden = int(flat.get("hidden_size") or flat.get("n_embd") or 4096)
+    inner = int(flat.get("intermediate_size") or 4 * hidden)
+    experts = int(flat.get("num_experts_per_tok") or 1)
+    activations = 4 * max_step_tokens * max(inner * experts, hidden) * activation_bytes
+    return activations + 2 * max_running * vocab_size * activation_bytes
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config.json about the language model: of multimodal models it is nested."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else dict(config)
+
+
+def available_memory() -> int:
+    """Bytes this process may still use: free memory, or what its control group leaves."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):  # not Linux: all of the machine's memory is the best that is known
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    group = Path("/sys/fs/cgroup")
+    for limit_name, usage_name in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, usage = (group / limit_name).read_text(), (group / usage_name).read_text()
+        except OSError:
+            continue
+        if limit.strip().isdigit():
+            free = min(free, max(0, int(limit) - int(usage)))
+    return free
+
+
+def weights_bytes(path: Path) -> int:
+    """Bytes of all tensors in the folder's safetensors files, from their headers."""
+    return sum(
+        tensor["data_offsets"][1] - tensor["data_offsets"][0]
+        for file in weight_files(path)
+        for tensor in tensors_of(file).values()
+    )
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The folder's ``model*.safetensors``; ModelLoadError if there are none."""
+    files = sorted(path.glob("model*.safetensors"))
+    if not files:
+        raise ModelLoadError(
+            f"{path} has no model*.safetensors file; "
+            "a model folder holds config.json, its weights and a tokenizer"
+        )
+    return files
+
+
+def tensors_of(file: Path) -> dict[str, dict[str, list[int]]]:
+    """Name -> {dtype, shape, data_offsets} of a safetensors file, checked against its size.
+
+    The format: 8 bytes little-endian length of a JSON header, the header, then the data
+    (https://huggingface.co/docs/safetensors). ModelLoadError if the file is damaged.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > size - 8:
+                raise ValueError(f"its header claims {length} bytes of {size}")
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        if end > size:
+            raise ValueError(f"it should be {end} bytes long and is {size}")
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ModelLoadError(f"{file} is damaged: {error}; download or copy it again") from error
+    tensors: dict[str, dict[str, list[int]]] = header
+    return tensors

@@ -1,0 +1,95 @@
+"""Where a model is, and whether its folder can be read at all. No MLX."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ..api.errors import InvalidConfig, ModelLoadError
+from .budget import tensors_of, text_config, weight_files
+
+DEMO = Path(__file__).resolve().parent.parent / "demo"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+DEFAULT_MODEL_LEN = 4096
+
+
+def resolve_model(name: str) -> Path:
+    """The folder of a model: "demo" is the embedded one, then an existing folder, then a
+    Hugging Face id, downloaded unless it is in the local cache.
+
+    Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
+    """
+    path = DEMO if name == "demo" else Path(name).expanduser()
+    if not path.exists():
+        if not _HUB_ID.fullmatch(name):
+            raise ModelLoadError(
+                f"model {name!r} does not exist; give 'demo', a folder, or a Hugging Face id such as org/name"
+            )
+        path = _download(name)
+    if not path.is_dir():
+        raise ModelLoadError(f"model {name!r} is not a folder; give the folder that holds its config.json")
+    read_config(path)
+    for file in weight_files(path):
+        tensors_of(file)
+    return path
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelLoadError(
+            f"model {name!r} is neither a folder here nor a repository on Hugging Face that you may read"
+        ) from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            f"model {name!r} is not a folder here and Hugging Face cannot be reached; "
+            "check the name, or download the model and give its folder"
+        ) from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The folder's config.json, with a ``model_type``."""
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"{path} has no config.json; a model folder holds one beside its weights"
+        ) from None
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelLoadError(f"{file} names no model_type; it must be a model's configuration")
+    return config
+
+
+def model_length(
+    config: dict[str, Any],
+    wanted: int | None,
+    *,
+    setting: str = "max_model_len",
+    max_kv_size: int | None = None,
+) -> int:
+    """Positions a sequence may have: ``wanted``, or what the model says, or 4,096 if it does not.
+
+    Raises InvalidConfig for more than the model was made for; where queries see ``max_kv_size``
+    positions, that number counts.
+    """
+    flat = text_config(config)
+    limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)
+    seen, setting = (wanted, setting) if max_kv_size is None else (max_kv_size, "max_kv_size")
+    if seen is not None and limit is not None and seen > limit:
+        raise InvalidConfig(
+            f"{setting} is {seen}, but the model was made for {limit} positions; give at most that"
+        )
+    return wanted or limit or DEFAULT_MODEL_LEN

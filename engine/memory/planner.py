@@ -1,0 +1,247 @@
+"""What fits into a memory budget, from a model's config.json and safetensors headers alone.
+
+No weights are read and no MLX is imported; bytes of pages agree exactly with what the engine
+allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
+from octavo.kernels.interface import LayerSpec
+from octavo.kernels.residual import SIXTEEN_BITS, Residency
+
+from ..api.config import EngineConfig
+from ..api.errors import InvalidConfig
+from .budget import (
+    format_size,
+    tensors_of,
+    text_config,
+    weight_files,
+    weights_bytes,
+    workspace_bytes,
+)
+from .model_files import model_length, read_config, resolve_model
+from .sizing import Sizing, sizing, with_max_kv_size
+
+# Where mlx-lm fills in what a config.json may leave out.
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+    "gemma3_text": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
+    "gpt_oss": {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
+    "cohere2": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+}
+_ALIASES = {
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_kv_heads"),
+    "hidden_size": ("n_embd", "d_model"),
+}
+# Settings of layers whose cache is not one K and one V per layer of one shape.
+_OTHER_CACHES = ("kv_lora_rank", "num_kv_shared_layers", "ssm_state_size", "mamba_d_state", "conv_L_cache")
+_ATTENTION = {"full_attention", "sliding_attention"}
+# Where mlx-lm gives layers a window: every n-th layer sees everything, or config.json lists the kinds.
+_WINDOWS = {"gemma3": 512, "gemma3_text": 512, "cohere2": 4096, "gpt_oss": 128}
+_PATTERNS = {"gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+_LISTED = {"llama", "mistral", "ministral3", "olmo3", "gpt_oss"}
+
+
+def plan(
+    *,
+    model: str,
+    memory: int,
+    context: int | None = None,
+    page_size: int = 32,
+    formats: Sequence[FormatPair] = tuple(map(format_pair, (*FORMAT_NAMES, RECIPE))),
+    residency: Residency | None = None,
+    max_kv_size: int | None = None,
+    keep_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
+    ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
+    cannot hold this model's rows. ``residency``: what is read in 16 bits beside quantized pages.
+    ``max_kv_size``, ``keep_tokens``: as in EngineConfig.
+
+    Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
+    """
+    path = resolve_model(model)
+    config = read_config(path)
+    settings = EngineConfig(
+        model=model, page_size=page_size, max_kv_size=max_kv_size, keep_tokens=keep_tokens
+    )
+    positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
+    layers = layer_specs(path, config)
+    if max_kv_size is not None:
+        layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
+    weights = weights_bytes(path)
+    workspace = workspace_bytes(
+        config,
+        max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+        vocab_size=int(text_config(config).get("vocab_size", 0)),
+    )
+    budget = max(0, memory - weights - workspace)
+    rows: dict[str, dict[str, Any]] = {}
+    refused: dict[str, str] = {}
+    for pair in formats:
+        try:
+            size = sizing(
+                layers,
+                k_format=pair.k,
+                v_format=pair.v,
+                page_size=page_size,
+                max_model_len=positions,
+                max_running=settings.max_running,
+                max_step_tokens=settings.max_step_tokens,
+                residency=None if {pair.k, pair.v} <= set(SIXTEEN_BITS) else residency,
+            )
+        except InvalidConfig as refusal:
+            refused[str(pair)] = str(refusal)
+        else:
+            rows[str(pair)] = _format_plan(size, budget, positions)
+    return {
+        "model": model,
+        "architecture": config["model_type"],
+        "layers": len(layers),
+        "kv_heads": layers[0].num_kv_heads,
+        "head_dim": layers[0].head_dim,
+        "memory_bytes": memory,
+        "weights_bytes": weights,
+        "workspace_bytes": workspace,
+        "kv_bytes": budget,
+        "context": positions,
+        "page_size": page_size,
+        "fits": any(row["pages"] for row in rows.values()),
+        "formats": rows,
+        "refused": refused,
+    }
+
+
+def layer_specs(path: Path, config: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
+    """The attention layers that a config.json describes, checked against the weights' shapes.
+
+    Raises InvalidConfig for architectures whose cache cannot be told from there.
+    """
+    name = str(config["model_type"])
+    flat = _DEFAULTS.get(name, {}) | {k: v for k, v in text_config(config).items() if v is not None}
+    other = [key for key in _OTHER_CACHES if flat.get(key)]
+    other += [kind for kind in flat.get("layer_types") or () if kind not in _ATTENTION]
+    if other:
+        raise InvalidConfig(
+            f"the cache of model type {name!r} cannot be told from its config.json ({other[0]}); "
+            "start the engine, which prints what it allocates"
+        )
+    heads = _setting(flat, "num_attention_heads", name)
+    head_dim = int(flat.get("head_dim") or _setting(flat, "hidden_size", name) // heads)
+    kv_heads = _setting(flat, "num_key_value_heads", name, default=heads)
+    _check_weights(path, name, kv_heads * head_dim)
+    count = _setting(flat, "num_hidden_layers", name)
+    return tuple(
+        LayerSpec(num_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, window=window)
+        for window in _windows(flat, name, count)
+    )
+
+
+def _windows(flat: Mapping[str, Any], name: str, count: int) -> list[int | None]:
+    """The window of each layer; of architectures not known here, none: what they take at most."""
+    window = flat.get("sliding_window", _WINDOWS.get(name))
+    every = flat.get("sliding_window_pattern", _PATTERNS.get(name))
+    if name in _PATTERNS:
+        return [None if (index + 1) % every == 0 else window for index in range(count)]
+    kinds = flat.get("layer_types") if name in _LISTED else None
+    if kinds is None and name == "gpt_oss":
+        kinds = ["sliding_attention", "full_attention"] * (count // 2)
+    return [window if kind == "sliding_attention" else None for kind in kinds or ("full_attention",) * count]
+
+
+def _setting(flat: Mapping[str, Any], key: str, name: str, *, default: int | None = None) -> int:
+    value = next((flat[alias] for alias in (key, *_ALIASES[key]) if alias in flat), default)
+    if not isinstance(value, int) or value < 1:
+        raise InvalidConfig(f"config.json of model type {name!r} has no usable {key} (found {value!r})")
+    return value
+
+
+def _check_weights(path: Path, name: str, width: int) -> None:
+    """InvalidConfig unless every ``k_proj`` has ``width`` rows (packed or not, rows stay rows)."""
+    for file in weight_files(path):
+        for tensor, header in tensors_of(file).items():
+            if tensor.endswith("k_proj.weight") and header["shape"][0] != width:
+                raise InvalidConfig(
+                    f"config.json of model type {name!r} gives K {width} values per position, "
+                    f"but {tensor} gives {header['shape'][0]}; start the engine, which reads the model itself"
+                )
+
+
+def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
+    """Pages are those of the first group. "per page" and "per token" are bytes of all groups, before a
+    sequence has outgrown any window; 16-bit twins, which are groups of their own, are not in them."""
+    pages = max(size.pages_within(budget), 0)
+    bytes_per_page = sum(size.group_bytes[: len(size.groups)])
+    groups: list[dict[str, Any]] = [
+        {
+            "window": group.window,
+            "keep": group.keep,
+            "fp16_twins": index >= len(size.groups),
+            "layers": len(group.members),
+            "bytes_per_page": group_bytes,
+            "pages": group_pages,
+            "pages_per_sequence": size.pages_per_sequence(index, positions),
+        }
+        for index, (group, group_bytes, group_pages) in enumerate(
+            zip(size.all_groups, size.group_bytes, size.pages(pages), strict=True)
+        )
+    ]
+    return {
+        "bytes_per_token": bytes_per_page // size.page_size,
+        "bytes_per_page": bytes_per_page,
+        "pages": pages,
+        "tokens": pages * size.page_size,
+        "sequences": min(group["pages"] // group["pages_per_sequence"] for group in groups),
+        "groups": groups,
+    }
+
+
+def _seen(group: Mapping[str, Any]) -> str:
+    if group["keep"]:
+        return f"the first {group['keep']} positions and the last {group['window']}"
+    return f"{group['window']} positions"
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """A plan as a table for people."""
+    width = max(map(len, ("format", *result["formats"]))) + 2
+    lines = [
+        f"{result['model']} ({result['architecture']}): {result['layers']} layers, "
+        f"{result['kv_heads']} KV heads of {result['head_dim']}",
+        f"memory {format_size(result['memory_bytes'])}: weights {format_size(result['weights_bytes'])}, "
+        f"workspace {format_size(result['workspace_bytes'])}, pages {format_size(result['kv_bytes'])}",
+        "",
+        f"{'format':<{width}}{'per token':>11}{'per page':>12}{'pages':>10}{'tokens':>12}"
+        f"{'sequences of ' + str(result['context']):>22}",
+    ]
+    for name, row in result["formats"].items():
+        lines.append(
+            f"{name:<{width}}{format_size(row['bytes_per_token']):>11}{format_size(row['bytes_per_page']):>12}"
+            f"{row['pages']:>10}{row['tokens']:>12}{row['sequences']:>22}"
+        )
+    groups: list[dict[str, Any]] = next(iter(result["formats"].values()), {"groups": []})["groups"]
+    lines += [
+        f"{name}: and {group['pages']} pages of 16 bits, {format_size(group['bytes_per_page'])} each, "
+        f"{group['pages_per_sequence']} per sequence"
+        for name, row in result["formats"].items()
+        for group in row["groups"]
+        if group["fp16_twins"]
+    ]
+    lines += [
+        f"{group['layers']} layers see {_seen(group)}: {group['pages_per_sequence']} pages of "
+        "their own per sequence, however long"
+        for group in groups
+        if group["window"] is not None and not group["fp16_twins"]
+    ]
+    lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
+    if not result["fits"]:
+        lines.append("nothing is left for pages: give more memory, or a model with smaller weights")
+    return "\n".join(lines)

@@ -1,1 +1,0 @@
-"""The model side: finding, loading, hooking and probing any mlx-lm architecture."""

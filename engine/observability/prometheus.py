@@ -1,0 +1,267 @@
+"""Prometheus metrics: one observation per engine step, read over HTTP on a port of their own.
+
+Names, labels and buckets are an interface: dashboards and alerts are built on them. Base
+units, no colons, no request ids in labels.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+from typing import Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+import octavo
+
+from ..api.address import Address, port_in_use
+from ..api.engine_info import ModelInfo
+from ..api.outputs import FinishReason
+from ..api.stats import Gauges, StepRecord
+from .store_metrics import StoreCollector
+from .vllm_names import render_vllm
+
+# Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
+# at 5 ms would hide every improvement below.
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+TTFT_BUCKETS = (*TOKEN_BUCKETS, 10.0, 30.0, 60.0, 120.0)
+REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+MISS_REASONS = ("new", "evicted", "other_format", "other_salt", "last_token", "partial_page", "disabled")
+STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+class Metrics:
+    """An Observer that keeps Prometheus metrics on a registry of its own."""
+
+    def __init__(self, *, with_vllm_names: bool = False) -> None:
+        """``with_vllm_names``: the gauges that gateways read, under vLLM's names too."""
+        self._with_vllm_names = with_vllm_names
+        self._info: ModelInfo | None = None
+        self._gauges = Gauges()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"octavo_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"octavo_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"octavo_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._running = gauge("requests_running", "Sequences being computed.")
+        self._waiting = gauge("requests_waiting", "Sequences waiting for room.")
+        self._pages = gauge(
+            "kv_pages", "Pages of the KV pool by state; the states add up to the pool.", "state"
+        )
+        self._twins = gauge(
+            "kv_fp16_pages",
+            "16-bit pages beside quantized ones by state, if there are any.",
+            "state",
+        )
+        self._usage = gauge("kv_usage_ratio", "Share of the KV pool's pages held by sequences.")
+        self._queried = counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.")
+        self._hits = counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
+        self._misses = counter(
+            "prefix_cache_miss_tokens", "Prompt tokens not found in the prefix cache, and why.", "reason"
+        )
+        self._evicted = counter("evicted_pages", "Cached pages whose contents gave way to others.")
+        self._preemptions = counter("preemptions", "Sequences whose pages were taken back to make room.")
+        self._prompt = counter("prompt_tokens", "Tokens of the prompts of ended requests.")
+        self._generated = counter("generated_tokens", "Tokens generated.")
+        self._requests = counter("requests", "Ended requests.", "finish_reason")
+        self._rejected = counter("rejected_requests", "Requests refused at submission.", "reason")
+        self._step_seconds = histogram("step_seconds", "Time of one engine step.", TOKEN_BUCKETS)
+        self._step_tokens = histogram(
+            "step_tokens",
+            "Tokens computed in one engine step, of steps that had any.",
+            STEP_TOKEN_BUCKETS,
+            "kind",
+        )
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From submission to the first token.", TTFT_BUCKETS
+        )
+        self._inter_token = histogram(
+            "inter_token_seconds", "Between two tokens of one sequence.", TOKEN_BUCKETS
+        )
+        self._queue = histogram("queue_seconds", "From submission to the first computation.", TTFT_BUCKETS)
+        self._request_seconds = histogram(
+            "request_seconds", "From submission to the end of a request.", REQUEST_BUCKETS
+        )
+        self._build_info = Info("octavo_build", "The software's version.", registry=registry)
+        self._build_info.info({"version": octavo.__version__})
+        self._cache_info = Info("octavo_cache_config", "How the KV cache is set up.", registry=registry)
+        self._store = StoreCollector()
+        registry.register(self._store)
+        # Known label values start at 0, so that rates have no gap before the first event.
+        for metric, values in (
+            (self._requests, FinishReason),
+            (self._misses, MISS_REASONS),
+            (self._rejected, ("invalid", "too_long", "overloaded", "queue_timeout")),
+            (self._step_tokens, ("prefill", "decode")),
+        ):
+            for value in values:
+                metric.labels(value)
+
+    def describe(self, info: ModelInfo) -> None:
+        """Say what is being served, once it is known."""
+        self._info = info
+        versions = {"version": octavo.__version__, "backend": info.backend, "model": info.name}
+        self._build_info.info(versions)
+        self._cache_info.info(
+            {
+                "kv_format": info.kv_format,
+                "page_size": str(info.page_size),
+                "num_pages": str(info.num_pages),
+                "pages_bytes": str(info.memory.pages),
+            }
+        )
+
+    def step(self, record: StepRecord) -> None:
+        """Observe one step (octavo.engine.api.stats.Observer)."""
+        self.set_gauges(record.gauges)
+        self._queried.inc(record.query_tokens)
+        self._hits.inc(record.hit_tokens)
+        for reason, tokens in record.miss_tokens.items():
+            self._misses.labels(reason).inc(tokens)
+        self._evicted.inc(record.evicted_pages)
+        self._preemptions.inc(record.preemptions)
+        self._generated.inc(record.generated_tokens)
+        self._step_seconds.observe(record.seconds)
+        for kind, tokens in (("prefill", record.prefill_tokens), ("decode", record.decode_tokens)):
+            if tokens:
+                self._step_tokens.labels(kind).observe(tokens)
+        for histogram, values in (
+            (self._ttft, record.ttft_s),
+            (self._inter_token, record.inter_token_s),
+            (self._queue, record.queue_s),
+        ):
+            for value in values:
+                histogram.observe(value)
+        for request in record.ended:
+            self._requests.labels(request.finish_reason.value).inc()
+            self._prompt.inc(request.prompt_tokens)
+            self._request_seconds.observe(request.total_s)
+
+    def rejected(self, reason: str) -> None:
+        """Observe a refusal at submission (octavo.engine.api.stats.Observer)."""
+        self._rejected.labels(reason).inc()
+
+    def set_gauges(self, gauges: Gauges) -> None:
+        """How the engine stands now."""
+        self._gauges = gauges
+        self._running.set(gauges.num_running)
+        self._waiting.set(gauges.num_waiting)
+        pages = {
+            "held": gauges.pages_held,
+            "idle_cached": gauges.pages_idle_cached,
+            "idle_empty": gauges.pages_idle_empty,
+        }
+        for state, count in pages.items():
+            self._pages.labels(state).set(count)
+            if gauges.twins is not None:
+                self._twins.labels(state).set(getattr(gauges.twins, state))
+        self._store.counts = gauges.store
+        self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
+
+    def render(self) -> bytes:
+        """Everything in the Prometheus text format."""
+        text: bytes = generate_latest(self.registry)
+        if self._with_vllm_names and self._info is not None:
+            text += render_vllm(self._gauges, self._info)
+        return text
+
+
+class Probes(Protocol):
+    """What the HTTP port asks of the server, from its own threads."""
+
+    def gauges(self) -> Gauges: ...
+
+    def alive(self) -> str | None:
+        """Why the process should be restarted; None while it is well."""
+        ...
+
+    def ready(self) -> str | None:
+        """Why no requests should be sent here now; None when they may."""
+        ...
+
+
+class MetricsServer:
+    """``/metrics``, ``/healthz`` (alive) and ``/readyz`` (taking requests) over plain HTTP.
+
+    Its threads answer while the engine and the event loop are busy.
+    """
+
+    def __init__(self, address: Address, metrics: Metrics, probes: Probes) -> None:
+        """Listen at once; InvalidConfig when the address cannot be listened on."""
+        try:
+            self._server = _HTTPServer(address, _routes(metrics, probes))
+        except OSError as error:
+            raise port_in_use(address, "--metrics") from error
+        self.address = address.with_port(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="octavo-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+Route = Callable[[], tuple[int, str, bytes]]  # status, content type, body
+
+
+def _routes(metrics: Metrics, probes: Probes) -> dict[str, Route]:
+    def scrape() -> tuple[int, str, bytes]:
+        metrics.set_gauges(probes.gauges())  # fresh, also while no step runs
+        return 200, CONTENT_TYPE_LATEST, metrics.render()
+
+    def probe(check: Callable[[], str | None]) -> Route:
+        def answer() -> tuple[int, str, bytes]:
+            reason = check()
+            body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+            return 200 if reason is None else 503, "application/json", json.dumps(body).encode() + b"\n"
+
+        return answer
+
+    return {"/metrics": scrape, "/healthz": probe(probes.alive), "/readyz": probe(probes.ready)}
+
+
+class _HTTPServer(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: Address, routes: dict[str, Route]) -> None:
+        self.routes = routes
+        self.address_family = AF_INET6 if ":" in address.host else AF_INET
+        super().__init__((address.host, address.port), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _HTTPServer
+    timeout = 10  # seconds a client may take to send its request
+
+    def do_GET(self) -> None:
+        route = self.server.routes.get(self.path.partition("?")[0])
+        status, content_type, body = route() if route else (404, "text/plain", b"not found\n")
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not worth a line each."""

@@ -1,0 +1,137 @@
+"""OpenTelemetry: one span per request, with what happened on the way as its events.
+
+Needs the extra ``tracing``. A span begins when the request was submitted and has the events
+``prefill`` (its prompt is computed for the first time; until then it queued) and ``decode`` (its
+first token is known). A caller's own span is its parent when the call carries ``traceparent``
+(W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI where they
+have a name; no text and no token ids are in them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import octavo
+
+from ..api.errors import InvalidConfig
+from ..api.outputs import FinishReason
+from ..api.stats import Observer, RequestRecord, StepRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+MAX_PARENTS = 4096  # of requests in flight; a refused one leaves its own behind
+HEADERS = ("traceparent", "tracestate")
+
+
+class Tracing:
+    """An Observer that makes spans of ended requests and passes everything on to ``inner``."""
+
+    def __init__(self, inner: Observer, exporter: SpanExporter, *, model: str) -> None:
+        """Spans are sent in batches by a thread of the exporter's. InvalidConfig without the extra."""
+        _require_sdk()
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        resource = Resource.create({"service.name": "octavo", "service.version": octavo.__version__})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("octavo.engine", octavo.__version__)
+        self._propagator = TraceContextTextMapPropagator()
+        self._inner = inner
+        self._model = model
+        self._parents: OrderedDict[str, dict[str, str]] = OrderedDict()  # headers by request id
+        self._lock = threading.Lock()
+
+    def begin(self, request_id: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Remember whose span a request belongs to, from the metadata of its call."""
+        headers = {key: value for key, value in metadata if key in HEADERS and isinstance(value, str)}
+        if not headers:
+            return
+        with self._lock:
+            self._parents[request_id] = headers
+            if len(self._parents) > MAX_PARENTS:
+                self._parents.popitem(last=False)
+
+    def step(self, record: StepRecord) -> None:
+        self._inner.step(record)
+        for request in record.ended:
+            self._span(request, time.time_ns())
+
+    def rejected(self, reason: str) -> None:
+        self._inner.rejected(reason)
+
+    def close(self) -> None:
+        """Send what is left, and stop."""
+        self._provider.shutdown()
+
+    def _span(self, request: RequestRecord, end: int) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        with self._lock:
+            headers = self._parents.pop(request.request_id, {})
+        begin = end - _ns(request.total_s)
+        span = self._tracer.start_span(
+            "octavo.request",
+            context=self._propagator.extract(headers),
+            kind=SpanKind.SERVER,
+            start_time=begin,
+            attributes=self._attributes(request),
+        )
+        if request.ttft_s is not None:
+            span.add_event("prefill", timestamp=begin + _ns(request.queue_s))
+            span.add_event("decode", timestamp=begin + _ns(request.ttft_s))
+        if request.finish_reason is FinishReason.ERROR:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(end)
+
+    def _attributes(self, request: RequestRecord) -> dict[str, Any]:
+        return {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.id": request.request_id,
+            "gen_ai.response.finish_reasons": (request.finish_reason.value,),
+            "gen_ai.usage.input_tokens": request.prompt_tokens,
+            "gen_ai.usage.output_tokens": request.generated_tokens,
+            "octavo.cached_tokens": request.cached_tokens,
+            "octavo.queue_seconds": request.queue_s,
+        }
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    """To a collector that speaks OTLP over gRPC, such as ``http://127.0.0.1:4317``.
+
+    Further settings (headers, certificates, timeouts) are OpenTelemetry's own, in the variables
+    ``OTEL_EXPORTER_OTLP_*``. InvalidConfig without the extra, or when it is no http(s) address.
+    """
+    _require_sdk()
+    if not endpoint.startswith(("http://", "https://")):
+        raise InvalidConfig(
+            f"--otlp-traces-endpoint must be an http:// or https:// address, got {endpoint!r}; a collector "
+            "on this machine is usually http://127.0.0.1:4317"
+        )
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+
+
+def _require_sdk() -> None:
+    try:
+        importlib.import_module("opentelemetry.sdk.trace")
+        importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
+    except ImportError as error:
+        raise InvalidConfig(
+            f"tracing needs OpenTelemetry ({error}); run `pip install 'octavo[tracing]'`, or leave "
+            "--otlp-traces-endpoint out"
+        ) from None
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,1 @@
+"""Figures of benchmarks and cache simulations (matplotlib, optional)."""

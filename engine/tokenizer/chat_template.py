@@ -1,0 +1,95 @@
+"""Chat templates: a conversation as the one text the model was trained to continue.
+
+Templates are Jinja2 programs that come with the model, so they run in a sandbox. The names
+they may use are those Hugging Face documents ("Chat templates: Writing a chat template").
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+from ..api.errors import InvalidRequest, ModelLoadError
+
+
+class ChatTemplate:
+    """A compiled template with the model's special tokens (``bos_token`` and so on)."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises ModelLoadError if ``source`` is not a valid template."""
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelLoadError(f"the model's chat template is broken: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation, opened for the assistant's turn; InvalidRequest if it is not acceptable."""
+        if not messages:
+            raise InvalidRequest("messages is empty; give at least one message")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
+        try:
+            return self._template.render(
+                messages=list(messages), tools=None, add_generation_prompt=True, **self._special_tokens
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
+        except TypeError as error:  # a content that is not a string, mostly
+            raise InvalidRequest(f"the model's chat template cannot use these messages: {error}") from error
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks assistant text for training; here it only passes it on."""
+
+    tags = {"generation"}  # noqa: RUF012 - how Jinja2 wants it declared
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def load_chat_template(path: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
+    """The template of a model folder whose ``tokenizer_config.json`` is ``settings``, if it has one."""
+    file = path / "chat_template.jinja"
+    source: object = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
+    if isinstance(source, list):  # several named ones
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    special_tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = settings.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            special_tokens[name] = text
+    return ChatTemplate(source, special_tokens)
+
+
+def _tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

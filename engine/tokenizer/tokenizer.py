@@ -1,0 +1,145 @@
+"""A model's own tokenizer and chat template, read from its folder.
+
+Uses the ``tokenizers`` library directly: importing this module imports neither MLX nor
+transformers. Folders without a ``tokenizer.json`` are converted by transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ..api.errors import InvalidRequest, ModelLoadError
+from .chat_template import ChatTemplate, load_chat_template
+from .detokenizer import Detokenizer
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer:
+    """Text to ids and back. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.eos_ids = eos_ids
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def serialized(self) -> str:
+        """The content of a ``tokenizer.json``, for libraries that read one."""
+        return str(self._backend.to_str())
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of ``text``; ``add_special_tokens`` frames it as the model expects (a BOS token, say)."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation, ready for the assistant's turn.
+
+        Raises InvalidRequest if the model has no template or the template refuses the messages.
+        """
+        if self._chat_template is None:
+            raise InvalidRequest("this model has no chat template; send a plain prompt instead of messages")
+        return self.encode(self._chat_template.render(messages), add_special_tokens=False)
+
+    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
+        """A fresh stream decoder for what follows the token ids ``context``."""
+        return Detokenizer(
+            functools.partial(self._backend.decode, skip_special_tokens=True),
+            context=context,
+            silent_ids=self._special_ids,
+        )
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of the model folder ``path``; ModelLoadError says what is missing or broken."""
+    backend = _load_backend(path)
+    settings = read_json(path / "tokenizer_config.json")
+    return Tokenizer(
+        backend,
+        eos_ids=_find_eos_ids(path, backend, settings),
+        chat_template=load_chat_template(path, settings),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, empty if there is no such file; ModelLoadError if it is broken."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}; download the model again") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    file = path / "tokenizer.json"
+    if not file.exists():
+        return _convert_backend(path)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for any broken content
+        raise ModelLoadError(f"cannot read {file}: {error}; download the model again") from error
+    backend.no_truncation()  # files made for training may carry limits that would shorten prompts
+    backend.no_padding()
+    return backend
+
+
+def _convert_backend(path: Path) -> tokenizers.Tokenizer:
+    """What transformers makes of older formats (tokenizer.model, vocab.json and merges.txt)."""
+    try:
+        from transformers import AutoTokenizer
+
+        backend: object = AutoTokenizer.from_pretrained(str(path)).backend_tokenizer
+    except Exception as error:  # whatever its many loaders raise
+        reason = str(error).strip().split("\n")[0]
+        raise ModelLoadError(
+            f"no usable tokenizer in {path}: it has no tokenizer.json, and converting failed ({reason})"
+        ) from error
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ModelLoadError(f"no usable tokenizer in {path}: it has no tokenizer.json")
+    return backend
+
+
+def _find_eos_ids(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> frozenset[int]:
+    """Every token that ends an answer, by the model's generation settings, its configuration
+    and its tokenizer; they often name different ones, and all of them mean it."""
+    config = read_json(path / "config.json")
+    text_config = config.get("text_config")
+    found: set[int] = set()
+    for source in (
+        read_json(path / "generation_config.json"),
+        config,
+        text_config if isinstance(text_config, dict) else {},
+    ):
+        ids = source.get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    token = settings.get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if isinstance(text, str) and (token_id := backend.token_to_id(text)) is not None:
+        found.add(token_id)
+    return frozenset(found)

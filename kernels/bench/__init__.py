@@ -1,0 +1,1 @@
+"""Timing kernels against the machine's measured roofline."""

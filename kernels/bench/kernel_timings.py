@@ -1,0 +1,184 @@
+"""Timing attention and linear layers over working sets that no cache holds.
+
+Shapes are those of one layer of Qwen3-0.6B: 16 query heads, 8 K/V heads, head_dim 128,
+hidden 1024, intermediate 3072.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from .. import page_format
+from ..interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata, Ints
+from .roofline import best_seconds
+
+QUERY_HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
+MATRICES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # qkv, o, gate and up, down
+WORKING_SET = 512 * 1024**2  # bytes a timed pass goes through
+DECODE_POSITIONS = 32 * 1024  # of all sequences of a decode step together
+MAX_SEQUENCES = 32
+FILL_TOKENS = 256
+
+
+Multiply = Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiming:
+    """One call for one layer. ``num_bytes`` are page bytes read (decode, chunk) or written."""
+
+    kernel: str
+    format: str
+    context: int
+    sequences: int
+    seconds: float
+    num_bytes: int
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTiming:
+    """The four matrices of a layer times ``rows`` rows of activations."""
+
+    weights: str
+    rows: int
+    seconds: float
+    num_bytes: int
+    flops: float
+
+
+def time_attention(
+    backend: AttentionBackend, name: str, *, context: int, chunk: int, page_size: int
+) -> Iterator[AttentionTiming]:
+    """Decode steps over ``context`` positions, a chunk of ``chunk`` rows at their end, and a write."""
+    sequences = max(1, min(MAX_SEQUENCES, DECODE_POSITIONS // context))
+    pages = -(-context // page_size)
+    row_bytes = 2 * KV_HEADS * page_format(name).row_bytes(HEAD_DIM)
+    num_layers = max(1, min(64, WORKING_SET // (sequences * context * row_bytes)))
+    layer = LayerSpec(num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, value_dim=HEAD_DIM)
+    pool = backend.create_pool(
+        PoolSpec(
+            layers=(layer,) * num_layers,
+            num_pages=sequences * pages,
+            page_size=page_size,
+            k_format=name,
+            v_format=name,
+        )
+    )
+    tables = (
+        np.random.default_rng(0).permutation(sequences * pages).reshape(sequences, pages).astype(np.int32)
+    )
+    _fill(pool)
+    pair_flops = 4.0 * QUERY_HEADS * HEAD_DIM  # of one query row and one position it sees
+    seen = sequences * context
+    seconds = _attend_seconds(pool, _step(tables, context, 1, page_size))
+    yield AttentionTiming("decode", name, context, sequences, seconds, seen * row_bytes, seen * pair_flops)
+    rows = min(chunk, context)
+    step = _step(tables[:1], context, rows, page_size)
+    seen = rows * context - rows * (rows - 1) // 2
+    seconds = _attend_seconds(pool, step)
+    yield AttentionTiming("chunk", name, context, 1, seconds, context * row_bytes, seen * pair_flops)
+    yield AttentionTiming("write", name, context, 1, _write_seconds(pool, step), rows * row_bytes, 0.0)
+
+
+def time_linear(rows: tuple[int, ...], *, native: bool) -> Iterator[LinearTiming]:
+    """bf16, 8-bit and 4-bit layers; MLX's own operations unless ``native``."""
+    for weights, bits in (("bf16", 16), ("int8", 8), ("int4", 4)):
+        layers, layer_bytes = _layers(bits, native=native)
+        parameters = sum(outputs * inputs for outputs, inputs in MATRICES)
+        for count in rows:
+            xs = [mx.random.normal((count, inputs)).astype(mx.bfloat16) for _, inputs in MATRICES]
+            mx.eval(xs)
+            used = layers if count < 128 else layers[:2]  # these are bound by arithmetic
+            seconds = best_seconds(functools.partial(_multiply_all, used, xs), repeats=3) / len(used)
+            yield LinearTiming(weights, count, seconds, layer_bytes, 2.0 * parameters * count)
+
+
+def _fill(pool: KVPool) -> None:
+    """Random rows in every page of every layer; most are copies, for speed."""
+    spec, rng = pool.spec, np.random.default_rng(1)
+    pages = min(spec.num_pages, max(1, FILL_TOKENS // spec.page_size))
+    table = np.arange(pages, dtype=np.int32)[None]
+    step = _step(table, pages * spec.page_size, pages * spec.page_size, spec.page_size)
+    rows = mx.array(rng.standard_normal((step.num_tokens, KV_HEADS, HEAD_DIM)).astype(np.float32))
+    pool.begin_step(step)
+    for layer in range(len(spec.layers)):
+        pool.write(layer, rows.astype(mx.bfloat16), rows.astype(mx.bfloat16))
+    mx.eval(*pool.pending())
+    pool.copy_pages([(page % pages, page) for page in range(pages, spec.num_pages)])
+
+
+def _step(tables: Ints, context: int, rows: int, page_size: int) -> AttentionMetadata:
+    """The last ``rows`` positions of each sequence of ``context`` positions."""
+    sequences = len(tables)
+    at = np.arange(context - rows, context, dtype=np.int32)
+    slots = tables[:, at // page_size] * page_size + at % page_size
+    return AttentionMetadata(
+        positions=np.tile(at, sequences),
+        slots=slots.astype(np.int32).ravel(),
+        q_start=np.arange(sequences + 1, dtype=np.int32) * np.int32(rows),
+        kv_len=np.full(sequences, context, np.int32),
+        page_table=tables,
+        page_size=page_size,
+    )
+
+
+def _attend_seconds(pool: KVPool, step: AttentionMetadata) -> float:
+    """Of one layer: a pass goes through all of them, as a model does."""
+    queries = mx.random.normal((step.num_tokens, QUERY_HEADS, HEAD_DIM)).astype(mx.bfloat16)
+    layers = range(len(pool.spec.layers) if step.num_tokens == step.num_sequences else 1)
+    mx.eval(queries)
+    pool.begin_step(step)
+
+    def attend() -> None:
+        mx.eval([pool.attend(layer, queries, scale=HEAD_DIM**-0.5) for layer in layers])
+
+    return best_seconds(attend, repeats=3) / len(layers)
+
+
+def _write_seconds(pool: KVPool, step: AttentionMetadata) -> float:
+    rows = mx.random.normal((step.num_tokens, KV_HEADS, HEAD_DIM)).astype(mx.bfloat16)
+    mx.eval(rows)
+
+    def write() -> None:
+        pool.begin_step(step)
+        pool.write(0, rows, rows)
+        mx.eval(*pool.pending())
+
+    return best_seconds(write, repeats=3)
+
+
+def _multiply_all(layers: list[list[Multiply]], xs: list[mx.array]) -> None:
+    mx.eval([multiply(x) for layer in layers for multiply, x in zip(layer, xs, strict=True)])
+
+
+def _layers(bits: int, *, native: bool) -> tuple[list[list[Multiply]], int]:
+    """Copies of a layer's matrices, enough of them to fill the working set, and bytes of one."""
+    mx.random.seed(0)
+    dense = [mx.random.normal((outputs, inputs)).astype(mx.bfloat16) for outputs, inputs in MATRICES]
+    parts = [(weight,) if bits == 16 else mx.quantize(weight, 64, bits) for weight in dense]
+    mx.eval(parts)
+    layer_bytes = sum(part.nbytes for matrix in parts for part in matrix)
+    count = max(1, WORKING_SET // layer_bytes) if native else 1
+    return [[_multiply(matrix, bits, native=native) for matrix in parts] for _ in range(count)], layer_bytes
+
+
+def _multiply(matrix: tuple[mx.array, ...], bits: int, *, native: bool) -> Multiply:
+    if native:
+        from .. import _ext
+
+        if bits == 16:
+            packed = _ext.pack_dense(matrix[0])
+        else:
+            packed = _ext.pack_affine(*matrix, group_size=64, bits=bits)
+        return lambda x: _ext.linear(x, packed)
+    if bits == 16:
+        return lambda x: x @ matrix[0].T
+    codes, scales, biases = matrix
+    return lambda x: mx.quantized_matmul(x, codes, scales, biases, transpose=True, group_size=64, bits=bits)

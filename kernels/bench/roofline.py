@@ -1,0 +1,84 @@
+"""What this machine can do at best, measured in the same run as what it is compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+
+READ_BYTES = 768 * 1024**2  # well beyond a last-level cache's share of one process
+TILE = 2048  # rows and columns of the matrices multiplied: they stay in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """``matmul_by`` says which multiplication reached the rate."""
+
+    dram_read_gb_s: float
+    matmul_gflop_s: float
+    matmul_by: str
+
+    def as_dict(self) -> dict[str, float | str]:
+        return asdict(self)
+
+    def best_of(self, other: Roofline) -> Roofline:
+        """The higher of each limit: a machine that others use shows less than it can do."""
+        faster = max(self, other, key=lambda roofline: roofline.matmul_gflop_s)
+        return replace(faster, dram_read_gb_s=max(self.dram_read_gb_s, other.dram_read_gb_s))
+
+    def __str__(self) -> str:
+        return (
+            f"DRAM read {self.dram_read_gb_s:.1f} GB/s, "
+            f"matmul {self.matmul_gflop_s:.0f} GFLOP/s ({self.matmul_by})"
+        )
+
+
+def measure_roofline(*, threads: int, native: bool, available: int) -> Roofline:
+    """Best of several runs on ``threads`` threads, in a buffer of at most half of ``available`` bytes.
+
+    ``native`` also tries the native linear layer, whose bf16 rate may be far above float32's.
+    Call it on the thread that uses MLX.
+    """
+    rates = {"float32, NumPy": _numpy_matmul_rate()}
+    if native:
+        rates["bf16, native, in cache"] = _native_matmul_rate()
+    by = max(rates, key=lambda name: rates[name])
+    return Roofline(_read_rate(threads, min(READ_BYTES, available // 2)) / 1e9, rates[by] / 1e9, by)
+
+
+def best_seconds(run: Callable[[], object], *, repeats: int = 5) -> float:
+    """Shortest of several timed calls, after one that is not timed."""
+    run()
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _read_rate(threads: int, num_bytes: int) -> float:
+    """Bytes per second of dot products of an array with itself, a slice per task."""
+    parts = np.array_split(np.ones(num_bytes // 4, np.float32), 4 * threads)
+    with ThreadPoolExecutor(threads) as executor:  # NumPy releases the interpreter lock
+        seconds = best_seconds(lambda: list(executor.map(lambda part: np.dot(part, part), parts)))
+    return num_bytes / seconds
+
+
+def _numpy_matmul_rate() -> float:
+    left = np.ones((512, TILE), np.float32)
+    right = np.ones((TILE, TILE), np.float32)
+    return 2 * left.size * TILE / best_seconds(lambda: left @ right)
+
+
+def _native_matmul_rate() -> float:
+    from .. import _ext
+
+    weight = _ext.pack_dense(mx.ones((TILE, TILE), mx.bfloat16))
+    x = mx.ones((512, TILE), mx.bfloat16)
+    mx.eval(x)
+    return 2 * x.size * TILE / best_seconds(lambda: mx.eval(_ext.linear(x, weight)))

@@ -1,0 +1,1 @@
+"""The reference backend: slow, short and right, in MLX operations."""

@@ -1,0 +1,142 @@
+"""Attention over gathered rows on plain MLX operations, many sequences at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..interface import LayerSpec
+from ..masks import HIDDEN
+from ..metadata import AttentionMetadata, Ints
+
+LOWEST = -3e38  # a finite stand-in for the maximum of a row that sees nothing
+TINY = 1e-30  # below any sum of weights of which one is 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """B sequences that have the same number n of rows in this step.
+
+    rows       [B, n]  their rows in the step
+    tables     [B, P]  their pages, P enough for the longest
+    positions  [B, n]  positions of the rows
+    lengths    [B]     positions of each sequence that hold K/V
+    """
+
+    rows: mx.array
+    tables: mx.array
+    positions: mx.array
+    lengths: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """What ``KVPool.attend`` was given besides: slopes [Hq] and a mask [T, 1 or Hq, L]."""
+
+    slopes: mx.array | None = None
+    mask: mx.array | None = None
+
+    def add_slopes(self, logits: mx.array, group: Group) -> mx.array:
+        """To logits [B, Hkv, G, n, L]."""
+        if self.slopes is None:
+            return logits
+        distance = mx.arange(logits.shape[-1]) - group.positions[..., None]
+        slopes = self.slopes.astype(mx.float32).reshape(1, *logits.shape[1:3], 1, 1)
+        return logits + slopes * distance[:, None, None]
+
+    def hide(self, logits: mx.array, group: Group, spec: LayerSpec) -> mx.array:
+        """-inf in logits [B, Hkv, G, n, L] wherever a row does not see a position."""
+        length = logits.shape[-1]
+        if self.mask is None:
+            return mx.where(_visible(group, spec, length)[:, None, None], logits, -mx.inf)
+        rows = self.mask[group.rows][..., :length].transpose(0, 2, 1, 3)  # [B, 1 or Hq, n, L]
+        if rows.shape[-1] < length:  # pages go past the longest sequence
+            rows = mx.pad(rows, [(0, 0), (0, 0), (0, 0), (0, length - rows.shape[-1])])
+        heads = logits.shape[1:3] if rows.shape[1] > 1 else (1, 1)
+        rows = rows.reshape(rows.shape[0], *heads, *rows.shape[2:])
+        seen = mx.arange(length) < group.lengths[:, None, None, None, None]
+        if rows.dtype == mx.bool_:
+            return mx.where(mx.logical_and(rows, seen), logits, -mx.inf)
+        rows = rows.astype(mx.float32)
+        seen = mx.logical_and(seen, mx.logical_not(rows <= HIDDEN))  # a NaN is seen: it is not to be lost
+        return mx.where(seen, logits + rows, -mx.inf)
+
+
+def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:
+    """Decode rows form one group; chunks of equal length share one.
+
+    Also the permutation [T] that puts the groups' rows, one after the other, back in order.
+    """
+    counts = np.diff(metadata.q_start)
+    groups, order = [], []
+    for n in np.unique(counts):
+        members = np.flatnonzero(counts == n)
+        lengths = metadata.kv_len[members]
+        num_pages = -(-int(lengths.max()) // metadata.page_size)
+        rows = metadata.q_start[members, None] + np.arange(n, dtype=np.int32)
+        order.append(rows.ravel())
+        groups.append(
+            Group(
+                rows=mx.array(rows),
+                tables=mx.array(metadata.page_table[members, :num_pages]),
+                positions=mx.array(metadata.positions[rows]),
+                lengths=mx.array(lengths),
+            )
+        )
+    return groups, np.argsort(np.concatenate(order)).astype(np.int32)
+
+
+def attend_group(
+    group: Group,
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    spec: LayerSpec,
+    sinks: mx.array | None,
+    softcap: float | None,
+    bias: Bias,
+) -> mx.array:
+    """queries [B, n, Hq, D], scaled, over keys [B, Hkv, L, D] and values [B, Hkv, L, Dv].
+
+    All float32; L may go past a sequence's end. Returns [B * n, Hq, Dv].
+    """
+    sequences, n, num_heads, _ = queries.shape
+    kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys.shape[2]
+    # Whatever lies past a sequence's end is somebody else's, and may be NaN: 0 * NaN is NaN.
+    live = mx.arange(length) < group.lengths[:, None]
+    values = mx.where(live[:, None, :, None], values, 0.0)
+    folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
+    folded = folded.reshape(sequences, kv_heads, shared * n, -1)
+    logits = (folded @ keys.swapaxes(-1, -2)).reshape(sequences, kv_heads, shared, n, length)
+    if softcap is not None:
+        logits = softcap * mx.tanh(logits / softcap)
+    logits = bias.hide(bias.add_slopes(logits, group), group, spec)
+    weights = softmax(logits, None if sinks is None else sinks.reshape(1, kv_heads, shared, 1, 1))
+    out = weights.reshape(sequences, kv_heads, shared * n, length) @ values
+    out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
+    return out.reshape(sequences * n, num_heads, -1)
+
+
+def _visible(group: Group, spec: LayerSpec, length: int) -> mx.array:
+    """[B, n, L]: which positions each row sees."""
+    seen, at = mx.arange(length), group.positions[..., None]
+    visible = seen <= at
+    if spec.window is not None:
+        visible = visible & ((seen > at - spec.window) | (seen < spec.keep))
+    return visible
+
+
+def softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
+    """Softmax over the last axis; a sink is one more logit in the denominator. A row of nothing but
+    -inf has weights 0."""
+    top = mx.maximum(logits.max(axis=-1, keepdims=True), LOWEST)
+    if sinks is None:
+        weights = mx.exp(logits - top)
+        return weights / mx.maximum(weights.sum(axis=-1, keepdims=True), TINY)
+    sinks = sinks.astype(mx.float32)
+    top = mx.maximum(top, sinks)
+    weights = mx.exp(logits - top)
+    return weights / (weights.sum(axis=-1, keepdims=True) + mx.exp(sinks - top))

@@ -1,0 +1,278 @@
+"""The reference backend: paged attention on plain MLX operations, on any device.
+
+It gathers and dequantizes the pages of every sequence for each layer and step, so it is
+slow; it is the path that every other backend is compared with, and the one that runs where
+no kernels do.
+
+Stored parts (codes, scales) are one array per layer and part, [num_pages * Hkv * page_size,
+width], rows in page order. A step writes each array once, by a scatter into ``rows`` whose
+input nothing else holds, so MLX reuses its buffer: hence one evaluation per step, and no
+handle to a pool array outside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ..interface import KVPool, LayerSpec, PoolSpec
+from ..masks import check_mask, check_slopes
+from ..metadata import AttentionMetadata
+from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
+from .attention import Bias, Group, attend_group, group_sequences
+from .codecs import codec, hadamard
+
+
+class ReferencePool:
+    """``KVPool`` on plain MLX operations."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self._spec = spec
+        self._codecs = (codec(spec.k_format), codec(spec.v_format))
+        self._parts = [self._allocate(layer) for layer in spec.layers]
+        self._dtypes = [(mx.float32, mx.float32)] * len(spec.layers)
+        self._metadata: AttentionMetadata | None = None
+        self._groups: list[Group] = []
+        self._slot_rows: dict[int, mx.array] = {}
+        self._restore_order = mx.array([0])
+        self._unstorable: mx.array | None = None
+        mx.eval(self._parts)
+
+    @property
+    def spec(self) -> PoolSpec:
+        return self._spec
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for layer in self._parts for part in layer for array in part)
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        if metadata.page_size != self._spec.page_size:
+            raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
+        metadata.check(self._spec.num_pages)
+        self._metadata = metadata
+        self._slot_rows = {}
+        self._unstorable = None
+        self._plan(metadata)
+
+    def _plan(self, metadata: AttentionMetadata) -> None:
+        """What attention needs of a checked step: here, its sequences by length."""
+        self._groups, order = group_sequences(metadata)
+        self._restore_order = mx.array(order)
+
+    def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        spec = self._spec.layers[layer]
+        tokens = self._step.num_tokens
+        unstorable = self._unstorable
+        for part, (rows, dim) in enumerate(((keys, spec.head_dim), (values, spec.value_dim))):
+            if rows.shape != (tokens, spec.num_kv_heads, dim):
+                name = "values" if part else "keys"
+                raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
+            encoder = self._codecs[part]
+            wide = rows.astype(mx.float32)
+            encoded = encoder.encode(hadamard(wide) if encoder.format.rotates(dim) else wide)
+            targets = self._targets(spec.num_kv_heads)
+            for stored, new in zip(self._parts[layer][part], encoded.parts, strict=True):
+                stored[targets] = new
+            bad = mx.logical_not(encoded.storable.all(axis=-1))
+            unstorable = bad if unstorable is None else mx.logical_or(unstorable, bad)
+        self._unstorable = unstorable
+        self._dtypes[layer] = (keys.dtype, values.dtype)
+
+    def attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+        alibi_slopes: mx.array | None = None,
+        mask: mx.array | None = None,
+    ) -> mx.array:
+        spec = self._spec.layers[layer]
+        bias = self.check_queries(layer, queries, alibi_slopes, mask)
+        wide = queries.astype(mx.float32) * scale
+        if self._codecs[0].format.rotates(spec.head_dim):
+            wide = hadamard(wide)
+        outs = [
+            attend_group(
+                group,
+                wide[group.rows],
+                self._read(layer, 0, group.tables),
+                self._read(layer, 1, group.tables),
+                spec=spec,
+                sinks=sinks,
+                softcap=softcap,
+                bias=bias,
+            )
+            for group in self._groups
+        ]
+        out = mx.concatenate(outs)[self._restore_order]
+        if self.rotates_values(layer):
+            out = hadamard(out)
+        return out.astype(queries.dtype)
+
+    def check_queries(
+        self, layer: int, queries: mx.array, alibi_slopes: mx.array | None, mask: mx.array | None
+    ) -> Bias:
+        """ValueError unless they fit the layer and the step."""
+        heads, dim = self._spec.layers[layer].num_kv_heads, self._spec.layers[layer].head_dim
+        tokens, num_heads = self._step.num_tokens, queries.shape[1]
+        if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
+            raise ValueError(f"queries must be ({tokens}, a multiple of {heads}, {dim}), got {queries.shape}")
+        check_slopes(alibi_slopes, num_heads)
+        length = int(self._step.kv_len.max())
+        return Bias(alibi_slopes, check_mask(mask, tokens=tokens, num_heads=num_heads, length=length))
+
+    @property
+    def groups(self) -> list[Group]:
+        """The sequences of the step, by their number of rows."""
+        return self._groups
+
+    @property
+    def restore_order(self) -> mx.array:
+        """Puts the rows of all groups, one after the other, back in the step's order."""
+        return self._restore_order
+
+    def rows(self, layer: int, part: int, tables: mx.array) -> mx.array:
+        """K (part 0) or V of tables [B, P] as float32 [B, Hkv, P * page_size, dim], rotated back."""
+        spec = self._spec.layers[layer]
+        rows = self._read(layer, part, tables)
+        rotated = self._codecs[part].format.rotates((spec.head_dim, spec.value_dim)[part])
+        return hadamard(rows) if rotated else rows
+
+    def rotates_values(self, layer: int) -> bool:
+        """Whether V is stored rotated."""
+        return self._codecs[1].format.rotates(self._spec.layers[layer].value_dim)
+
+    def gather(self, layer: int) -> tuple[mx.array, mx.array]:
+        """As ``KVPool.gather``, in the dtypes of the keys and values last written."""
+        metadata = self._step
+        tables, lengths = mx.array(metadata.page_table), mx.array(metadata.kv_len)
+        longest = int(metadata.kv_len.max())
+        dense = []
+        for part in (0, 1):
+            rows = self.rows(layer, part, tables)[:, :, :longest]
+            live = mx.arange(longest) < lengths[:, None]
+            dense.append(mx.where(live[:, None, :, None], rows, 0.0).astype(self._dtypes[layer][part]))
+        return dense[0], dense[1]
+
+    def pending(self) -> list[mx.array]:
+        """Do not keep the list: a handle that outlives the step makes MLX copy the pool."""
+        arrays = [array for layer in self._parts for part in layer for array in part]
+        return arrays if self._unstorable is None else [*arrays, self._unstorable]
+
+    def nonfinite_tokens(self) -> list[int]:
+        if self._unstorable is None:
+            return []
+        return np.flatnonzero(np.asarray(self._unstorable)).tolist()
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Pairs are carried out in order: a page may be a target and later a source."""
+        for page in (page for pair in pairs for page in pair):
+            if not 0 <= page < self._spec.num_pages:
+                raise ValueError(f"page {page} lies outside the pool of {self._spec.num_pages} pages")
+        batch: list[tuple[int, int]] = []
+        for source, target in pairs:
+            if any(source == written or target == written for _, written in batch):
+                self._copy(batch)
+                batch = []
+            batch.append((source, target))
+        if batch:
+            self._copy(batch)
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        check_read(self._spec, pages)
+        data = np.empty((len(pages), self._spec.page_bytes), np.uint8)
+        if not pages:
+            return data
+        for parts, place in zip(self._parts, layer_bytes(self._spec), strict=True):
+            rows = self._page_rows(pages, place.layer)
+            heads = data[:, place.span].reshape(len(pages), place.layer.num_kv_heads, -1)
+            start = 0
+            for array in (array for part in parts for array in part):
+                raw = np.array(array[rows].view(mx.uint8)).reshape(*heads.shape[:2], -1)
+                heads[..., start : start + raw.shape[-1]] = raw
+                start += raw.shape[-1]
+            data[:, place.span] = heads.reshape(len(pages), -1)
+        return data
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        check_write(self._spec, pages, data)
+        for parts, place in zip(self._parts, layer_bytes(self._spec), strict=True):
+            rows = self._page_rows(pages, place.layer)
+            heads = data[:, place.span].reshape(len(pages), place.layer.num_kv_heads, -1)
+            start = 0
+            for array in (array for part in parts for array in part):
+                width = array.shape[-1] * array.dtype.size
+                stop = start + width * self._spec.page_size
+                raw = np.ascontiguousarray(heads[..., start:stop]).reshape(-1, width)
+                array[rows] = mx.array(raw).view(array.dtype)
+                start = stop
+        mx.eval(self._parts)
+
+    def _page_rows(self, pages: Sequence[int], layer: LayerSpec) -> mx.array:
+        """Rows of the pool arrays that hold these pages, head by head."""
+        size = layer.num_kv_heads * self._spec.page_size
+        return mx.array((np.array(pages, np.int64)[:, None] * size + np.arange(size)).ravel())
+
+    @property
+    def _step(self) -> AttentionMetadata:
+        if self._metadata is None:
+            raise ValueError("no step has begun; call begin_step first")
+        return self._metadata
+
+    def _allocate(self, layer: LayerSpec) -> tuple[list[mx.array], list[mx.array]]:
+        rows = self._spec.num_pages * layer.num_kv_heads * self._spec.page_size
+        keys, values = (
+            [mx.zeros((rows, width), dtype) for width, dtype in encoder.layout(dim)]
+            for encoder, dim in zip(self._codecs, (layer.head_dim, layer.value_dim), strict=True)
+        )
+        return keys, values
+
+    def _targets(self, num_kv_heads: int) -> mx.array:
+        """Rows [T, Hkv] of the pool arrays that the step writes."""
+        if num_kv_heads not in self._slot_rows:
+            page, offset = np.divmod(self._step.slots[:, None].astype(np.int64), self._spec.page_size)
+            rows = (page * num_kv_heads + np.arange(num_kv_heads)) * self._spec.page_size + offset
+            self._slot_rows[num_kv_heads] = mx.array(rows)
+        return self._slot_rows[num_kv_heads]
+
+    def _read(self, layer: int, part: int, tables: mx.array) -> mx.array:
+        """Stored rows of tables [B, P] as float32 [B, Hkv, P * page_size, dim], still rotated."""
+        num_kv_heads, page_size = self._spec.layers[layer].num_kv_heads, self._spec.page_size
+        heads = tables[:, None, :].astype(mx.int64) * num_kv_heads + mx.arange(num_kv_heads)[:, None]
+        rows = (heads[..., None] * page_size + mx.arange(page_size)).reshape(len(tables), num_kv_heads, -1)
+        parts = tuple(stored[rows] for stored in self._parts[layer][part])
+        return self._codecs[part].decode(parts)
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy pages of which none is both written and read."""
+        for layer, spec in zip(self._parts, self._spec.layers, strict=True):
+            size = spec.num_kv_heads * self._spec.page_size
+            rows = np.array(pairs, np.int64)[:, :, None] * size + np.arange(size)
+            sources, targets = mx.array(rows[:, 0].ravel()), mx.array(rows[:, 1].ravel())
+            for array in (array for part in layer for array in part):
+                copied = array[sources]
+                mx.eval(copied)  # the scatter below reuses the buffer only once this read is done
+                array[targets] = copied
+        mx.eval(self._parts)
+
+
+class ReferenceBackend:
+    """``AttentionBackend`` on plain MLX operations."""
+
+    @property
+    def name(self) -> str:
+        return "reference"
+
+    def create_pool(self, spec: PoolSpec) -> ReferencePool:
+        return ReferencePool(spec)
+
+    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
+        from .residual import ReferenceMixedPool
+
+        return ReferenceMixedPool(ReferencePool(spec), ReferencePool(twins))

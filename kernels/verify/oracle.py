@@ -1,0 +1,185 @@
+"""Attention in float64 NumPy, dense and paged: what every kernel is tested against.
+
+Short rather than fast, and independent of the kernels: the paged version stores rows with
+the page formats themselves, restores them, and calls the dense one per sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats import PageFormat, page_format
+from ..interface import LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata, Ints
+
+Float64s = NDArray[np.float64]
+
+
+def dense_attention(
+    queries: NDArray[Any],
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    positions: Ints,
+    *,
+    scale: float,
+    window: int | None = None,
+    keep: int = 0,
+    sinks: NDArray[Any] | None = None,
+    softcap: float | None = None,
+    slopes: NDArray[Any] | None = None,
+    mask: NDArray[Any] | None = None,
+) -> Float64s:
+    """Attention of one sequence: queries [T, Hq, D] at ``positions`` [T] over keys [L, Hkv, D]
+    and values [L, Hkv, Dv] of positions 0..L-1. Returns [T, Hq, Dv].
+
+    Position j is visible from p if j <= p and (no window, or j > p - window, or j < keep); or as a
+    ``mask`` [T, 1 or Hq, L] says (``KVPool.attend``). A row that sees nothing gets zeros.
+    """
+    group = queries.shape[1] // keys.shape[1]
+    k = np.repeat(keys.astype(np.float64), group, axis=1)
+    v = np.repeat(values.astype(np.float64), group, axis=1)
+    logits = np.einsum("thd,lhd->htl", queries.astype(np.float64), k) * scale
+    if softcap is not None:
+        logits = softcap * np.tanh(logits / softcap)
+    seen, at = np.arange(len(keys)), positions[:, None]
+    visible = seen <= at
+    if window is not None:
+        visible &= (seen > at - window) | (seen < keep)
+    if slopes is not None:
+        logits += slopes.astype(np.float64)[:, None, None] * (seen - at)
+    if mask is not None:
+        rows = mask.swapaxes(0, 1)  # [1 or Hq, T, L]
+        visible = rows if rows.dtype == bool else ~(rows <= -1e30)
+        logits += 0.0 if rows.dtype == bool else np.where(visible, rows, 0.0)
+    logits = np.where(visible, logits, -np.inf)
+    top = np.maximum(logits.max(-1, keepdims=True), -1e300)
+    sink = np.full(queries.shape[1], -np.inf) if sinks is None else sinks.astype(np.float64)
+    top = np.maximum(top, sink[:, None, None])
+    weights = np.exp(logits - top)
+    total = weights.sum(-1, keepdims=True) + np.exp(sink[:, None, None] - top)
+    out: Float64s = np.einsum("htl,lhd->thd", weights / np.where(total == 0, 1, total), v)
+    return out
+
+
+def hadamard64(rows: NDArray[Any]) -> Float64s:
+    """Blocks of rows [..., D] times the Sylvester-Hadamard matrix of their size b / sqrt(b), as
+    float64 products; b is the largest power of two that divides D."""
+    matrix = np.ones((1, 1))
+    while rows.shape[-1] % (2 * len(matrix)) == 0:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    blocks = rows.astype(np.float64).reshape(*rows.shape[:-1], -1, len(matrix))
+    product: Float64s = (blocks @ matrix / np.sqrt(len(matrix))).reshape(rows.shape)
+    return product
+
+
+@dataclass(slots=True)
+class StoredPart:
+    """K, or V, of one layer: codes and scales [num_pages, Hkv, page_size, per row]."""
+
+    format: PageFormat
+    codes: NDArray[Any]
+    scales: NDArray[Any]
+
+    @classmethod
+    def empty(cls, name: str, *, num_pages: int, num_kv_heads: int, page_size: int, dim: int) -> StoredPart:
+        fmt = page_format(name)
+        shape = (num_pages, num_kv_heads, page_size)
+        return cls(
+            fmt,
+            np.zeros((*shape, fmt.codes_per_row(dim)), fmt.code_dtype),
+            np.zeros((*shape, fmt.scales_per_row(dim)), fmt.scale_dtype),
+        )
+
+    def write(self, slots: Ints, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Store rows [T, Hkv, D] in their slots; returns which tokens [T] were storable."""
+        page, offset = np.divmod(slots, self.codes.shape[2])
+        codes, scales, storable = self.format.store(rows)
+        self.codes[page, :, offset] = codes
+        self.scales[page, :, offset] = scales
+        return np.asarray(storable.all(-1))
+
+    def read(self, slots: Ints) -> Float64s:
+        """Rows [L, Hkv, D] of the slots as attention is to see them: restored in float64."""
+        page, offset = np.divmod(slots, self.codes.shape[2])
+        rows = self.format.dequantize(self.codes[page, :, offset], self.scales[page, :, offset])
+        return hadamard64(rows) if self.format.rotates(rows.shape[-1]) else rows.astype(np.float64)
+
+
+@dataclass(slots=True)
+class TruthLayer:
+    """One layer's pages and its attention."""
+
+    spec: LayerSpec
+    page_size: int
+    keys: StoredPart
+    values: StoredPart
+
+    def write(self, metadata: AttentionMetadata, keys: NDArray[Any], values: NDArray[Any]) -> list[int]:
+        """Store the step's rows; returns the tokens that were not storable."""
+        stored = self.keys.write(metadata.slots, keys) & self.values.write(metadata.slots, values)
+        return np.flatnonzero(~stored).tolist()
+
+    def attend(
+        self,
+        metadata: AttentionMetadata,
+        queries: NDArray[Any],
+        *,
+        scale: float,
+        sinks: NDArray[Any] | None = None,
+        softcap: float | None = None,
+        slopes: NDArray[Any] | None = None,
+        mask: NDArray[Any] | None = None,
+    ) -> Float64s:
+        """As ``KVPool.attend``, in float64."""
+        out = np.empty((*queries.shape[:2], self.spec.value_dim))
+        for b, length in enumerate(metadata.kv_len):
+            rows = slice(metadata.q_start[b], metadata.q_start[b + 1])
+            slots = sequence_slots(metadata, b, int(length))
+            out[rows] = dense_attention(
+                queries[rows],
+                self.keys.read(slots),
+                self.values.read(slots),
+                metadata.positions[rows],
+                scale=scale,
+                window=self.spec.window,
+                keep=self.spec.keep,
+                sinks=sinks,
+                softcap=softcap,
+                slopes=slopes,
+                mask=None if mask is None else mask[rows, :, :length],
+            )
+        return out
+
+
+def sequence_slots(metadata: AttentionMetadata, sequence: int, length: int) -> Ints:
+    """Slots of positions 0..length-1 of one sequence."""
+    page, offset = np.divmod(np.arange(length, dtype=np.int32), np.int32(metadata.page_size))
+    return np.asarray(metadata.page_table[sequence, page] * metadata.page_size + offset, np.int32)
+
+
+@dataclass(slots=True)
+class TruthPool:
+    """Every layer's pages, zeroed; written and attended with plain arrays."""
+
+    spec: PoolSpec
+    layers: list[TruthLayer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.layers = []
+        for layer in spec.layers:
+            parts = [
+                StoredPart.empty(
+                    name,
+                    num_pages=spec.num_pages,
+                    num_kv_heads=layer.num_kv_heads,
+                    page_size=spec.page_size,
+                    dim=dim,
+                )
+                for name, dim in ((spec.k_format, layer.head_dim), (spec.v_format, layer.value_dim))
+            ]
+            self.layers.append(TruthLayer(layer, spec.page_size, parts[0], parts[1]))

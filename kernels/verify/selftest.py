@@ -1,0 +1,258 @@
+"""A backend against the float64 truth on a small grid: for `octavo doctor`, in about a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats import FORMAT_NAMES, page_format
+from ..interface import AttentionBackend, LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata
+from ..residual import SIXTEEN_BITS
+from .oracle import TruthPool
+from .selftest_residual import attend_over_twins
+
+TOLERANCE = 0.02
+"""Largest error relative to the largest output: kernels may round queries and weights to bf16."""
+
+_PAGE_SIZE = 16
+_SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))  # (positions before the step, rows of the step)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestResult:
+    """One check. ``max_error`` is relative to the largest value of the truth."""
+
+    name: str
+    max_error: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    name: str
+    layer: LayerSpec
+    sinks: bool = False
+    softcap: float | None = None
+
+
+_VARIANTS = (
+    _Variant("causal, head_dim 64", LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)),
+    _Variant("causal, head_dim 128", LayerSpec(num_kv_heads=1, head_dim=128, value_dim=128)),
+    _Variant("causal, head_dim 96", LayerSpec(num_kv_heads=2, head_dim=96, value_dim=96)),
+    _Variant(
+        "window, kept positions, sinks, softcap",
+        LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=10, keep=2),
+        sinks=True,
+        softcap=5.0,
+    ),
+)
+
+
+def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
+    """Write and attend in every format: stored rows, attention, twins, and rows with NaN.
+
+    A format that the backend refuses is one result that says so: refusing is not failing.
+    """
+    results = []
+    for name in FORMAT_NAMES:
+        try:
+            backend.create_pool(_pool_spec(name, _VARIANTS[0].layer))
+        except ValueError as refusal:
+            results.append(SelfTestResult(f"{name} is refused: {refusal}", 0.0, ok=True))
+            continue
+        for variant in _VARIANTS:
+            if not _holds(name, variant.layer):
+                continue
+            results += _attempt(f"{name}, {variant.name}", partial(_check, backend, name, variant))
+        results += _attempt(f"{name}, long", partial(_check_long, backend, name))
+        if name not in SIXTEEN_BITS:
+            results += _attempt(f"{name} beside 16-bit pages", partial(_check_mixed, backend, name))
+        results += _attempt(f"NaN is reported, {name}", partial(_check_nonfinite, backend, name))
+    return results
+
+
+def first_failure(backend: AttentionBackend) -> SelfTestResult | None:
+    """The first failed check of a few that reach every kernel: for a backend about to be used."""
+    for name, check in (
+        ("fp4", partial(_check, backend, "fp4", _VARIANTS[-1])),
+        ("bf16, long", partial(_check_long, backend, "bf16")),
+    ):
+        for result in _attempt(name, check):
+            if not result.ok:
+                return result
+    return None
+
+
+def _holds(format_name: str, layer: LayerSpec) -> bool:
+    """Whether the format has rows of the layer's length."""
+    try:
+        page_format(format_name).row_bytes(layer.head_dim)
+    except ValueError:
+        return False
+    return True
+
+
+def _attempt(name: str, check: Callable[[], list[SelfTestResult]]) -> list[SelfTestResult]:
+    """The check's results; a kernel that does not compile or launch has failed it."""
+    try:
+        return check()
+    except RuntimeError as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return [SelfTestResult(f"{name}: {why}", float("inf"), ok=False)]
+
+
+def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> list[SelfTestResult]:
+    """Write a mixed step over earlier pages, read the rows back, attend."""
+    rng = np.random.default_rng(1)
+    pool = backend.create_pool(_pool_spec(format_name, variant.layer))
+    truth = TruthPool(pool.spec).layers[0]
+    heads = variant.layer.num_kv_heads
+    sinks = rng.standard_normal(heads * 2).astype(np.float32) if variant.sinks else None
+    earlier = [(0, old) for old, _ in _SEQUENCES]
+    out, want, read = mx.zeros(0), np.zeros(0), 0.0
+    for sequences in (earlier, _SEQUENCES):
+        metadata = _metadata(sequences)
+        tokens = metadata.num_tokens
+        queries = rng.standard_normal((tokens, heads * 2, variant.layer.head_dim)).astype(np.float32)
+        keys, values = (
+            rng.standard_normal((tokens, heads, dim)).astype(np.float32)
+            for dim in (variant.layer.head_dim, variant.layer.value_dim)
+        )
+        pool.begin_step(metadata)
+        pool.write(0, mx.array(keys), mx.array(values))
+        out = pool.attend(
+            0,
+            mx.array(queries),
+            scale=0.125,
+            sinks=None if sinks is None else mx.array(sinks),
+            softcap=variant.softcap,
+        )
+        dense = pool.gather(0)
+        mx.eval(out, *dense, *pool.pending())
+        truth.write(metadata, keys, values)
+        want = truth.attend(metadata, queries, scale=0.125, sinks=sinks, softcap=variant.softcap)
+        read = max(_stored_error(dense, (keys, values), format_name, metadata), read)
+    name = f"{format_name}, {variant.name}"
+    return [
+        _result(f"write, {name}", read),
+        _result(f"attend, {name}", _relative_error(np.array(out), want)),
+    ]
+
+
+def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
+    """One row over enough earlier ones that backends may divide them among threads."""
+    rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
+    layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
+    pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
+    truth = TruthPool(pool.spec).layers[0]
+    table, at = rng.permutation(40).astype(np.int32), np.arange(length, dtype=np.int32)
+    out, want = mx.zeros(0), np.zeros(0)
+    for first, end in ((0, length - 1), (length - 1, length)):
+        slots = table[at[first:end] // _PAGE_SIZE] * _PAGE_SIZE + at[first:end] % _PAGE_SIZE
+        metadata = AttentionMetadata(
+            positions=at[first:end],
+            slots=slots,
+            q_start=np.array([0, end - first], np.int32),
+            kv_len=np.array([end], np.int32),
+            page_table=table[None],
+            page_size=_PAGE_SIZE,
+        )
+        keys, values = (rng.standard_normal((end - first, 1, 64)).astype(np.float32) for _ in range(2))
+        pool.begin_step(metadata)
+        pool.write(0, mx.array(keys), mx.array(values))
+        truth.write(metadata, keys, values)
+        if end == length:
+            queries = rng.standard_normal((1, 2, 64)).astype(np.float32)
+            out = pool.attend(0, mx.array(queries), scale=0.125)
+            want = truth.attend(metadata, queries, scale=0.125)
+        mx.eval(out, *pool.pending())
+    return [_result(f"attend, {format_name}, {length} positions", _relative_error(np.array(out), want))]
+
+
+def _check_mixed(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
+    """Queries that read some positions from quantized pages and some from their 16-bit twins."""
+    name = f"{format_name} beside 16-bit pages"
+    try:
+        spec = _pool_spec(format_name, _VARIANTS[0].layer)
+        steps = [_metadata(sequences) for sequences in ([(0, old) for old, _ in _SEQUENCES], _SEQUENCES)]
+        got, want = attend_over_twins(backend, spec, steps)
+    except ValueError as refusal:
+        return [SelfTestResult(f"{name} is refused: {refusal}", 0.0, ok=True)]
+    return [_result(f"attend, {name}", _relative_error(got, want))]
+
+
+def _check_nonfinite(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
+    """A row with NaN must be reported, stored as zeros, and spoil nothing else."""
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+    pool = backend.create_pool(_pool_spec(format_name, layer))
+    metadata = _metadata(((0, 3), (0, 2)))
+    rows = np.random.default_rng(2).standard_normal((5, 2, 64)).astype(np.float32)
+    spoilt = rows.copy()
+    spoilt[3, 1, 17] = np.nan
+    pool.begin_step(metadata)
+    pool.write(0, mx.array(spoilt), mx.array(rows))
+    out = pool.attend(0, mx.array(rows), scale=0.125)
+    mx.eval(out, *pool.pending())
+    finite = bool(np.isfinite(np.array(out)).all())
+    ok = finite and pool.nonfinite_tokens() == [3]
+    return [SelfTestResult(f"NaN is reported, {format_name}", 0.0 if ok else float("inf"), ok)]
+
+
+def _stored_error(
+    dense: tuple[mx.array, mx.array],
+    rows: tuple[NDArray[np.float32], NDArray[np.float32]],
+    format_name: str,
+    metadata: AttentionMetadata,
+) -> float:
+    """Error of the step's rows, as gathered from the pages, against the page format."""
+    fmt, errors = page_format(format_name), []
+    for array, written in zip(dense, rows, strict=True):
+        got = np.array(array).swapaxes(1, 2)
+        sequence = np.repeat(np.arange(metadata.num_sequences), np.diff(metadata.q_start))
+        want = fmt.restore(*fmt.store(written)[:2])
+        errors.append(_relative_error(got[sequence, metadata.positions], want))
+    return max(errors)
+
+
+def _relative_error(got: NDArray[Any], want: NDArray[Any]) -> float:
+    error = float(np.abs(got.astype(np.float64) - want).max() / np.abs(want).max())
+    return error if np.isfinite(error) else float("inf")
+
+
+def _result(name: str, error: float) -> SelfTestResult:
+    return SelfTestResult(name, error, error < TOLERANCE)
+
+
+def _pool_spec(format_name: str, layer: LayerSpec, num_pages: int = 16) -> PoolSpec:
+    return PoolSpec(
+        layers=(layer,),
+        num_pages=num_pages,
+        page_size=_PAGE_SIZE,
+        k_format=format_name,
+        v_format=format_name,
+    )
+
+
+def _metadata(sequences: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> AttentionMetadata:
+    """Sequence b of the grid owns pages 3, 2, 1, 0 (+ 4 b); sequences without rows drop out."""
+    members = [(b, old, new) for b, (old, new) in enumerate(sequences) if new]
+    tables = np.array([[4 * b + 3, 4 * b + 2, 4 * b + 1, 4 * b] for b, _, _ in members], np.int32)
+    at = [np.arange(old, old + new, dtype=np.int32) for _, old, new in members]
+    slots = [
+        table[p // _PAGE_SIZE] * _PAGE_SIZE + p % _PAGE_SIZE for table, p in zip(tables, at, strict=True)
+    ]
+    return AttentionMetadata(
+        positions=np.concatenate(at),
+        slots=np.concatenate(slots).astype(np.int32),
+        q_start=np.cumsum([0] + [new for _, _, new in members]).astype(np.int32),
+        kv_len=np.array([old + new for _, old, new in members], np.int32),
+        page_table=tables,
+        page_size=_PAGE_SIZE,
+    )

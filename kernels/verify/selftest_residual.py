@@ -1,0 +1,70 @@
+"""Attention over quantized pages and their 16-bit twins against float64, for the self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..interface import AttentionBackend, PoolSpec
+from ..metadata import AttentionMetadata
+from .oracle import StoredPart
+from .oracle_residual import Parts, attend_mixed
+
+
+def attend_over_twins(
+    backend: AttentionBackend, spec: PoolSpec, steps: Sequence[AttentionMetadata]
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """What comes out of the last step [T, 2 * Hkv, D], and the truth.
+
+    Queries read their sequence's first page and their own in 16 bits. The twin of page p is page p + 1 of
+    its pool, and that of the last one 0. Raises ValueError if the backend cannot do that.
+    """
+    layer, rng = spec.layers[0], np.random.default_rng(4)
+    twin = replace(layer, window=1, keep=spec.page_size)
+    pool = backend.create_mixed_pool(spec, replace(spec, layers=(twin,), k_format="bf16", v_format="bf16"))
+    stored = _parts(spec, spec.k_format), _parts(spec, "bf16")
+    out, want = np.zeros(0, np.float32), np.zeros(0)
+    for pages in steps:
+        twins = _of_twins(pages, spec.num_pages)
+        step = replace(pages, others=(twins,))
+        shape = (step.num_tokens, layer.num_kv_heads, layer.head_dim)
+        queries = rng.standard_normal((shape[0], 2 * shape[1], shape[2])).astype(np.float32)
+        rows = rng.standard_normal((2, *shape)).astype(np.float32)
+        pool.begin_step(step)
+        pool.write(0, mx.array(rows[0]), mx.array(rows[1]))
+        attended = pool.attend(0, mx.array(queries), scale=0.125)
+        mx.eval(attended, *pool.pending())
+        for metadata, parts in zip((pages, twins), stored, strict=True):
+            for part, written in zip(parts, rows, strict=True):
+                part.write(metadata.slots, written)
+        out = np.array(attended)
+        want = attend_mixed(pages, twins, stored, queries, layer=layer, twin=twin, scale=0.125)
+    return out, want
+
+
+def _parts(spec: PoolSpec, name: str) -> Parts:
+    layer = spec.layers[0]
+    keys, values = (
+        StoredPart.empty(
+            name,
+            num_pages=spec.num_pages,
+            num_kv_heads=layer.num_kv_heads,
+            page_size=spec.page_size,
+            dim=layer.head_dim,
+        )
+        for _ in range(2)
+    )
+    return keys, values
+
+
+def _of_twins(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
+    num_slots = np.int32(num_pages * pages.page_size)
+    return replace(
+        pages,
+        slots=(pages.slots + np.int32(pages.page_size)) % num_slots,
+        page_table=(pages.page_table + np.int32(1)) % np.int32(num_pages),
+    )
