@@ -35,7 +35,8 @@ class EngineConfig:
     quantize_after    tokens up to which a sequence is read in 16 bits alone; a request may have its own
     num_fp16_pages    16-bit pages of each kind of layer (None: as many as are of use, within the same memory)
     page_size         positions per page
-    kv_memory         bytes for the page pool; or give num_pages instead
+    kv_memory         bytes for the page pool (None: a share of the machine's memory)
+    num_pages         pages of the pool; give this or kv_memory
     max_model_len     positions a sequence may have (None: the model's own limit)
     max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
                       the first keep_tokens; sequences may then outgrow the model's limit (None: all)
