@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Run
 
 from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
+from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
 from .types import Lookup, Result, Sequence, Status, Step, Work
@@ -19,11 +21,14 @@ class Scheduler:
     ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
     again later (what it published may be found again), so the oldest always gets on.
 
+    A sequence whose pages a connector can bring waits for them beside the queue, so that it holds
+    nobody up, and is queued when they are in the pool.
+
     ``plan`` and ``commit`` alternate. ``add`` and ``abort`` may come at any time between them,
     but a planned step must be turned into a batch before anything of it is aborted.
     """
 
-    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+    def __init__(self, blocks: BlockManager, limits: Limits, connector: KVConnector | None = None) -> None:
         if limits.max_step_tokens > blocks.max_chunk and any(group.window for group in blocks.groups):
             raise ValueError(
                 f"max_step_tokens must be at most the block manager's max_chunk of {blocks.max_chunk}, got "
@@ -33,6 +38,7 @@ class Scheduler:
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
+        self._connector = connector or NoConnector()
         self._roster = Roster(blocks, limits.max_running)
         self._planned: Step | None = None  # and not yet committed
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
@@ -43,8 +49,19 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue; siblings that wait for another sequence are not counted."""
-        return len(self._roster.waiting)
+        """Sequences in the queue or waiting for pages; siblings that wait for another sequence are not
+        counted."""
+        return len(self._roster.waiting) + len(self._roster.loading)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``plan`` would do something; nothing, while all that is left waits for pages."""
+        roster = self._roster
+        return bool(roster.running or roster.waiting) or self._connector.has_news
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
+        self._connector.on_news(wake)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings; SequenceTooLong if one could never fit, even alone."""
@@ -54,7 +71,10 @@ class Scheduler:
             assert member.tokens == sequence.tokens, "siblings share one prompt"
             assert member.salt == sequence.salt, "siblings share one salt"
             assert member.priority == sequence.priority, "siblings share one priority"
-        self._roster.enqueue(sequence)
+        if not sequence.recompute and self._connector.start_load(sequence):
+            self._roster.load(sequence)
+        else:
+            self._roster.enqueue(sequence)
 
     def check_fits(self, sequence: Sequence) -> None:
         """SequenceTooLong if a sequence or one of its siblings could never fit, even alone."""
@@ -72,12 +92,17 @@ class Scheduler:
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence now and free its pages; its siblings live on. Ended ones stay ended."""
+        if sequence.status is Status.WAITING_FOR_PAGES:
+            self._connector.cancel_load(sequence)
+            self._roster.enqueue(sequence)  # a sibling that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
             self._roster.abort(sequence)
 
     def plan(self) -> Step | None:
         """Decide the next step and reserve its pages; None if there is nothing to do."""
         assert self._planned is None, "the last step has not been committed"
+        for sequence in self._connector.poll():
+            self._roster.enqueue(sequence)
         work: list[Work] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
@@ -87,7 +112,8 @@ class Scheduler:
         if not preempted:
             self._plan_arrivals(budget, work, lookups)
         if not work:
-            assert not self.num_running + self.num_waiting, "somebody waits and nothing is computed"
+            stuck = [*self._roster.running, *self._roster.waiting]
+            assert not stuck, "somebody waits and nothing is computed"
             return None
         roster = self._roster
         copies, roster.copies = tuple(roster.copies), []
@@ -128,6 +154,11 @@ class Scheduler:
             self._roster.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
+        self._connector.save(step)
+
+    def close(self) -> None:
+        """Let the connector keep what it has, within a bounded time. No step may follow."""
+        self._connector.close()
 
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
