@@ -46,12 +46,11 @@ class Roster:
         self.loading.append(sequence)
         sequence.status = Status.WAITING_FOR_PAGES
 
-    def admit(self, table: PageTable) -> Sequence:
-        """Let the first waiting sequence run with this table."""
-        sequence = self.waiting.popleft()
+    def admit(self, sequence: Sequence, table: PageTable) -> None:
+        """Let a waiting sequence run with this table."""
+        self.waiting.remove(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         sequence.status, sequence.table = Status.RUNNING, table
-        return sequence
 
     def preempt(self, victim: Sequence) -> None:
         """Take a running sequence's pages back; it is the first of its priority to be admitted again."""

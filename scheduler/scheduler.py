@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Run
+from itertools import chain, islice
 
 from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
+from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
 from .types import Lookup, Result, Sequence, Status, Step, Work
 
+LOOK_AHEAD = 256  # waiting sequences that are looked at in one step
+
 
 class Scheduler:
     """Each step: one token for every decoding sequence, then prompt chunks, then arrivals,
-    oldest first, until the token budget is spent.
+    oldest first, until the token budget is spent. A long prompt leaves half of it to shorter
+    ones that wait, and these do not wait for a second long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
     ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
@@ -107,10 +112,10 @@ class Scheduler:
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
-        budget = self.limits.max_step_tokens - len(work)
-        budget = self._plan_chunks(chunks, budget, work, preempted)
-        if not preempted:
-            self._plan_arrivals(budget, work, lookups)
+        budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks)
+        self._plan_chunks(chunks, budget, work, preempted)
+        if not preempted and budget.left and self._roster.waiting:
+            self._plan_arrivals(chunks, budget, work, lookups)
         if not work:
             stuck = [*self._roster.running, *self._roster.waiting]
             assert not stuck, "somebody waits and nothing is computed"
@@ -176,58 +181,98 @@ class Scheduler:
         return chunks
 
     def _plan_chunks(
-        self, chunks: list[Sequence], budget: int, work: list[Work], preempted: list[Sequence]
-    ) -> int:
-        """The next piece of each prompt that is under way; returns the budget left."""
-        for sequence in chunks:
-            if not budget:
+        self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], preempted: list[Sequence]
+    ) -> None:
+        """The next piece of each prompt that is under way."""
+        for index, sequence in enumerate(chunks):
+            if not budget.left:
                 break
             if sequence.status is not Status.RUNNING:
                 continue
-            stop = sequence.num_written + min(sequence.backlog, budget)
-            if self._make_room(sequence, stop, work, preempted):
-                budget -= _append(work, sequence, stop)
-        return budget
+            wanted = sequence.backlog
+            tokens = budget.grant(sequence, wanted, chain(chunks[index + 1 :], self._candidates()))
+            if tokens and self._make_room(sequence, sequence.num_written + tokens, work, preempted):
+                budget.spend(_append(work, sequence, tokens), wanted)
 
-    def _plan_arrivals(self, budget: int, work: list[Work], lookups: list[Lookup]) -> None:
-        """Admit the oldest waiting sequences, each with pages for all it has to compute: a
+    def _plan_arrivals(
+        self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], lookups: list[Lookup]
+    ) -> None:
+        """Admit waiting sequences, the oldest first, but those beyond the number of long prompts that may
+        be under way: others of their priority pass them. Each gets pages for all it has to compute: a
         prompt that was let in does not run out of pages before its first token. One whose next
         page is computed in this very step waits for the next: it shares that page, then."""
-        roster, blocks = self._roster, self.blocks
-        filling = self._filling(work) if roster.waiting and budget else set()
-        while roster.waiting and budget and len(roster.running) < self.limits.max_running:
-            sequence = roster.waiting[0]
-            if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
-                break  # looking again would cost time and find no room
-            find = not sequence.recompute
-            table = blocks.open(
-                sequence.tokens,
-                salt=sequence.salt,
-                digests=sequence.digests,
-                find=find,
-                quantize_after=sequence.quantize_after,
-            )
-            if find and _next_digest(table) in filling:
-                blocks.close(table)
-                break  # from the next step on it finds what this one computes
-            is_first = sequence.num_cached is None  # explained before pages are evicted for it
-            miss = None
-            if is_first:
-                miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
-            stop = table.num_written + min(len(sequence.tokens) - table.num_written, budget)
-            if not blocks.reserve(table, stop, ahead=len(sequence.tokens)):
-                blocks.close(table)
-                self._refused = (sequence, blocks.idle_pages())
+        filling = self._filling(work)
+        long = [sequence.priority for sequence in chunks if budget.is_long(sequence)]
+        passed: int | None = None  # the priority of long prompts that are passed
+        candidates = self._candidates()
+        for index, sequence in enumerate(candidates):
+            if not budget.left or len(self._roster.running) == self.limits.max_running:
                 break
-            roster.admit(table)
-            self._refused = None
-            if sequence.num_cached is None:
-                sequence.num_cached = hit = table.num_written
-                assert miss is not None
-                misses = blocks.count_misses(len(sequence.tokens), miss)
-                lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
-            budget -= _append(work, sequence, stop)
-            filling |= self._filling(work[-1:])
+            priority = sequence.priority
+            if passed is not None and priority != passed:
+                break
+            is_long = budget.is_long(sequence)
+            under_way = sum(p <= priority for p in long)
+            if is_long and (
+                budget.long_ones_have_theirs or under_way >= self.limits.max_long_partial_prefills
+            ):
+                passed = priority
+                continue
+            if not self._admit(sequence, candidates[index + 1 :], budget, work, lookups, filling):
+                break
+            if is_long:
+                long.append(priority)
+
+    def _candidates(self) -> list[Sequence]:
+        """Waiting sequences that may be let in now, in their order; none if there is no room for any."""
+        waiting, refused = self._roster.waiting, self._refused
+        if not waiting or len(self._roster.running) == self.limits.max_running:
+            return []
+        if refused and refused[0] is waiting[0] and not self._has_more_idle(refused[1]):
+            return []  # looking again would cost time and find no room
+        return list(islice(waiting, LOOK_AHEAD))
+
+    def _admit(
+        self,
+        sequence: Sequence,
+        rivals: list[Sequence],
+        budget: TokenBudget,
+        work: list[Work],
+        lookups: list[Lookup],
+        filling: set[Digest],
+    ) -> bool:
+        """Let a waiting sequence in; False if it has to wait, and whoever comes after it."""
+        if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
+            return False
+        blocks, find = self.blocks, not sequence.recompute
+        table = blocks.open(
+            sequence.tokens,
+            salt=sequence.salt,
+            digests=sequence.digests,
+            find=find,
+            quantize_after=sequence.quantize_after,
+        )
+        if find and _next_digest(table) in filling:
+            blocks.close(table)
+            return False  # from the next step on it finds what this one computes
+        miss = None
+        if sequence.num_cached is None:  # explained before pages are evicted for it
+            miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
+        wanted = len(sequence.tokens) - table.num_written
+        tokens = max(1, budget.grant(sequence, wanted, rivals))
+        if not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
+            blocks.close(table)
+            self._refused = (sequence, blocks.idle_pages())
+            return False
+        self._roster.admit(sequence, table)
+        self._refused = None
+        if miss is not None:
+            sequence.num_cached = hit = table.num_written
+            misses = blocks.count_misses(len(sequence.tokens), miss)
+            lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
+        budget.spend(_append(work, sequence, tokens), wanted)
+        filling |= self._filling(work[-1:])
+        return True
 
     def _has_more_idle(self, before: tuple[int, ...]) -> bool:
         """Whether some group has more idle pages than it had."""
@@ -290,11 +335,13 @@ def _next_digest(table: PageTable) -> Digest | None:
     return table.digests[index] if index < len(table.digests) else None
 
 
-def _append(work: list[Work], sequence: Sequence, stop: int) -> int:
-    """Plan one sequence up to ``stop``; returns how many tokens that is."""
-    start, samples = sequence.num_written, stop == len(sequence.tokens)
+def _append(work: list[Work], sequence: Sequence, num_tokens: int) -> int:
+    """Plan the next tokens of one sequence; returns how many."""
+    start = sequence.num_written
+    stop = start + num_tokens
+    samples = stop == len(sequence.tokens)
     work.append(Work(sequence, start, stop, samples, tuple(sequence.siblings) if samples else ()))
-    return stop - start
+    return num_tokens
 
 
 def _is_done(sequence: Sequence, result: Result) -> bool:
