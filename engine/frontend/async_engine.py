@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from ..api.config import EngineConfig
 from ..api.engine_info import ModelInfo
@@ -14,6 +14,7 @@ from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
+from ..core.commands import AnswerT, Command
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request
@@ -25,7 +26,6 @@ from .output_streams import OpenStreams
 from .request_limiter import refusal_label
 from .stream import Stream
 
-Answer = TypeVar("Answer")
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 ABORT_TIMEOUT_S = 10.0
@@ -245,13 +245,13 @@ class AsyncEngine:
     def _dead(self) -> EngineDead:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
 
-    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
-        """What a function says that is called on the engine's thread between two steps, and must be
-        quick. Raises what it raises; EngineDead when there is no engine to ask."""
+    async def ask(self, command: Command[AnswerT]) -> AnswerT:
+        """A command's answer, once the engine's thread has executed it between two steps. Raises what
+        the command raises; EngineDead when there is no engine to ask."""
         self._running_core()
         assert self._thread is not None
         try:
-            return await asyncio.wrap_future(self._thread.ask(question))
+            return await asyncio.wrap_future(self._thread.ask(command))
         except EngineStopping:
             self._running_core()  # if it died, that is the news
             raise

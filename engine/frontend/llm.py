@@ -20,10 +20,11 @@ from ..api.errors import EngineDead, EngineStopping, InvalidRequest
 from ..api.outputs import Completion, Delta, PromptLogprobs, RequestOutput
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Observer
+from ..core.commands import AnswerT, Command, GetPageKind
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request, Update
-from ..core.snapshots import Answer, LoadedPages, SavedPages, load, save_prompt
+from ..core.snapshots import LoadedPages, SavedPages, load, save_prompt
 from ..tokenizer.tokenizer import Message, Tokenizer
 from .input_processor import Admission, Prompt
 
@@ -107,7 +108,7 @@ class LLM:
         """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
         is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._admission.encode(prompt)
-        self._thread.ask(lambda core: core.transfer.check()).result()
+        self._ask(GetPageKind())  # refused before anything is computed
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, path, prompt_ids, b"")
 
@@ -117,8 +118,8 @@ class LLM:
         that is torn, altered or of another model; NotFound if there is none."""
         return load(self._ask, path)
 
-    def _ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
-        return self._thread.ask(question).result()
+    def _ask(self, command: Command[AnswerT]) -> AnswerT:
+        return self._thread.ask(command).result()
 
     def close(self) -> None:
         """End the engine and give its memory back. May be called again."""

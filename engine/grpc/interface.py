@@ -6,18 +6,17 @@ with an engine that has no model behind it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..api.config import EngineConfig
 from ..api.engine_info import ModelInfo
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges
-from ..core.engine_core import EngineCore
+from ..core.commands import AnswerT, Command
 from ..frontend.notifier import Wakeup
 
-Answer = TypeVar("Answer")
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a chat
 
@@ -67,8 +66,8 @@ class Engine(Protocol):
 
     async def abort(self, request_id: str) -> None: ...
 
-    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
-        """What a function says that is called on the engine's thread between two steps."""
+    async def ask(self, command: Command[AnswerT]) -> AnswerT:
+        """A command's answer, once the engine has executed it between two steps."""
         ...
 
     async def encode(self, prompt: Prompt) -> list[int]:

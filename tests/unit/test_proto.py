@@ -74,7 +74,7 @@ def test_every_number_of_the_cache_service_is_kept() -> None:
         "ExplainResponse": "request_id prompt_tokens cached_tokens miss_position reason "
         "evicted_seconds_before misses text",
         "SaveRequest": "path prompt",
-        "SaveResponse": "num_pages num_tokens num_bytes",
+        "SaveResponse": "num_pages num_tokens num_bytes num_missing_pages",
         "LoadRequest": "path",
         "LoadResponse": "num_pages num_tokens num_known_pages num_skipped_pages converted",
         "PinRequest": "name prefix",
