@@ -46,6 +46,8 @@ class EngineConfig:
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
     max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
     queue_timeout     seconds that a request may wait to be begun (None: any time)
+    max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
+                      refused beyond that, and twice of it ends the slowest streams
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
@@ -79,6 +81,7 @@ class EngineConfig:
     max_waiting: int = 1024
     max_waiting_tokens: int | None = 2**20
     queue_timeout: float | None = None
+    max_unread_bytes: int = 64 * 1024**2
     stream_interval: int = 1
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
@@ -128,7 +131,7 @@ class EngineConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
         for name in (
             "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
-            "cache_dir_bytes",
+            "max_unread_bytes", "cache_dir_bytes",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
