@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from octavo.block_manager import BlockManager
 
+from .latency_target import StepTime
 from .limits import Limits
 from .types import Sequence
 
@@ -14,13 +15,17 @@ class TokenBudget:
     """What is left of a step's tokens, and how much of it long prompts may take.
 
     A prompt is long while more of it has to be computed than ``Limits.long_prefill_threshold``. While
-    shorter ones wait, long ones together take half of the tokens, or what the shorter ones leave.
+    shorter ones wait, long ones together take half of the tokens, or what the shorter ones leave. Under
+    a latency target, ``time`` is what the step may take.
 
     left   tokens that nobody has been given yet
     """
 
-    def __init__(self, left: int, limits: Limits, blocks: BlockManager) -> None:
+    def __init__(
+        self, left: int, limits: Limits, blocks: BlockManager, *, time: StepTime | None = None
+    ) -> None:
         self.left = left
+        self._time = time
         self._threshold = limits.long_prefill_threshold
         self._blocks = blocks
         self._left_for_long: int | None = None  # unknown before there is a long prompt
@@ -55,15 +60,23 @@ class TokenBudget:
 
         rivals   those that have not got their tokens yet; looked at if this is the first long prompt
         """
-        if wanted <= self._threshold:
-            return min(wanted, self.left)
-        if self._left_for_long is None:
-            self._left_for_long = max(1, self.left - self._short_demand(sequence.priority, rivals))
-        return min(wanted, self.left, self._left_for_long)
+        granted = min(wanted, self.left)
+        if wanted > self._threshold:
+            if self._left_for_long is None:
+                self._left_for_long = max(1, self.left - self._short_demand(sequence.priority, rivals))
+            granted = min(granted, self._left_for_long)
+        if self._time is not None:
+            in_time = self._time.most(len(sequence.tokens) - wanted, granted)
+            if in_time < granted:
+                self.left = in_time  # there is no time for anything else
+            granted = in_time
+        return granted
 
-    def spend(self, num_tokens: int, wanted: int) -> None:
-        """``num_tokens`` of the ``wanted`` ones are in the step."""
-        self.left -= num_tokens
+    def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:
+        """``num_tokens`` of a sequence's ``wanted`` ones are in the step."""
+        self.left = max(0, self.left - num_tokens)
+        if self._time is not None:
+            self._time.spend(len(sequence.tokens) - wanted, num_tokens)
         if wanted > self._threshold and self._left_for_long is not None:
             self._left_for_long -= num_tokens
 

@@ -10,8 +10,10 @@ from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
+from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
+from .step_cost import shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
 
 LOOK_AHEAD = 256  # waiting sequences that are looked at in one step
@@ -44,6 +46,7 @@ class Scheduler:
         self.limits = limits
         self.num_preemptions = 0  # since the start
         self._connector = connector or NoConnector()
+        self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._roster = Roster(blocks, limits.max_running)
         self._planned: Step | None = None  # and not yet committed
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
@@ -112,7 +115,8 @@ class Scheduler:
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
-        budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks)
+        time = self._latency.limit(work) if self._latency is not None else None
+        budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         self._plan_chunks(chunks, budget, work, preempted)
         if not preempted and budget.left and self._roster.waiting:
             self._plan_arrivals(chunks, budget, work, lookups)
@@ -122,8 +126,14 @@ class Scheduler:
             return None
         roster = self._roster
         copies, roster.copies = tuple(roster.copies), []
-        self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups))
+        predicted_s = self._latency.predict(work) if self._latency is not None else None
+        self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s)
         return self._planned
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """Learn how long a step took, from its planning to its results, for the latency target."""
+        if self._latency is not None:
+            self._latency.observe(shape_of(step.work), seconds)
 
     def commit(self, step: Step, results: Run[Result]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.
@@ -192,7 +202,7 @@ class Scheduler:
             wanted = sequence.backlog
             tokens = budget.grant(sequence, wanted, chain(chunks[index + 1 :], self._candidates()))
             if tokens and self._make_room(sequence, sequence.num_written + tokens, work, preempted):
-                budget.spend(_append(work, sequence, tokens), wanted)
+                budget.spend(sequence, _append(work, sequence, tokens), wanted)
 
     def _plan_arrivals(
         self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], lookups: list[Lookup]
@@ -270,7 +280,7 @@ class Scheduler:
             sequence.num_cached = hit = table.num_written
             misses = blocks.count_misses(len(sequence.tokens), miss)
             lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
-        budget.spend(_append(work, sequence, tokens), wanted)
+        budget.spend(sequence, _append(work, sequence, tokens), wanted)
         filling |= self._filling(work[-1:])
         return True
 

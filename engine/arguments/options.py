@@ -24,6 +24,7 @@ _SETTINGS = (
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
+    "target_itl",
     "prefix_cache", "cache_policy", "max_pinned_pages", "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
@@ -61,6 +62,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stream-interval", type=int, metavar="N",
         help=f"tokens of a sample sent at once, after its first ({DEFAULTS.stream_interval})")  # fmt: skip
     add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
+    add("--target-itl", type=float, metavar="MS",
+        help="cut prompts so that those who decode get a token within this time (whole chunks)")  # fmt: skip
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="forget the pages of finished requests")  # fmt: skip
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")

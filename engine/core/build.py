@@ -45,7 +45,11 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
-    limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
+    limits = Limits(
+        max_step_tokens=config.max_step_tokens,
+        max_running=config.max_running,
+        target_itl=None if config.target_itl is None else config.target_itl / 1e3,
+    )
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     disk = _disk_tier(config, runner, blocks, transfer)
     return EngineCore(

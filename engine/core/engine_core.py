@@ -137,7 +137,10 @@ class EngineCore:
         self._pass("commit")
 
     def _publish(self, step: Step | None, began: float) -> list[Update]:
-        updates = self._report(step, self._clock() - began)
+        seconds = self._clock() - began
+        if step is not None:
+            self._scheduler.observe(step, seconds)
+        updates = self._report(step, seconds)
         self._pass("report")
         return updates
 
