@@ -49,9 +49,13 @@ def require_extension() -> ModuleType:
     return _ext
 
 
-def run_python(code: str, *, limit: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh interpreter that finds the helpers of the tests, with the same extension;
-    for at most ``limit`` seconds."""
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter that finds the helpers of the tests, with the same extension."""
+    return _run_python(code, environment, limit=300)
+
+
+def _run_python(code: str, environment: dict[str, str], *, limit: int) -> subprocess.CompletedProcess[str]:
+    """For at most ``limit`` seconds."""
     if built := os.environ.get(EXTENSION_VARIABLE):
         code = _LOAD.format(path=built) + code
     paths = [str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -78,7 +82,7 @@ def run_at_level(level: str, code: str, *, limit: int = 300) -> str:
             pytest.skip(f"this CPU does not run {level}, and it cannot be emulated: {reason}")
         (built,) = x86_emulator.extension().glob("_ext*.so")
         code = _LOAD.format(path=str(built)) + code
-    done = run_python(code, limit=limit, OCTAVO_CPU_ISA=level)
+    done = _run_python(code, {"OCTAVO_CPU_ISA": level}, limit=limit)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     return done.stdout
 
