@@ -289,14 +289,13 @@ class Scheduler:
         return any(now > then for now, then in zip(self.blocks.idle_pages(), before, strict=True))
 
     def _filling(self, work: list[Work]) -> set[Digest]:
-        """Digests of the prompt pages that this step fills."""
+        """Digests of the prompt pages that this step fills, or begins to."""
         page_size = self.blocks.page_size
         filling: set[Digest] = set()
-        for sequence, start, stop, _, _ in work:
-            first, last = start // page_size, stop // page_size
-            if first < last and stop - start > 1:
+        for sequence, start, stop, samples, _ in work:
+            if stop - start > 1 or not samples:
                 assert sequence.table is not None
-                filling.update(sequence.table.digests[first:last])
+                filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])
         return filling
 
     def _make_room(

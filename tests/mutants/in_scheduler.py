@@ -33,10 +33,6 @@ MUTANTS = (
         "                passed = priority\n                continue",
         "                break",
     ),
-    Mutant("pages do not come back from a connector", SCHEDULER, "self._connector.poll()", "()"),
-    Mutant(
-        "an abort leaves the connector loading", SCHEDULER, "self._connector.cancel_load(sequence)", "pass"
-    ),
     Mutant(
         "prompt chunks stop decodes",
         SCHEDULER,
