@@ -14,7 +14,7 @@ from ..api.errors import EngineStopping, Forbidden, InvalidRequest
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from .interface import Engine, Prompt
-from .security import Security, tenant_salt
+from .security import Security
 from .status import Context
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
@@ -100,6 +100,10 @@ class Intake:
         """Whose call this is; "" when there are no tokens."""
         return self.security.tenant_of(context)
 
+    def tenant_salt(self, context: Context) -> bytes:
+        """What the salts of the caller's tenant begin with; b"" when there are no tokens."""
+        return self.security.salts.of(self.tenant_of(context))
+
     def salt_of(self, context: Context, cache_salt: str) -> bytes:
         """What keeps a request's cached pages apart: its tenant's salt and its own, from the message or
         from the metadata, where proxies put it. InvalidRequest when those two differ."""
@@ -110,7 +114,7 @@ class Intake:
                 f"the request has {len(salts)} different cache salts, in cache_salt and in the metadata "
                 f"{SALT_KEY}; give one"
             )
-        return tenant_salt(self.tenant_of(context)) + "".join(salts).encode()
+        return self.tenant_salt(context) + "".join(salts).encode()
 
     def check_operator(self, context: Context, deed: str) -> None:
         """Forbidden unless the caller may act on what all tenants share."""

@@ -24,7 +24,6 @@ from ...core.commands import (
 from ...core.snapshots import Ask, below, load, save_all, save_prompt
 from ...inspection.reuse_tree import ReusedPrefix, ReuseNode, reuse_tree
 from ..request_handler import Intake, checked_id, own_name
-from ..security import tenant_salt
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
 from .page_events import check_kept, events_from, subscribe, unsubscribe
@@ -46,7 +45,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         most = messages.num_prefixes(request)
         tenant = self._intake.tenant_of(context)
-        salt = tenant_salt(tenant)
+        salt = self._intake.tenant_salt(context)
         prefix = own_name(tenant, "")
         stats = await self._engine.ask(GetCacheStats(prefix))
         prefixes = await self._engine.ask(ListReusedPrefixes(salt))
@@ -69,7 +68,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request_id,
             page_size=self._engine.info.page_size,
             enabled=self._engine.config.prefix_cache,
-            salt_prefix=tenant_salt(tenant),
+            salt_prefix=self._intake.tenant_salt(context),
         )
 
     @errors_as_status
@@ -138,7 +137,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        salt = tenant_salt(self._intake.tenant_of(context))
+        salt = self._intake.tenant_salt(context)
         its = await subscribe(self._engine)
         try:
             if request.log_id not in ("", its.log_id):

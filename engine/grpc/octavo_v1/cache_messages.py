@@ -149,14 +149,15 @@ def _sentence(reason: str, position: int, before: float | None, page_size: int) 
 
 
 def watch_message(event: PageEvent, salt_prefix: bytes) -> pb.WatchResponse:
-    """An event; of a page stored for somebody else only that there was one."""
+    """An event; of other tenants' pages, stored or removed, only that there was one."""
     response = pb.WatchResponse(number=event.number)
+    digests = event.digests_of(salt_prefix)
     match event.kind:
-        case "stored" if event.salt.startswith(salt_prefix):
-            response.stored.digests.extend(event.digests)
+        case "stored" if digests:
+            response.stored.digests.extend(digests)
             response.stored.parent = event.parent or b""
-        case "removed":
-            response.removed.digests.extend(event.digests)
+        case "removed" if digests:
+            response.removed.digests.extend(digests)
         case "cleared":
             response.cleared.SetInParent()
     return response

@@ -32,7 +32,6 @@ from ..octavo_v1.page_events import (
     unsubscribe,
 )
 from ..request_handler import Intake
-from ..security import tenant_salt
 from ..status import Context
 
 LOAD_S = 1.0  # how often the load is looked at while no event comes
@@ -123,13 +122,14 @@ class KvEventStream:
         )
 
     def _events(self, event: PageEvent) -> list[pb.KvCacheEvent]:
-        """The event as routers have it; none for what another tenant stored."""
+        """The event as routers have it; none for what is another tenant's."""
+        digests = event.digests_of(self._salt)
         match event.kind:
-            case "stored" if event.salt.startswith(self._salt):
-                stored = self._stored(event.digests, event.contents, event.parent, event.salt)
+            case "stored" if digests:
+                stored = self._stored(digests, event.contents, event.parent, event.salt)
                 return [pb.KvCacheEvent(event_id=event.number, stored=stored)]
-            case "removed":
-                hashes = [block_hash(digest) for digest in event.digests]
+            case "removed" if digests:
+                hashes = [block_hash(digest) for digest in digests]
                 removed = pb.KvBlocksRemoved(block_hashes=hashes)
                 return [pb.KvCacheEvent(event_id=event.number, removed=removed)]
             case "cleared":
@@ -179,7 +179,7 @@ def block_hash(digest: Digest) -> int:
 
 async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
     """Answer SubscribeKvEvents until the caller has gone."""
-    stream = KvEventStream(intake, tenant_salt(intake.tenant_of(context)))
+    stream = KvEventStream(intake, intake.tenant_salt(context))
     its = await subscribe(intake.engine, tokens=True)
     try:
         number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
