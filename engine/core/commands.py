@@ -149,7 +149,7 @@ class FlushCache(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class SubscribeEvents(Command[EventLogState]):
-    """Announce page events from now on, until ``UnsubscribeEvents`` has been sent as often as this.
+    """Announce page events from now on, until ``UnsubscribeEvents``, however often this was asked.
 
     tokens   keep the tokens of pages that are published from now on
     """
@@ -159,7 +159,7 @@ class SubscribeEvents(Command[EventLogState]):
 
 @dataclass(frozen=True, slots=True)
 class UnsubscribeEvents(Command[None]):
-    """Take one subscription back."""
+    """Announce no page events any more."""
 
 
 @dataclass(frozen=True, slots=True)

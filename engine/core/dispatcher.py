@@ -45,7 +45,8 @@ class CommandDispatcher:
             case ask.SubscribeEvents(tokens):
                 return self._subscribe(tokens=tokens)
             case ask.UnsubscribeEvents():
-                return cache.unwatch()
+                cache.is_watched = False
+                return None
             case ask.PageEventsSince(number, limit):
                 return self._events(number, limit)
             case ask.GetCachedContents():

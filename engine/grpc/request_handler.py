@@ -14,6 +14,7 @@ from ..api.errors import EngineStopping, Forbidden, InvalidRequest
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from .interface import Engine, Prompt
+from .page_events import PageEventHub
 from .security import Security
 from .status import Context
 
@@ -30,6 +31,7 @@ class Intake:
 
     Tenants do not see each other: request ids are theirs alone, and so are cached pages.
 
+    page_events   for whoever watches the cache
     num_prompt_tokens, num_cached_tokens   of the requests served so far
     """
 
@@ -41,6 +43,7 @@ class Intake:
         self.draining = False
         self.engine = engine
         self.security = security
+        self.page_events = PageEventHub(engine)
         self.ready_since = time.monotonic()
         self.last_request_at = 0.0  # seconds since the epoch; 0: none came yet
         self.generated = Rate()
@@ -99,6 +102,11 @@ class Intake:
     def tenant_of(self, context: Context) -> str:
         """Whose call this is; "" when there are no tokens."""
         return self.security.tenant_of(context)
+
+    def share_of(self, tenant: str) -> float:
+        """The part of what all tenants share that this one may take for itself."""
+        shared = self.security.tokens is not None and self.security.tokens.num_tenants > 1
+        return self.engine.config.tenant_share if tenant and shared else 1.0
 
     def tenant_salt(self, context: Context) -> bytes:
         """What the salts of the caller's tenant begin with; b"" when there are no tokens."""

@@ -113,6 +113,10 @@ class Tokens:
     def reload(self) -> None:
         self._tenants = read_tokens(self._path)
 
+    @property
+    def num_tenants(self) -> int:
+        return len(set(self._tenants.values()))
+
     def tenant_of(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
         """Whose call has this metadata; Unauthenticated if it has no token or a wrong one."""
         given = [value for key, value in metadata or () if key == "authorization"]

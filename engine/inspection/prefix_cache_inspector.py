@@ -42,7 +42,7 @@ class Pinned:
 class PrefixCache:
     """Everything about the cache that nobody needs in order to compute; lives on the engine's thread.
 
-    num_watchers   who want to be told of events; without any, nobody looks
+    is_watched     whether somebody is to be told of events
     lookups   the latest requests, by the engine's request id
     reused    the prefixes that were found, and how often
     log_id    names this engine's event log: its numbers mean nothing to another's
@@ -58,7 +58,7 @@ class PrefixCache:
         self._pins = Pins(blocks)
         self._num_query = self._num_hit = 0
         self._misses: Counter[str] = Counter()
-        self.num_watchers = 0
+        self.is_watched = False
         self._announced = 1  # number of the next event when watchers were told last
 
     def record(self, request_id: str, lookup: Lookup) -> None:
@@ -132,21 +132,18 @@ class PrefixCache:
         return self.blocks.flush()
 
     def watch(self, *, tokens: bool = False) -> int:
-        """Another watcher wants to be told of events; number of the next one. Ends with ``unwatch``.
+        """Somebody is to be told of events from now on; number of the next one.
 
         tokens   keep the tokens of pages that are published from now on
         """
-        self.num_watchers += 1
+        self.is_watched = True
         if tokens:
             self.blocks.events.keep_tokens()
         return self.blocks.events.next_number
 
-    def unwatch(self) -> None:
-        self.num_watchers -= 1
-
     def has_news(self) -> bool:
         """Whether watchers are to be told: events came since this was asked last."""
-        if not self.num_watchers or self._announced == self.blocks.events.next_number:
+        if not self.is_watched or self._announced == self.blocks.events.next_number:
             return False
         self._announced = self.blocks.events.next_number
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.pool import PagePool
-from octavo.engine.api.errors import Forbidden, NotFound
+from octavo.engine.api.errors import Forbidden, NotFound, Overloaded
 from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.cache_client import prefix_of
@@ -107,6 +108,24 @@ async def test_nobody_is_told_of_another_tenants_pages_whether_they_come_or_go(t
             assert {digest for response in responses for digest in response.stored.digests} == mine
             assert {digest for response in responses for digest in response.removed.digests} == mine & removed
             assert [response.number for response in responses] == [event.number for event in events]
+
+
+async def test_a_tenant_may_watch_as_often_as_its_share_allows(tmp_path: Path) -> None:
+    security, own = tenants(tmp_path)
+    async with served(security=security, credentials=own["a"]) as its, \
+            Client(its.address, own["b"]) as bob, contextlib.AsyncExitStack() as stack:  # fmt: skip
+        its.server.intake.page_events._max_watchers = 5
+
+        async def watch(client: Client) -> None:
+            stream = await stack.enter_async_context(aclosing(client.cache.watch()))
+            await asyncio.wait_for(anext(stream), 20)
+
+        for _ in range(2):
+            await watch(its.client)
+        with pytest.raises(Overloaded, match="2 streams watch the cache and at most 2 of one tenant may"):
+            await watch(its.client)
+        for _ in range(2):
+            await watch(bob)
 
 
 async def test_a_miss_does_not_tell_what_other_tenants_have_sent(tmp_path: Path) -> None:

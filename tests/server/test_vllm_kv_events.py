@@ -194,7 +194,7 @@ async def test_a_router_resumes_where_it_was_and_is_told_when_it_cannot() -> Non
 
 
 async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.grpc.octavo_v1.page_events.BATCH", 1)
+    monkeypatch.setattr("octavo.engine.grpc.page_events.BATCH", 1)
     held = asyncio.Event()
 
     def shrink(log: EventLog) -> None:

@@ -26,7 +26,6 @@ from ...inspection.reuse_tree import ReusedPrefix, ReuseNode, reuse_tree
 from ..request_handler import Intake, checked_id, own_name
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
-from .page_events import check_kept, events_from, subscribe, unsubscribe
 
 HEARTBEAT_S = 10.0
 PREVIEW_TOKENS = 24
@@ -137,23 +136,21 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        salt = self._intake.tenant_salt(context)
-        its = await subscribe(self._engine)
-        try:
+        salt, hub = self._intake.tenant_salt(context), self._intake.page_events
+        tenant = self._intake.tenant_of(context)
+        async with hub.watching(tenant, share=self._intake.share_of(tenant)) as its:
             if request.log_id not in ("", its.log_id):
                 raise EventsGone("the server has restarted since: its events begin anew; watch from now on")
             number = request.start_number if request.HasField("start_number") else its.number
-            await check_kept(self._engine, number)
+            await hub.check_kept(number)
             await context.write(pb.WatchResponse(number=number - 1, log_id=its.log_id))
-            async with aclosing(events_from(self._engine, number, heartbeat_s=self._heartbeat_s)) as stream:
+            async with aclosing(hub.events_from(number, heartbeat_s=self._heartbeat_s)) as stream:
                 async for events in stream:
                     for event in events:
                         await context.write(messages.watch_message(event, salt))
                         number = event.number + 1
                     if not events:
                         await context.write(pb.WatchResponse(number=number - 1))
-        finally:
-            await asyncio.shield(unsubscribe(self._engine))
 
     async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
         """Token ids and salt of what is meant."""

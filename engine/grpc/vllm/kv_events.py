@@ -25,12 +25,6 @@ from octavo.block_manager.events import parents_first
 from ...api.errors import EventsGone, InvalidRequest
 from ...api.stats import Gauges
 from ...core.commands import CachedContents, EventLogState, FlushCache, GetCachedContents
-from ..octavo_v1.page_events import (
-    check_kept,
-    events_from,
-    subscribe,
-    unsubscribe,
-)
 from ..request_handler import Intake
 from ..status import Context
 
@@ -66,7 +60,7 @@ class KvEventStream:
             number = snapshot.number + 1
             for batch in self._snapshot_batches(snapshot):
                 yield batch
-        async with aclosing(events_from(self._engine, number, heartbeat_s=self._load_s)) as stream:
+        async with aclosing(self._intake.page_events.events_from(number, heartbeat_s=self._load_s)) as stream:
             async for events in stream:
                 for event in events:
                     yield self._batch(event.number, self._events(event))
@@ -85,7 +79,7 @@ class KvEventStream:
                 f"the events after {cursor} are not kept: those of this server begin after "
                 f"{self._base + its.tokens_since - 1}; begin again from 0"
             )
-        await check_kept(self._engine, number)
+        await self._intake.page_events.check_kept(number)
         self._sent = cursor
         return number
 
@@ -180,15 +174,13 @@ def block_hash(digest: Digest) -> int:
 async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
     """Answer SubscribeKvEvents until the caller has gone."""
     stream = KvEventStream(intake, intake.tenant_salt(context))
-    its = await subscribe(intake.engine, tokens=True)
-    try:
+    tenant = intake.tenant_of(context)
+    async with intake.page_events.watching(tenant, share=intake.share_of(tenant), tokens=True) as its:
         number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
         await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
                 await context.write(batch)
-    finally:
-        await asyncio.shield(unsubscribe(intake.engine))
 
 
 async def flush_cache(
