@@ -17,18 +17,16 @@ from ...core.commands import (
     FlushCache,
     GetCacheStats,
     GetRequestTokens,
-    ListReusedPrefixes,
     PinPrefix,
     UnpinPrefix,
 )
 from ...core.snapshots import Ask, below, load, save_all, save_prompt
-from ...inspection.reuse_tree import ReusedPrefix, ReuseNode, reuse_tree
 from ..request_handler import Intake, checked_id, own_name
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
+from .reuse_report import ReuseReports
 
 HEARTBEAT_S = 10.0
-PREVIEW_TOKENS = 24
 
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
@@ -39,6 +37,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._intake = intake
         self._engine = intake.engine
         self._heartbeat_s = heartbeat_s
+        self._reports = ReuseReports(intake.engine)
 
     @errors_as_status
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
@@ -47,11 +46,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         salt = self._intake.tenant_salt(context)
         prefix = own_name(tenant, "")
         stats = await self._engine.ask(GetCacheStats(prefix))
-        prefixes = await self._engine.ask(ListReusedPrefixes(salt))
         own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
         response = messages.stats_message(stats.totals, self._engine.gauges(), own, hide_salts=bool(tenant))
-        nodes = await asyncio.to_thread(_tree, prefixes, stats.totals.page_size, most)
-        response.prefixes.extend(messages.prefix_message(node, self._engine.tokenizer) for node in nodes)
+        response.prefixes.extend(await self._reports.best(salt, most))
         return response
 
     @errors_as_status
@@ -162,7 +159,3 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         name = own_name(self._intake.tenant_of(context), checked_id(prefix.request_id))
         found = await self._engine.ask(GetRequestTokens(name))
         return list(found.tokens), found.salt
-
-
-def _tree(prefixes: list[ReusedPrefix], page_size: int, most: int) -> list[ReuseNode]:
-    return reuse_tree(prefixes, page_size, most=most, preview=PREVIEW_TOKENS)

@@ -13,7 +13,7 @@ from ...api.stats import Gauges
 from ...inspection.lookup_history import RememberedLookup
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
-from ..interface import Prompt, Tokenizer
+from ..interface import Prompt
 from .messages import chat_messages
 
 MAX_NAME = 256  # characters
@@ -94,14 +94,14 @@ def _counts_message(counts: PageCounts) -> generation_pb2.PageCounts:
     )
 
 
-def prefix_message(node: ReuseNode, tokenizer: Tokenizer) -> pb.PrefixStats:
+def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
     return pb.PrefixStats(
         parent=node.parent,
         start=node.start,
         end=node.end,
         num_hits=node.num_hits,
         tokens_saved=node.tokens_saved,
-        text=tokenizer.decode(node.tokens),
+        text=text,
     )
 
 
