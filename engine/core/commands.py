@@ -114,8 +114,8 @@ class GetRequestTokens(Command[RequestTokens]):
 class PinPrefix(Command[Pinned]):
     """Keep what is cached of these tokens. NotConfigured, Overloaded or NotFound, and then no change.
 
-    owner      whose pin this is; of all pins of one owner together
-    max_pages  may be kept; None: as many as may be pinned at all
+    owner      what the names of all its owner's pins begin with
+    max_pages  that these may keep together (None: as many as may be pinned at all)
     """
 
     changes_pages: ClassVar[bool] = True

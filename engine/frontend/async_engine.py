@@ -14,6 +14,7 @@ from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
+from ..api.tenant import NO_TENANT, Tenant
 from ..core.commands import AnswerT, Command
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
@@ -25,6 +26,7 @@ from .notifier import Wakeup
 from .output_streams import OpenStreams
 from .request_limiter import refusal_label
 from .stream import Stream
+from .tenant_share import TenantPlace, TenantShares
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
@@ -55,6 +57,7 @@ class AsyncEngine:
         self._core: EngineCore | None = None
         self._admission: Admission | None = None
         self._open = OpenStreams(config)
+        self._shares = TenantShares(config)
         self._stopping = False
         self._thread: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,6 +135,7 @@ class AsyncEngine:
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        tenant: Tenant = NO_TENANT,
     ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
@@ -141,20 +145,27 @@ class AsyncEngine:
 
         salt       requests share cached prompt pages only with requests of the same salt
         priority   smaller numbers are let in first, and give way last when memory runs out
+        tenant     whose request it is, and what it may take of the queue
 
         Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
-        stream = await self._submit(
-            prompt, params or SamplingParams(), request_id=request_id, salt=salt, priority=priority
-        )
-        assert self._thread is not None
-        try:
-            while (delta := await stream.next()) is not None:
-                yield delta
-        finally:
-            if not stream.ended:
-                self._thread.abort(stream.request)
-                self._open.forget(stream)
+        with self._shares.place(tenant) as place:
+            stream = await self._submit(
+                prompt,
+                params or SamplingParams(),
+                request_id=request_id,
+                salt=salt,
+                priority=priority,
+                place=place,
+            )
+            assert self._thread is not None
+            try:
+                while (delta := await stream.next()) is not None:
+                    yield delta
+            finally:
+                if not stream.ended:
+                    self._thread.abort(stream.request)
+                    self._open.forget(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
@@ -171,11 +182,14 @@ class AsyncEngine:
         request_id: str | None,
         salt: bytes,
         priority: int,
+        place: TenantPlace,
     ) -> Stream:
         try:
             self._check_open(request_id)
+            place.enter()
             request = await self._admit(prompt, params, request_id=request_id, salt=salt, priority=priority)
             self._check_open(request_id, request.num_prompt)  # once more: encoding may have taken a while
+            place.admit(request)
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
                 self._observer.rejected(refusal_label(error))

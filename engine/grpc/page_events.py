@@ -13,6 +13,7 @@ from itertools import islice
 from octavo.block_manager import PageEvent
 
 from ..api.errors import EngineDead, EventsGone, FellBehind, Overloaded
+from ..api.tenant import Tenant
 from ..core.commands import EventLogState, PageEventsSince, SubscribeEvents, UnsubscribeEvents
 from ..frontend.notifier import Wakeup
 from .interface import Engine
@@ -48,22 +49,19 @@ class PageEventHub:
         return self._watchers.total()
 
     @contextlib.asynccontextmanager
-    async def watching(
-        self, tenant: str, *, share: float = 1.0, tokens: bool = False
-    ) -> AsyncIterator[EventLogState]:
+    async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
         """Where a watcher begins, who may read ``events_from`` until the block ends. Overloaded when there
-        are too many.
+        are too many, in all or of its tenant.
 
-        share    of all watchers that may be this tenant's
         tokens   keep the tokens of pages that are published from now on
         """
-        self._check_room(tenant, share)
-        self._watchers[tenant] += 1
+        self._check_room(tenant)
+        self._watchers[tenant.name] += 1
         try:
             self._follow()
             yield await self._engine.ask(SubscribeEvents(tokens))
         finally:
-            self._watchers[tenant] -= 1
+            self._watchers[tenant.name] -= 1
             self._watchers = +self._watchers
             self._left.send()
 
@@ -100,10 +98,10 @@ class PageEventHub:
                 "with what is cached now"
             ) from error
 
-    def _check_room(self, tenant: str, share: float) -> None:
+    def _check_room(self, tenant: Tenant) -> None:
         for count, most, whose in (
             (self.num_watchers, self._max_watchers, ""),
-            (self._watchers[tenant], max(1, int(self._max_watchers * share)), " of one tenant"),
+            (self._watchers[tenant.name], tenant.part_of(self._max_watchers), " of one tenant"),
         ):
             if count >= most:
                 raise Overloaded(

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ..api.errors import EngineStopping, Forbidden, InvalidRequest
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
+from ..api.tenant import Tenant
 from .interface import Engine, Prompt
 from .page_events import PageEventHub
 from .security import Security
@@ -81,7 +82,12 @@ class Intake:
         engine_id = own_name(tenant, request_id)
         salt = self.salt_of(context, cache_salt)
         deltas = self.engine.generate(
-            prompt, params, request_id=engine_id, salt=salt, priority=priority_of(context, priority)
+            prompt,
+            params,
+            request_id=engine_id,
+            salt=salt,
+            priority=priority_of(context, priority),
+            tenant=self.tenant(context),
         )
         self._active[name] = engine_id
         if self._begin is not None:
@@ -103,10 +109,11 @@ class Intake:
         """Whose call this is; "" when there are no tokens."""
         return self.security.tenant_of(context)
 
-    def share_of(self, tenant: str) -> float:
-        """The part of what all tenants share that this one may take for itself."""
-        shared = self.security.tokens is not None and self.security.tokens.num_tenants > 1
-        return self.engine.config.tenant_share if tenant and shared else 1.0
+    def tenant(self, context: Context) -> Tenant:
+        """Whose call this is, and what it may take of what all tenants share."""
+        name, tokens = self.tenant_of(context), self.security.tokens
+        is_shared = tokens is not None and tokens.num_tenants > 1
+        return Tenant(name, self.engine.config.tenant_share if is_shared else 1.0)
 
     def tenant_salt(self, context: Context) -> bytes:
         """What the salts of the caller's tenant begin with; b"" when there are no tokens."""

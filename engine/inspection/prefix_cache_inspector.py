@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.block_manager import BlockManager, PageEvent, Pins
+from octavo.block_manager.pins import PinLimit
 from octavo.scheduler import Lookup
 
 from ..api.errors import NotConfigured, NotFound, Overloaded
@@ -98,17 +99,23 @@ class PrefixCache:
             )
         return remembered
 
-    def pin(self, name: str, tokens: Sequence[int], *, salt: bytes) -> Pinned:
+    def pin(self, name: str, tokens: Sequence[int], *, salt: bytes, limit: PinLimit | None = None) -> Pinned:
         """Keep what is cached of these tokens. NotConfigured without room for pins, Overloaded
         without enough of it, NotFound when nothing is cached; then nothing has changed."""
         most = self.blocks.max_pinned
         if not most:
             raise NotConfigured("no page may be pinned; start the server with --max-pinned-pages N")
-        kept = self._pins.pin(name, tokens, salt=salt)
+        kept = self._pins.pin(name, tokens, salt=salt, limit=limit)
         if kept == 0:
             raise NotFound(
                 f"nothing of these {len(tokens)} tokens is cached, so there is nothing to pin; only full "
                 f"pages of {self.blocks.page_size} are cached: send the prompt first, with this salt"
+            )
+        if kept is None and limit is not None and limit.max_pages < most:
+            raise Overloaded(
+                f"{self._pins.num_pages_of(limit.owner)} pages are pinned by you, {self._pins.num_pages} by "
+                f"all, and the pin needs more than the {limit.max_pages} or {most} that may be; unpin "
+                "something, or start the server with a larger --max-pinned-pages or --tenant-share"
             )
         if kept is None:
             raise Overloaded(

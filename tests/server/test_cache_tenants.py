@@ -128,6 +128,23 @@ async def test_a_tenant_may_watch_as_often_as_its_share_allows(tmp_path: Path) -
             await watch(bob)
 
 
+async def test_a_tenant_may_pin_its_share_and_leaves_room_for_the_others(tmp_path: Path) -> None:
+    security, own = tenants(tmp_path)
+    config = small_config(max_pinned_pages=10)
+    async with served(config=config, security=security, credentials=own["a"]) as its, \
+            Client(its.address, own["b"]) as bob:  # fmt: skip
+        other = list(range(50, 72))
+        for client in (its.client, bob):
+            await say(client, PROMPT)
+        await say(its.client, other)
+        await its.client.cache.pin("one", prefix_of(token_ids=PROMPT))
+        with pytest.raises(Overloaded, match=r"5 pages are pinned by you, 5 by all.*--tenant-share"):
+            await its.client.cache.pin("two", prefix_of(token_ids=other))
+        assert (await bob.cache.pin("one", prefix_of(token_ids=PROMPT))).pinned_pages == 10
+        await its.client.cache.unpin("one")
+        assert (await its.client.cache.pin("two", prefix_of(token_ids=other))).num_tokens == 20
+
+
 async def test_a_miss_does_not_tell_what_other_tenants_have_sent(tmp_path: Path) -> None:
     security, own = tenants(tmp_path)
     async with served(security=security, credentials=own["a"]) as its, \

@@ -22,6 +22,7 @@ from octavo.engine.api.errors import (
     InvalidConfig,
     InvalidRequest,
     OctavoError,
+    Overloaded,
     Unauthenticated,
 )
 from octavo.engine.api.outputs import FinishReason
@@ -193,6 +194,30 @@ async def test_tenants_share_neither_pages_nor_request_ids(tmp_path: Path) -> No
         assert its.server.intake.num_active == 1
         assert (await collect(streams[0]))[0].finish_reason is FinishReason.LENGTH
         await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
+
+
+@pytest.mark.parametrize(("lines", "most"), [(f"a {ALICE}\nb {BOB}\n", 2), (f"a {ALICE}\n", 4)])
+async def test_a_tenant_has_a_share_of_the_queue_where_there_are_several(
+    lines: str, most: int, tmp_path: Path
+) -> None:
+    security = Security(token_file=token_file(tmp_path, lines))
+    alice = ClientCredentials(token_file=token_file(tmp_path, ALICE, "alice"))
+    core = FakeCore(before_step=lambda: time.sleep(0.002))
+    config = small_config(max_running=1, max_waiting=3)
+    async with served(core, config=config, security=security, credentials=alice) as its:
+        streams = [its.client.generate([9], SamplingParams(max_tokens=200)) for _ in range(most)]
+        tasks = [asyncio.ensure_future(collect(stream)) for stream in streams]
+        await eventually(lambda: its.server.intake.num_active == most, "all are let in")
+        await eventually(lambda: len(its.engine._open.streams()) == most, "all are let in")
+        with pytest.raises(Overloaded, match="of this tenant" if most == 2 else "requests are unfinished"):
+            await collect(its.client.generate([9], SHORT))
+        if most == 2:
+            bob = ClientCredentials(token_file=token_file(tmp_path, BOB, "bob"))
+            async with Client(its.address, bob) as client:
+                assert len((await collect(client.generate([9], SHORT)))[0].token_ids) > 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_salts_of_tenants_cannot_be_made_by_others() -> None:

@@ -113,9 +113,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
-        name = own_name(self._intake.tenant_of(context), messages.pin_name(request.name))
+        tenant = self._intake.tenant(context)
+        name = own_name(tenant.name, messages.pin_name(request.name))
         tokens, salt = await self._prefix(request.prefix, context)
-        pinned = await self._engine.ask(PinPrefix(name, tuple(tokens), salt))
+        most = tenant.part_of(self._engine.config.max_pinned_pages)
+        pinned = await self._engine.ask(
+            PinPrefix(name, tuple(tokens), salt, owner=own_name(tenant.name, ""), max_pages=most)
+        )
         return pb.PinResponse(
             num_tokens=pinned.num_tokens, prefix_tokens=len(tokens), pinned_pages=pinned.pinned_pages
         )
@@ -134,8 +138,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
         salt, hub = self._intake.tenant_salt(context), self._intake.page_events
-        tenant = self._intake.tenant_of(context)
-        async with hub.watching(tenant, share=self._intake.share_of(tenant)) as its:
+        async with hub.watching(self._intake.tenant(context)) as its:
             if request.log_id not in ("", its.log_id):
                 raise EventsGone("the server has restarted since: its events begin anew; watch from now on")
             number = request.start_number if request.HasField("start_number") else its.number

@@ -174,8 +174,7 @@ def block_hash(digest: Digest) -> int:
 async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
     """Answer SubscribeKvEvents until the caller has gone."""
     stream = KvEventStream(intake, intake.tenant_salt(context))
-    tenant = intake.tenant_of(context)
-    async with intake.page_events.watching(tenant, share=intake.share_of(tenant), tokens=True) as its:
+    async with intake.page_events.watching(intake.tenant(context), tokens=True) as its:
         number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
         await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
         async with aclosing(stream.batches(request, number)) as batches:
