@@ -26,6 +26,7 @@ class PageEvent(NamedTuple):
     parent    for ``stored``: digest of the page before the first one, None at a sequence's start
     salt      for ``stored``: of the sequence
     contents  for ``stored``, while tokens are kept: each page's tokens as from ``digests.pack``
+    salts     for ``removed``: of each page's sequence; empty where none had any
     """
 
     number: int
@@ -34,6 +35,16 @@ class PageEvent(NamedTuple):
     parent: Digest | None = None
     salt: bytes = b""
     contents: Run[bytes] = ()
+    salts: Run[bytes] = ()
+
+    def digests_of(self, salt_prefix: bytes) -> Run[Digest]:
+        """The pages of sequences whose salts begin like this: those that their owner may be told of."""
+        if self.kind == "stored":
+            return self.digests if self.salt.startswith(salt_prefix) else ()
+        if not salt_prefix:
+            return self.digests
+        own = zip(self.digests, self.salts, strict=False)  # without salts, nobody's
+        return [digest for digest, salt in own if salt.startswith(salt_prefix)]
 
 
 class PageContents(NamedTuple):
@@ -60,6 +71,7 @@ class EventLog:
         self._num_digests = 0
         self._next = 1
         self._contents: dict[Digest, PageContents] = {}
+        self._salts: dict[Digest, bytes] = {}  # of pages that can be found, where there is one
         self.tokens_since: int | None = None
 
     @property
@@ -82,6 +94,8 @@ class EventLog:
     ) -> None:
         """Pages of one sequence can be found. The caller gives ``digests`` away."""
         self._append(PageEvent(self._next, "stored", digests, parent, salt, contents))
+        if salt:
+            self._salts.update(dict.fromkeys(digests, salt))
         for digest, tokens in zip(digests, contents, strict=False):  # without tokens there are none
             self._contents[digest] = PageContents(tokens, parent, salt)
             parent = digest
@@ -90,10 +104,17 @@ class EventLog:
         """These pages can be found no longer. The caller gives ``digests`` away."""
         for start in range(0, len(digests), MOST_DIGESTS):
             part = digests[start : start + MOST_DIGESTS] if len(digests) > MOST_DIGESTS else digests
-            self._append(PageEvent(self._next, "removed", part))
+            self._append(PageEvent(self._next, "removed", part, salts=self._forget_salts(part)))
         if self._contents:
             for digest in digests:
                 self._contents.pop(digest, None)
+
+    def _forget_salts(self, digests: Run[Digest]) -> Run[bytes]:
+        """The pages' salts, which nobody needs any longer."""
+        if not self._salts:
+            return ()
+        pop = self._salts.pop
+        return [pop(digest, b"") for digest in digests]
 
     def add_cleared(self) -> None:
         """Nothing can be found any more."""

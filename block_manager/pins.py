@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 
 from .manager import BlockManager
 from .types import PageId, PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class PinLimit:
+    """The pages that all pins may keep together whose names begin with ``owner``."""
+
+    owner: str
+    max_pages: int
 
 
 class Pins:
@@ -27,12 +36,18 @@ class Pins:
         """Positions that are kept, by name."""
         return {name: table.num_written for name, table in self._tables.items()}
 
-    def pin(self, name: str, tokens: Tokens[int], *, salt: bytes = b"") -> int | None:
+    def num_pages_of(self, owner: str) -> int:
+        """Pages of the pins whose names begin like this."""
+        return _most(self._held_by_owner(owner))
+
+    def pin(
+        self, name: str, tokens: Tokens[int], *, salt: bytes = b"", limit: PinLimit | None = None
+    ) -> int | None:
         """Keep what is cached of these tokens, full pages only; returns how many positions that is:
         0, and no change, if nothing is.
 
-        None, and no change, if that would be more pages than may be pinned. A name that is
-        pinned already is pinned anew.
+        None, and no change, if that would be more pages than may be pinned, in all or by
+        ``limit``. A name that is pinned already is pinned anew.
         """
         blocks = self._blocks
         table = blocks.open([*tokens, 0], salt=salt)  # one more, because the last is never looked up
@@ -43,7 +58,11 @@ class Pins:
         after = self._num_pins + Counter(blocks.held_by(table))
         after.subtract(blocks.held_by(previous) if previous is not None else ())
         after = +after
-        if _most(after) > blocks.max_pinned:
+        too_many = _most(after) > blocks.max_pinned
+        if limit is not None and not too_many:
+            own = self._held_by_owner(limit.owner, but=name) + Counter(blocks.held_by(table))
+            too_many = _most(own) > limit.max_pages
+        if too_many:
             blocks.close(table)
             return None
         if previous is not None:
@@ -61,6 +80,11 @@ class Pins:
         self._num_pins = +self._num_pins
         self._blocks.close(table)
         return True
+
+    def _held_by_owner(self, owner: str, *, but: str | None = None) -> Counter[tuple[int, PageId]]:
+        """By group and page, how many of an owner's pins hold it; ``but`` one of them."""
+        tables = (t for name, t in self._tables.items() if name.startswith(owner) and name != but)
+        return Counter(page for table in tables for page in self._blocks.held_by(table))
 
 
 def _most(pages: Counter[tuple[int, PageId]]) -> int:

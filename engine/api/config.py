@@ -54,6 +54,8 @@ class EngineConfig:
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
+    tenant_share    part of the queue, of the pinned pages and of the watch streams that one tenant may
+                    take, where there are several
     cache_dir         where cached pages persist (None: they do not)
     cache_dir_bytes   what they may take there, all servers that use the folder together
     save_dir          where `octavo cache save` may write, and load from (None: nowhere)
@@ -89,6 +91,7 @@ class EngineConfig:
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
+    tenant_share: float = 0.5
     cache_dir: Path | None = None
     cache_dir_bytes: int = 10 * 1024**3
     save_dir: Path | None = None
@@ -115,6 +118,11 @@ class EngineConfig:
         if self.max_pinned_pages < 0:
             raise InvalidConfig(
                 f"max_pinned_pages must be at least 0, got {self.max_pinned_pages}; 0 refuses every pin"
+            )
+        if not 0 < self.tenant_share <= 1:
+            raise InvalidConfig(
+                f"tenant_share must be above 0 and at most 1, got {self.tenant_share}; 1 lets one "
+                "tenant take all"
             )
         if self.queue_timeout is not None and not self.queue_timeout > 0:
             raise InvalidConfig(

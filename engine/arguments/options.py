@@ -24,8 +24,8 @@ _SETTINGS = (
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
-    "target_itl",
-    "prefix_cache", "cache_policy", "max_pinned_pages", "cache_dir", "cache_dir_bytes", "save_dir",
+    "target_itl", "prefix_cache", "cache_policy", "max_pinned_pages", "tenant_share",
+    "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
 
@@ -69,6 +69,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")
     add("--max-pinned-pages", type=int, metavar="N",
         help=f"pages that `octavo cache pin` may keep for good ({DEFAULTS.max_pinned_pages})")  # fmt: skip
+    add("--tenant-share", type=float, metavar="SHARE",
+        help="part of the queue, of pinned pages and of watch streams that one of several tenants may take "
+        f"({DEFAULTS.tenant_share:g})")  # fmt: skip
     add("--cache-dir", type=Path, metavar="DIR", help="keep cached pages there, over restarts (they are not)")
     add("--cache-dir-bytes", type=checked(memory_size), metavar="SIZE", help="what they may take (10GiB)")
     add("--save-dir", type=Path, metavar="DIR", help="where `octavo cache save` may write (nowhere)")

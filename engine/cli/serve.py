@@ -42,11 +42,15 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security
+    from ..grpc.tenant_salts import load_tenant_salts
     from ..observability.prometheus import Metrics, MetricsServer
 
     stopping = _signal_event()
     check_free(options.listen, "--listen")  # before time is spent on loading
-    security = Security(tls=options.tls, token_file=options.auth_token_file)
+    salts = None
+    if options.auth_token_file is not None:
+        salts = load_tenant_salts(config.cache_dir or config.save_dir)
+    security = Security(tls=options.tls, token_file=options.auth_token_file, salts=salts)
     _reload_on_hangup(security, options.listen)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     tracing = _tracing(options.otlp_endpoint, metrics, config.model)

@@ -114,8 +114,8 @@ class GetRequestTokens(Command[RequestTokens]):
 class PinPrefix(Command[Pinned]):
     """Keep what is cached of these tokens. NotConfigured, Overloaded or NotFound, and then no change.
 
-    owner      whose pin this is; of all pins of one owner together
-    max_pages  may be kept; None: as many as may be pinned at all
+    owner      what the names of all its owner's pins begin with
+    max_pages  that these may keep together (None: as many as may be pinned at all)
     """
 
     changes_pages: ClassVar[bool] = True
@@ -149,7 +149,7 @@ class FlushCache(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class SubscribeEvents(Command[EventLogState]):
-    """Announce page events from now on, until ``UnsubscribeEvents`` has been sent as often as this.
+    """Announce page events from now on, until ``UnsubscribeEvents``, however often this was asked.
 
     tokens   keep the tokens of pages that are published from now on
     """
@@ -159,7 +159,7 @@ class SubscribeEvents(Command[EventLogState]):
 
 @dataclass(frozen=True, slots=True)
 class UnsubscribeEvents(Command[None]):
-    """Take one subscription back."""
+    """Announce no page events any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from octavo.block_manager import EventsLost, PageEvent
+from octavo.block_manager.pins import PinLimit
 
 from ..api.errors import EventsGone
 from ..inspection.prefix_cache_inspector import PrefixCache
@@ -37,7 +38,10 @@ class CommandDispatcher:
                 remembered = cache.remembered(request_id)
                 return ask.RequestTokens(remembered.tokens, remembered.salt)
             case ask.PinPrefix():
-                return cache.pin(command.name, command.tokens, salt=command.salt)
+                limit = None
+                if command.max_pages is not None:
+                    limit = PinLimit(command.owner, command.max_pages)
+                return cache.pin(command.name, command.tokens, salt=command.salt, limit=limit)
             case ask.UnpinPrefix(name, shown):
                 return cache.unpin(name, shown=shown)
             case ask.FlushCache():
@@ -45,7 +49,8 @@ class CommandDispatcher:
             case ask.SubscribeEvents(tokens):
                 return self._subscribe(tokens=tokens)
             case ask.UnsubscribeEvents():
-                return cache.unwatch()
+                cache.is_watched = False
+                return None
             case ask.PageEventsSince(number, limit):
                 return self._events(number, limit)
             case ask.GetCachedContents():

@@ -14,6 +14,7 @@ from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
+from ..api.tenant import NO_TENANT, Tenant
 from ..core.commands import AnswerT, Command
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
@@ -25,6 +26,7 @@ from .notifier import Wakeup
 from .output_streams import OpenStreams
 from .request_limiter import refusal_label
 from .stream import Stream
+from .tenant_share import TenantPlace, TenantShares
 from .text_executor import TextExecutor
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
@@ -56,6 +58,7 @@ class AsyncEngine:
         self._core: EngineCore | None = None
         self._admission: Admission | None = None
         self._open = OpenStreams(config, abort=self._abort)
+        self._shares = TenantShares(config)
         self._texts = TextExecutor("encode")  # bounded by who is let in
         self._stopping = False
         self._thread: EngineThread | None = None
@@ -136,6 +139,7 @@ class AsyncEngine:
         salt: bytes = b"",
         priority: int = 0,
         final_only: bool = False,
+        tenant: Tenant = NO_TENANT,
     ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
@@ -147,25 +151,28 @@ class AsyncEngine:
         salt       requests share cached prompt pages only with requests of the same salt
         priority   smaller numbers are let in first, and give way last when memory runs out
         final_only one delta per sample, with everything, when the sample has ended
+        tenant     whose request it is, and what it may take of the queue
 
         Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
-        stream = await self._submit(
-            prompt,
-            params or SamplingParams(),
-            request_id=request_id,
-            salt=salt,
-            priority=priority,
-            final_only=final_only,
-        )
-        try:
-            while (delta := await stream.next()) is not None:
-                yield delta
-        finally:
-            if not stream.ended:
-                self._abort(stream.request)
-                self._open.forget(stream)
-            self._open.close(stream)
+        with self._shares.place(tenant) as place:
+            stream = await self._submit(
+                prompt,
+                params or SamplingParams(),
+                request_id=request_id,
+                salt=salt,
+                priority=priority,
+                final_only=final_only,
+                place=place,
+            )
+            try:
+                while (delta := await stream.next()) is not None:
+                    yield delta
+            finally:
+                if not stream.ended:
+                    self._abort(stream.request)
+                    self._open.forget(stream)
+                self._open.close(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
@@ -187,9 +194,11 @@ class AsyncEngine:
         salt: bytes,
         priority: int,
         final_only: bool,
+        place: TenantPlace,
     ) -> Stream:
         try:
             self._check_open(request_id)
+            place.enter()
             assert self._admission is not None
             with self._open.gate.entering(self._admission.at_least(prompt)):
                 request = await self._admit(
@@ -197,6 +206,7 @@ class AsyncEngine:
                 )
             self._check_open(request_id)  # once more: encoding may have taken a while
             self._open.gate.check(request.num_prompt)
+            place.admit(request)
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
                 self._observer.rejected(refusal_label(error))

@@ -14,6 +14,7 @@ from ..api.engine_info import ModelInfo
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges
+from ..api.tenant import Tenant
 from ..core.commands import AnswerT, Command
 from ..frontend.notifier import Wakeup
 
@@ -66,6 +67,7 @@ class Engine(Protocol):
         salt: bytes = b"",
         priority: int = 0,
         final_only: bool = False,
+        tenant: Tenant = ...,
     ) -> AsyncGenerator[Delta, None]:
         """Increments of all samples until each has its finish reason (``final_only``: one for each).
         Closing the generator, or cancelling the task that reads it, frees the request's pages within

@@ -13,10 +13,12 @@ from typing import TypeAlias
 from ..api.errors import EngineStopping, Forbidden, InvalidRequest, RequestTooLong
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
+from ..api.tenant import Tenant
 from ..frontend.text_executor import TextExecutor
 from .interface import Engine, Prompt
+from .page_events import PageEventHub
 from .response_writer import WRITE_TIMEOUT_S, ResponseWriter
-from .security import Security, tenant_salt
+from .security import Security
 from .status import Context
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
@@ -36,6 +38,7 @@ class Intake:
 
     texts    where text is tokenized and detokenized
     writer   of responses that are streamed
+    page_events   for whoever watches the cache
     num_prompt_tokens, num_cached_tokens   of the requests served so far
     """
 
@@ -57,6 +60,7 @@ class Intake:
             "convert", max_pending=MAX_TEXT_CALLS, max_tenant_share=MAX_TENANT_TEXT_CALLS
         )
         self.writer = ResponseWriter(write_timeout_s)
+        self.page_events = PageEventHub(engine)
         self.ready_since = time.monotonic()
         self.last_request_at = 0.0  # seconds since the epoch; 0: none came yet
         self.generated = Rate()
@@ -101,6 +105,7 @@ class Intake:
             salt=salt,
             priority=priority_of(context, priority),
             final_only=final_only,
+            tenant=self.tenant(context),
         )
         self._active[name] = engine_id
         if self._begin is not None:
@@ -122,6 +127,16 @@ class Intake:
         """Whose call this is; "" when there are no tokens."""
         return self.security.tenant_of(context)
 
+    def tenant(self, context: Context) -> Tenant:
+        """Whose call this is, and what it may take of what all tenants share."""
+        name, tokens = self.tenant_of(context), self.security.tokens
+        is_shared = tokens is not None and tokens.num_tenants > 1
+        return Tenant(name, self.engine.config.tenant_share if is_shared else 1.0)
+
+    def tenant_salt(self, context: Context) -> bytes:
+        """What the salts of the caller's tenant begin with; b"" when there are no tokens."""
+        return self.security.salts.of(self.tenant_of(context))
+
     def salt_of(self, context: Context, cache_salt: str) -> bytes:
         """What keeps a request's cached pages apart: its tenant's salt and its own, from the message or
         from the metadata, where proxies put it. InvalidRequest when those two differ."""
@@ -132,7 +147,7 @@ class Intake:
                 f"the request has {len(salts)} different cache salts, in cache_salt and in the metadata "
                 f"{SALT_KEY}; give one"
             )
-        return tenant_salt(self.tenant_of(context)) + "".join(salts).encode()
+        return self.tenant_salt(context) + "".join(salts).encode()
 
     def check_operator(self, context: Context, deed: str) -> None:
         """Forbidden unless the caller may act on what all tenants share."""

@@ -23,6 +23,7 @@ from ..api.address import Address
 from ..api.errors import InvalidConfig, Unauthenticated
 from .call_limiter import OPEN_SERVICES, refusing
 from .status import Context
+from .tenant_salts import TenantSalts
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,10 @@ class Tokens:
     def reload(self) -> None:
         self._tenants = read_tokens(self._path)
 
+    @property
+    def num_tenants(self) -> int:
+        return len(set(self._tenants.values()))
+
     def tenant_of(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
         """Whose call has this metadata; Unauthenticated if it has no token or a wrong one."""
         given = [value for key, value in metadata or () if key == "authorization"]
@@ -132,8 +137,16 @@ class Tokens:
 class Security:
     """TLS and tokens of one server; either may be None. InvalidConfig when files are unusable."""
 
-    def __init__(self, *, tls: TlsFiles | None = None, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        tls: TlsFiles | None = None,
+        token_file: Path | None = None,
+        salts: TenantSalts | None = None,
+    ) -> None:
+        """``salts`` keep tenants' cached pages apart; by default they last as long as this object."""
         self.tls = tls
+        self.salts = salts or TenantSalts()
         self.tokens = None if token_file is None else Tokens(token_file)
         self._certificates = None if tls is None else tls.read()
         self._taken = self._certificates  # by gRPC, last
@@ -186,11 +199,6 @@ class Security:
     def tenant_of(self, context: Context) -> str:
         """Whose call this is; "" when there are no tokens."""
         return "" if self.tokens is None else self.tokens.tenant_of(context.invocation_metadata())
-
-
-def tenant_salt(tenant: str) -> bytes:
-    """What keeps a tenant's cached pages apart: a prefix of fixed length to its requests' salts."""
-    return hashlib.sha256(b"octavo tenant\0" + tenant.encode()).digest() if tenant else b""
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time

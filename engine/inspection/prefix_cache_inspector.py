@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.block_manager import BlockManager, PageEvent, Pins
+from octavo.block_manager.pins import PinLimit
 from octavo.scheduler import Lookup
 
 from ..api.errors import NotConfigured, NotFound, Overloaded
@@ -42,7 +43,7 @@ class Pinned:
 class PrefixCache:
     """Everything about the cache that nobody needs in order to compute; lives on the engine's thread.
 
-    num_watchers   who want to be told of events; without any, nobody looks
+    is_watched     whether somebody is to be told of events
     lookups   the latest requests, by the engine's request id
     reused    the prefixes that were found, and how often
     log_id    names this engine's event log: its numbers mean nothing to another's
@@ -58,7 +59,7 @@ class PrefixCache:
         self._pins = Pins(blocks)
         self._num_query = self._num_hit = 0
         self._misses: Counter[str] = Counter()
-        self.num_watchers = 0
+        self.is_watched = False
         self._announced = 1  # number of the next event when watchers were told last
 
     def record(self, request_id: str, lookup: Lookup) -> None:
@@ -98,17 +99,23 @@ class PrefixCache:
             )
         return remembered
 
-    def pin(self, name: str, tokens: Sequence[int], *, salt: bytes) -> Pinned:
+    def pin(self, name: str, tokens: Sequence[int], *, salt: bytes, limit: PinLimit | None = None) -> Pinned:
         """Keep what is cached of these tokens. NotConfigured without room for pins, Overloaded
         without enough of it, NotFound when nothing is cached; then nothing has changed."""
         most = self.blocks.max_pinned
         if not most:
             raise NotConfigured("no page may be pinned; start the server with --max-pinned-pages N")
-        kept = self._pins.pin(name, tokens, salt=salt)
+        kept = self._pins.pin(name, tokens, salt=salt, limit=limit)
         if kept == 0:
             raise NotFound(
                 f"nothing of these {len(tokens)} tokens is cached, so there is nothing to pin; only full "
                 f"pages of {self.blocks.page_size} are cached: send the prompt first, with this salt"
+            )
+        if kept is None and limit is not None and limit.max_pages < most:
+            raise Overloaded(
+                f"{self._pins.num_pages_of(limit.owner)} pages are pinned by you, {self._pins.num_pages} by "
+                f"all, and the pin needs more than the {limit.max_pages} or {most} that may be; unpin "
+                "something, or start the server with a larger --max-pinned-pages or --tenant-share"
             )
         if kept is None:
             raise Overloaded(
@@ -132,21 +139,18 @@ class PrefixCache:
         return self.blocks.flush()
 
     def watch(self, *, tokens: bool = False) -> int:
-        """Another watcher wants to be told of events; number of the next one. Ends with ``unwatch``.
+        """Somebody is to be told of events from now on; number of the next one.
 
         tokens   keep the tokens of pages that are published from now on
         """
-        self.num_watchers += 1
+        self.is_watched = True
         if tokens:
             self.blocks.events.keep_tokens()
         return self.blocks.events.next_number
 
-    def unwatch(self) -> None:
-        self.num_watchers -= 1
-
     def has_news(self) -> bool:
         """Whether watchers are to be told: events came since this was asked last."""
-        if not self.num_watchers or self._announced == self.blocks.events.next_number:
+        if not self.is_watched or self._announced == self.blocks.events.next_number:
             return False
         self._announced = self.blocks.events.next_number
         return True

@@ -86,31 +86,44 @@ class _Node:
         return self.num_hits * (self.end - self.start)
 
 
-def reuse_tree(prefixes: list[ReusedPrefix], page_size: int, *, most: int, preview: int) -> list[ReuseNode]:
-    """The nodes that saved most, and what they continue: each after its parent, the best first.
+class ReuseTree:
+    """What some prefixes have in common, drawn once; ``best`` may then be asked often.
 
-    most      nodes at most
     preview   tokens that a node shows of its own
     """
-    nodes: list[_Node] = []
-    for root in _grow(prefixes, page_size):
-        nodes += _compressed(root, preview)
-    chosen: set[_Node] = set()
-    for node in sorted(nodes, key=lambda node: -node.saved):
-        missing = {above for above in _upwards(node) if above not in chosen}
-        if len(chosen) + len(missing) <= most:
-            chosen |= missing
-    listed: list[ReuseNode] = []
-    index: dict[_Node, int] = {}
-    waiting = sorted((node for node in chosen if node.parent is None), key=lambda node: node.saved)
-    while waiting:
-        node = waiting.pop()
-        index[node] = len(listed)
-        above = None if node.parent is None else index[node.parent]
-        own = tuple(node.tokens[:preview])
-        listed.append(ReuseNode(above, node.start, node.end, own, node.num_hits))
-        waiting += sorted((n for n in node.children.values() if n in chosen), key=lambda node: node.saved)
-    return listed
+
+    def __init__(self, prefixes: list[ReusedPrefix], page_size: int, *, preview: int) -> None:
+        self._preview = preview
+        nodes = [node for root in _grow(prefixes, page_size) for node in _compressed(root, preview)]
+        self._nodes = sorted(nodes, key=lambda node: -node.saved)
+
+    def best(self, most: int) -> list[ReuseNode]:
+        """At most so many nodes, those that saved most, and what they continue: each after its parent, the
+        best first."""
+        chosen = self._choose(most)
+        listed: list[ReuseNode] = []
+        index: dict[_Node, int] = {}
+        waiting = sorted((node for node in chosen if node.parent is None), key=lambda node: node.saved)
+        while waiting:
+            node = waiting.pop()
+            index[node] = len(listed)
+            above = None if node.parent is None else index[node.parent]
+            own = tuple(node.tokens[: self._preview])
+            listed.append(ReuseNode(above, node.start, node.end, own, node.num_hits))
+            children = (child for child in node.children.values() if child in chosen)
+            waiting += sorted(children, key=lambda node: node.saved)
+        return listed
+
+    def _choose(self, most: int) -> set[_Node]:
+        """Nodes with all that they continue, as long as there is room."""
+        chosen: set[_Node] = set()
+        for node in self._nodes:
+            if len(chosen) == most:
+                break
+            missing = {above for above in _upwards(node) if above not in chosen}
+            if len(chosen) + len(missing) <= most:
+                chosen |= missing
+        return chosen
 
 
 def _grow(prefixes: list[ReusedPrefix], page_size: int) -> list[_Node]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.pool import PagePool
-from octavo.engine.api.errors import Forbidden, NotFound
+from octavo.engine.api.errors import Forbidden, NotFound, Overloaded
 from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.cache_client import prefix_of
@@ -68,6 +70,79 @@ async def test_tenants_see_their_own_requests_pins_prefixes_and_events(tmp_path:
         with pytest.raises(NotFound):
             await bob.cache.unpin("p")
         assert [pin.name for pin in (await its.client.cache.stats()).pins] == ["p"]
+
+
+async def events_until(stream: AsyncGenerator[pb.WatchResponse, None], number: int) -> list[pb.WatchResponse]:
+    """All responses up to the event of this number."""
+    responses = [await asyncio.wait_for(anext(stream), 20)]
+    while responses[-1].number < number:
+        responses.append(await asyncio.wait_for(anext(stream), 20))
+    return responses
+
+
+async def test_nobody_is_told_of_another_tenants_pages_whether_they_come_or_go(tmp_path: Path) -> None:
+    """A pool in which tenants evict each other: each watcher sees what is its own, and all of that."""
+    security, own = tenants(tmp_path)
+    core, config = FakeCore(), small_config(num_pages=16)
+    async with served(core, config=config, security=security, credentials=own["a"]) as its, \
+            Client(its.address, own["b"]) as bob:  # fmt: skip
+        async with aclosing(its.client.cache.watch()) as alices, aclosing(bob.cache.watch()) as bobs:
+            first = await anext(alices)
+            await anext(bobs)
+            for number in range(6):
+                await say(its.client, [number] * 22)
+                await say(bob, [number] * 22)
+            assert core.core is not None
+            log = core.core.cache.blocks.events
+            await its.client.cache.stats()  # every step is over
+            seen = [await events_until(stream, log.next_number - 1) for stream in (alices, bobs)]
+        events = log.since(first.number + 1)
+        prefixes = [security.salts.of(tenant) for tenant in "ab"]
+        stored = [
+            {digest for event in events if event.salt.startswith(prefix) for digest in event.digests}
+            for prefix in prefixes
+        ]
+        removed = {digest for event in events if event.kind == "removed" for digest in event.digests}
+        assert all(digests & removed for digests in stored), "pages of both have given way"
+        for responses, mine in zip(seen, stored, strict=True):
+            assert {digest for response in responses for digest in response.stored.digests} == mine
+            assert {digest for response in responses for digest in response.removed.digests} == mine & removed
+            assert [response.number for response in responses] == [event.number for event in events]
+
+
+async def test_a_tenant_may_watch_as_often_as_its_share_allows(tmp_path: Path) -> None:
+    security, own = tenants(tmp_path)
+    async with served(security=security, credentials=own["a"]) as its, \
+            Client(its.address, own["b"]) as bob, contextlib.AsyncExitStack() as stack:  # fmt: skip
+        its.server.intake.page_events._max_watchers = 5
+
+        async def watch(client: Client) -> None:
+            stream = await stack.enter_async_context(aclosing(client.cache.watch()))
+            await asyncio.wait_for(anext(stream), 20)
+
+        for _ in range(2):
+            await watch(its.client)
+        with pytest.raises(Overloaded, match="2 streams watch the cache and at most 2 of one tenant may"):
+            await watch(its.client)
+        for _ in range(2):
+            await watch(bob)
+
+
+async def test_a_tenant_may_pin_its_share_and_leaves_room_for_the_others(tmp_path: Path) -> None:
+    security, own = tenants(tmp_path)
+    config = small_config(max_pinned_pages=10)
+    async with served(config=config, security=security, credentials=own["a"]) as its, \
+            Client(its.address, own["b"]) as bob:  # fmt: skip
+        other = list(range(50, 72))
+        for client in (its.client, bob):
+            await say(client, PROMPT)
+        await say(its.client, other)
+        await its.client.cache.pin("one", prefix_of(token_ids=PROMPT))
+        with pytest.raises(Overloaded, match=r"5 pages are pinned by you, 5 by all.*--tenant-share"):
+            await its.client.cache.pin("two", prefix_of(token_ids=other))
+        assert (await bob.cache.pin("one", prefix_of(token_ids=PROMPT))).pinned_pages == 10
+        await its.client.cache.unpin("one")
+        assert (await its.client.cache.pin("two", prefix_of(token_ids=other))).num_tokens == 20
 
 
 async def test_a_miss_does_not_tell_what_other_tenants_have_sent(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -15,12 +16,13 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-from fakes import FakeCore
+from fakes import FakeCore, small_config
 from octavo.engine.api.errors import (
     EngineDead,
     InvalidConfig,
     InvalidRequest,
     OctavoError,
+    Overloaded,
     Unauthenticated,
 )
 from octavo.engine.api.outputs import FinishReason
@@ -29,7 +31,8 @@ from octavo.engine.cli import main
 from octavo.engine.client.client import Client
 from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.grpc.security import Security, TlsFiles, read_tokens, tenant_salt
+from octavo.engine.grpc.security import Security, TlsFiles, read_tokens
+from octavo.engine.grpc.tenant_salts import TenantSalts, load_tenant_salts
 from served import collect, eventually, eventually_async, served
 
 ALICE, BOB = "alice-0123456789", "bob~secret+/=="
@@ -193,10 +196,72 @@ async def test_tenants_share_neither_pages_nor_request_ids(tmp_path: Path) -> No
         await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
 
 
+@pytest.mark.parametrize(("lines", "most"), [(f"a {ALICE}\nb {BOB}\n", 2), (f"a {ALICE}\n", 4)])
+async def test_a_tenant_has_a_share_of_the_queue_where_there_are_several(
+    lines: str, most: int, tmp_path: Path
+) -> None:
+    security = Security(token_file=token_file(tmp_path, lines))
+    alice = ClientCredentials(token_file=token_file(tmp_path, ALICE, "alice"))
+    core = FakeCore(before_step=lambda: time.sleep(0.002))
+    config = small_config(max_running=1, max_waiting=3)
+    async with served(core, config=config, security=security, credentials=alice) as its:
+        streams = [its.client.generate([9], SamplingParams(max_tokens=200)) for _ in range(most)]
+        tasks = [asyncio.ensure_future(collect(stream)) for stream in streams]
+        await eventually(lambda: its.server.intake.num_active == most, "all are let in")
+        await eventually(lambda: len(its.engine._open.streams()) == most, "all are let in")
+        with pytest.raises(Overloaded, match="of this tenant" if most == 2 else "requests are unfinished"):
+            await collect(its.client.generate([9], SHORT))
+        if most == 2:
+            bob = ClientCredentials(token_file=token_file(tmp_path, BOB, "bob"))
+            async with Client(its.address, bob) as client:
+                assert len((await collect(client.generate([9], SHORT)))[0].token_ids) > 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def test_salts_of_tenants_cannot_be_made_by_others() -> None:
-    assert tenant_salt("") == b""
-    assert len(tenant_salt("a")) == len(tenant_salt("ab" * 20)) == 32
-    assert tenant_salt("a") != tenant_salt("b")
+    salts = TenantSalts(b"k" * 32)
+    assert salts.of("") == b""
+    assert len(salts.of("a")) == len(salts.of("ab" * 20)) == 32
+    assert salts.of("a") != salts.of("b")
+    assert salts.of("a") == TenantSalts(b"k" * 32).of("a")
+    assert len({salts.of("a"), TenantSalts(b"l" * 32).of("a"), TenantSalts().of("a")}) == 3
+
+
+def test_the_key_of_salts_stays_with_the_pages_and_is_nobody_elses(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "cache"
+    first = load_tenant_salts(folder).of("a")
+    assert load_tenant_salts(folder).of("a") == first, "a restart finds its tenants' pages"
+    (file,) = folder.iterdir()
+    assert (file.stat().st_mode & 0o777, len(file.read_bytes())) == (0o600, 32)
+    assert load_tenant_salts(tmp_path / "other").of("a") != first
+    assert load_tenant_salts(None).of("a") != load_tenant_salts(None).of("a")
+    file.write_bytes(b"cut")
+    with pytest.raises(InvalidConfig, match="has 3 bytes and must have 32; remove it"):
+        load_tenant_salts(folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match="--cache-dir"):
+        load_tenant_salts(tmp_path / "file")
+
+
+def test_servers_that_begin_at_once_share_one_key(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        salts = list(pool.map(lambda _: load_tenant_salts(tmp_path).of("a"), range(32)))
+    assert len(set(salts)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [".tenant_key"]
+
+
+async def test_a_tenants_pages_are_found_after_a_restart_with_the_folders_key(tmp_path: Path) -> None:
+    prompt = list(range(20, 40))
+    credentials = ClientCredentials(token_file=token_file(tmp_path, ALICE, "alice"))
+    found = []
+    for salts in (load_tenant_salts(tmp_path), load_tenant_salts(tmp_path), TenantSalts()):
+        security = Security(token_file=token_file(tmp_path, f"a {ALICE}\n"), salts=salts)
+        config = small_config(cache_dir=tmp_path / "pages")
+        async with served(config=config, security=security, credentials=credentials) as its:
+            found.append((await collect(its.client.generate(prompt, SHORT)))[0].cached_tokens)
+    assert found == [0, 16, 0]
 
 
 WRONG_TOKENS = {

@@ -194,7 +194,7 @@ async def test_a_router_resumes_where_it_was_and_is_told_when_it_cannot() -> Non
 
 
 async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.grpc.octavo_v1.page_events.BATCH", 1)
+    monkeypatch.setattr("octavo.engine.grpc.page_events.BATCH", 1)
     held = asyncio.Event()
 
     def shrink(log: EventLog) -> None:
@@ -265,6 +265,33 @@ async def test_blocks_of_other_tenants_are_not_told(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await its.stub.FlushCache(pb.FlushCacheRequest(), metadata=alice.metadata())
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_removed_blocks_of_other_tenants_are_not_told(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a alice-0123456789\nb bob-0123456789\n")
+    (tmp_path / "a").write_text("alice-0123456789")
+    (tmp_path / "b").write_text("bob-0123456789")
+    alice, bob = (ClientCredentials(token_file=tmp_path / name) for name in "ab")
+    security = Security(token_file=tokens)
+    config = small_config(num_pages=16)
+    async with worker(config=config, security=security, credentials=alice) as its:
+        call = its.stub.SubscribeKvEvents(pb.SubscribeKvEventsRequest(), metadata=bob.metadata())
+        await call.initial_metadata()
+        await subscribed(its)
+        for number in range(6):  # alice's pages give way to alice's
+            await say(its, [number] * 40)
+        log = log_of(its)
+        removed = [event for event in log.since(1) if event.kind == "removed"]
+        assert removed
+        told: list[pb.KvCacheEvent] = []
+        count = 0
+        while count < log.next_number - 1:
+            batch = await asyncio.wait_for(call.read(), 20)
+            count += not batch.load.load_only
+            told += batch.events
+        assert told == [], "bob has sent nothing, so nothing of what he sees may change"
+        call.cancel()
 
 
 async def test_a_salted_prompt_says_its_salt() -> None:

@@ -53,6 +53,31 @@ def test_whoever_follows_the_events_knows_what_can_be_found(prompts: list[list[i
         assert len(known) == blocks.num_idle_cached
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([b"", b"a", b"ab", b"b"]), st.integers(0, 3)), max_size=20),
+    st.integers(4, 8),
+)
+def test_pages_that_go_are_told_with_the_salts_they_came_with(
+    prompts: list[tuple[bytes, int]], num_pages: int
+) -> None:
+    blocks = BlockManager(num_pages, 2)
+    salt_of: dict[Digest, bytes] = {}
+    for salt, token in prompts:
+        table = blocks.open([token] * 5, salt=salt)
+        assert blocks.reserve(table, 5)
+        blocks.commit(table, [token] * 5, 5)
+        blocks.close(table)
+        salt_of.update(dict.fromkeys(table.digests, salt))
+    blocks.flush()
+    removed = [event for event in blocks.events.since(1) if event.kind == "removed"]
+    assert {digest for event in removed for digest in event.digests} == set(salt_of)
+    for event in removed:
+        for prefix in (b"", b"a", b"b"):
+            own = [digest for digest in event.digests if salt_of[digest].startswith(prefix)]
+            assert list(event.digests_of(prefix)) == own
+    assert not blocks.events._salts, "nothing is kept of pages that nobody finds"
+
+
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 8))
 def test_the_log_is_bounded_and_says_what_it_lost(sizes: list[int], capacity: int) -> None:
     log = EventLog(capacity)

@@ -13,7 +13,7 @@ from octavo.block_manager import BlockManager, Miss
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.inspection.lookup_history import RememberedLookups
-from octavo.engine.inspection.reuse_tree import ReusedPrefix, ReusedPrefixes, reuse_tree
+from octavo.engine.inspection.reuse_tree import ReusedPrefix, ReusedPrefixes, ReuseTree
 from octavo.scheduler import Lookup, Sequence, Status
 
 
@@ -73,7 +73,7 @@ prompt = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 def test_the_tree_adds_up_to_what_was_found(served: list[tuple[list[int], bytes]], most: int) -> None:
     blocks, prefixes = BlockManager(256, 2), ReusedPrefixes(2)
     found = [(tokens, salt, hit(prefixes, blocks, tokens, salt)) for tokens, salt in served]
-    whole = reuse_tree(list(prefixes), 2, most=10_000, preview=100)
+    whole = ReuseTree(list(prefixes), 2, preview=100).best(10_000)
     assert sum(node.tokens_saved for node in whole) == sum(num_hit for _, _, num_hit in found)
     paths: list[tuple[int, ...]] = []
     for node in whole:
@@ -87,7 +87,7 @@ def test_the_tree_adds_up_to_what_was_found(served: list[tuple[list[int], bytes]
         below = [child.num_hits for child in whole if child.parent == index]
         assert sum(below) <= node.num_hits
         assert len(below) != 1 or below[0] < node.num_hits, "a run without a branch is one node"
-    few = reuse_tree(list(prefixes), 2, most=most, preview=1)
+    few = ReuseTree(list(prefixes), 2, preview=1).best(most)
     assert len(few) <= most
     if whole and most == 1:
         roots = [node.tokens_saved for node in whole if node.parent is None]
@@ -109,7 +109,7 @@ def test_reused_prefixes_are_bounded_and_the_latest_stay() -> None:
 
 
 def test_a_preview_shows_the_beginning_of_a_run() -> None:
-    (node,) = reuse_tree([ReusedPrefix(b"", array("I", range(12)), 3)], 2, most=5, preview=5)
+    (node,) = ReuseTree([ReusedPrefix(b"", array("I", range(12)), 3)], 2, preview=5).best(5)
     assert (node.tokens, node.start, node.end, node.tokens_saved) == ((0, 1, 2, 3, 4), 0, 12, 36)
 
 

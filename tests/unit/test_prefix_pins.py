@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Pins
+from octavo.block_manager.pins import PinLimit
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong
 
 
@@ -48,6 +49,27 @@ def test_more_than_may_be_pinned_is_refused_and_changes_nothing() -> None:
     assert (pins.num_pages, blocks.num_held) == (3, 3)
     assert pins.pin("one", [3] * 4) == 4, "a name is pinned anew"
     assert (pins.num_pages, blocks.num_held) == (3, 3)
+
+
+def test_an_owners_pins_stay_within_its_limit_whatever_room_others_leave() -> None:
+    blocks = BlockManager(12, 4, max_pinned=4)
+    pins = Pins(blocks)
+    serve(blocks, [1] * 8)
+    serve(blocks, [1, 1, 1, 1, 2, 2, 2, 2])
+    serve(blocks, [3] * 8)
+    alice, bob = PinLimit("alice/", 3), PinLimit("bob/", 2)
+    assert pins.pin("alice/1", [1] * 8, limit=alice) == 8
+    assert pins.pin("alice/2", [1, 1, 1, 1, 2, 2, 2, 2], limit=alice) == 8, "one page is shared"
+    assert pins.num_pages_of("alice/") == pins.num_pages == 3
+    assert pins.pin("alice/3", [3] * 4, limit=alice) is None, "there is room, but not for alice"
+    assert pins.pin("bob/3", [3] * 8, limit=bob) is None, "bob may, but there is no room"
+    assert pins.pin("bob/3", [3] * 4, limit=bob) == 4
+    assert pins.pin("alice/1", [3] * 4, limit=alice) == 4, "a name is pinned anew"
+    assert (pins.num_pages_of("alice/"), pins.num_pages_of("bob/"), pins.num_pages) == (3, 1, 3)
+    for name in ("alice/1", "alice/2", "bob/3"):
+        assert pins.unpin(name)
+    assert blocks.num_held == pins.num_pages == 0
+    blocks.check()
 
 
 def test_only_what_is_cached_under_the_same_salt_is_pinned() -> None:

@@ -17,20 +17,16 @@ from ...core.commands import (
     FlushCache,
     GetCacheStats,
     GetRequestTokens,
-    ListReusedPrefixes,
     PinPrefix,
     UnpinPrefix,
 )
 from ...core.snapshots import Ask, below, load, save_all, save_prompt
-from ...inspection.reuse_tree import ReusedPrefix, ReuseNode, reuse_tree
 from ..request_handler import Intake, checked_id, own_name
-from ..security import tenant_salt
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
-from .page_events import check_kept, events_from, subscribe, unsubscribe
+from .reuse_report import ReuseReports
 
 HEARTBEAT_S = 10.0
-PREVIEW_TOKENS = 24
 
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
@@ -41,19 +37,18 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._intake = intake
         self._engine = intake.engine
         self._heartbeat_s = heartbeat_s
+        self._reports = ReuseReports(intake.engine)
 
     @errors_as_status
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         most = messages.num_prefixes(request)
         tenant = self._intake.tenant_of(context)
-        salt = tenant_salt(tenant)
+        salt = self._intake.tenant_salt(context)
         prefix = own_name(tenant, "")
         stats = await self._engine.ask(GetCacheStats(prefix))
-        prefixes = await self._engine.ask(ListReusedPrefixes(salt))
         own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
         response = messages.stats_message(stats.totals, self._engine.gauges(), own, hide_salts=bool(tenant))
-        nodes = await asyncio.to_thread(_tree, prefixes, stats.totals.page_size, most)
-        response.prefixes.extend(messages.prefix_message(node, self._engine.tokenizer) for node in nodes)
+        response.prefixes.extend(await self._reports.best(salt, most))
         return response
 
     @errors_as_status
@@ -69,7 +64,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request_id,
             page_size=self._engine.info.page_size,
             enabled=self._engine.config.prefix_cache,
-            salt_prefix=tenant_salt(tenant),
+            salt_prefix=self._intake.tenant_salt(context),
         )
 
     @errors_as_status
@@ -118,9 +113,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
-        name = own_name(self._intake.tenant_of(context), messages.pin_name(request.name))
+        tenant = self._intake.tenant(context)
+        name = own_name(tenant.name, messages.pin_name(request.name))
         tokens, salt = await self._prefix(request.prefix, context)
-        pinned = await self._engine.ask(PinPrefix(name, tuple(tokens), salt))
+        most = tenant.part_of(self._engine.config.max_pinned_pages)
+        pinned = await self._engine.ask(
+            PinPrefix(name, tuple(tokens), salt, owner=own_name(tenant.name, ""), max_pages=most)
+        )
         return pb.PinResponse(
             num_tokens=pinned.num_tokens, prefix_tokens=len(tokens), pinned_pages=pinned.pinned_pages
         )
@@ -138,23 +137,20 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        salt = tenant_salt(self._intake.tenant_of(context))
-        its = await subscribe(self._engine)
-        try:
+        salt, hub = self._intake.tenant_salt(context), self._intake.page_events
+        async with hub.watching(self._intake.tenant(context)) as its:
             if request.log_id not in ("", its.log_id):
                 raise EventsGone("the server has restarted since: its events begin anew; watch from now on")
             number = request.start_number if request.HasField("start_number") else its.number
-            await check_kept(self._engine, number)
+            await hub.check_kept(number)
             await context.write(pb.WatchResponse(number=number - 1, log_id=its.log_id))
-            async with aclosing(events_from(self._engine, number, heartbeat_s=self._heartbeat_s)) as stream:
+            async with aclosing(hub.events_from(number, heartbeat_s=self._heartbeat_s)) as stream:
                 async for events in stream:
                     for event in events:
                         await context.write(messages.watch_message(event, salt))
                         number = event.number + 1
                     if not events:
                         await context.write(pb.WatchResponse(number=number - 1))
-        finally:
-            await asyncio.shield(unsubscribe(self._engine))
 
     async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
         """Token ids and salt of what is meant."""
@@ -167,7 +163,3 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         name = own_name(self._intake.tenant_of(context), checked_id(prefix.request_id))
         found = await self._engine.ask(GetRequestTokens(name))
         return list(found.tokens), found.salt
-
-
-def _tree(prefixes: list[ReusedPrefix], page_size: int, most: int) -> list[ReuseNode]:
-    return reuse_tree(prefixes, page_size, most=most, preview=PREVIEW_TOKENS)

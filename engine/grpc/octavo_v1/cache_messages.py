@@ -13,7 +13,7 @@ from ...api.stats import Gauges
 from ...inspection.lookup_history import RememberedLookup
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
-from ..interface import Prompt, Tokenizer
+from ..interface import Prompt
 from ..request_handler import check_num_ids
 from .messages import chat_messages
 
@@ -97,14 +97,14 @@ def _counts_message(counts: PageCounts) -> generation_pb2.PageCounts:
     )
 
 
-def prefix_message(node: ReuseNode, tokenizer: Tokenizer) -> pb.PrefixStats:
+def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
     return pb.PrefixStats(
         parent=node.parent,
         start=node.start,
         end=node.end,
         num_hits=node.num_hits,
         tokens_saved=node.tokens_saved,
-        text=tokenizer.decode(node.tokens),
+        text=text,
     )
 
 
@@ -152,14 +152,15 @@ def _sentence(reason: str, position: int, before: float | None, page_size: int) 
 
 
 def watch_message(event: PageEvent, salt_prefix: bytes) -> pb.WatchResponse:
-    """An event; of a page stored for somebody else only that there was one."""
+    """An event; of other tenants' pages, stored or removed, only that there was one."""
     response = pb.WatchResponse(number=event.number)
+    digests = event.digests_of(salt_prefix)
     match event.kind:
-        case "stored" if event.salt.startswith(salt_prefix):
-            response.stored.digests.extend(event.digests)
+        case "stored" if digests:
+            response.stored.digests.extend(digests)
             response.stored.parent = event.parent or b""
-        case "removed":
-            response.removed.digests.extend(event.digests)
+        case "removed" if digests:
+            response.removed.digests.extend(digests)
         case "cleared":
             response.cleared.SetInParent()
     return response

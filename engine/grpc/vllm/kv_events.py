@@ -25,14 +25,7 @@ from octavo.block_manager.events import parents_first
 from ...api.errors import EventsGone, InvalidRequest
 from ...api.stats import Gauges
 from ...core.commands import CachedContents, EventLogState, FlushCache, GetCachedContents
-from ..octavo_v1.page_events import (
-    check_kept,
-    events_from,
-    subscribe,
-    unsubscribe,
-)
 from ..request_handler import Intake
-from ..security import tenant_salt
 from ..status import Context
 
 LOAD_S = 1.0  # how often the load is looked at while no event comes
@@ -67,7 +60,7 @@ class KvEventStream:
             number = snapshot.number + 1
             for batch in self._snapshot_batches(snapshot):
                 yield batch
-        async with aclosing(events_from(self._engine, number, heartbeat_s=self._load_s)) as stream:
+        async with aclosing(self._intake.page_events.events_from(number, heartbeat_s=self._load_s)) as stream:
             async for events in stream:
                 for event in events:
                     yield self._batch(event.number, self._events(event))
@@ -86,7 +79,7 @@ class KvEventStream:
                 f"the events after {cursor} are not kept: those of this server begin after "
                 f"{self._base + its.tokens_since - 1}; begin again from 0"
             )
-        await check_kept(self._engine, number)
+        await self._intake.page_events.check_kept(number)
         self._sent = cursor
         return number
 
@@ -123,13 +116,14 @@ class KvEventStream:
         )
 
     def _events(self, event: PageEvent) -> list[pb.KvCacheEvent]:
-        """The event as routers have it; none for what another tenant stored."""
+        """The event as routers have it; none for what is another tenant's."""
+        digests = event.digests_of(self._salt)
         match event.kind:
-            case "stored" if event.salt.startswith(self._salt):
-                stored = self._stored(event.digests, event.contents, event.parent, event.salt)
+            case "stored" if digests:
+                stored = self._stored(digests, event.contents, event.parent, event.salt)
                 return [pb.KvCacheEvent(event_id=event.number, stored=stored)]
-            case "removed":
-                hashes = [block_hash(digest) for digest in event.digests]
+            case "removed" if digests:
+                hashes = [block_hash(digest) for digest in digests]
                 removed = pb.KvBlocksRemoved(block_hashes=hashes)
                 return [pb.KvCacheEvent(event_id=event.number, removed=removed)]
             case "cleared":
@@ -179,16 +173,13 @@ def block_hash(digest: Digest) -> int:
 
 async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
     """Answer SubscribeKvEvents until the caller has gone."""
-    stream = KvEventStream(intake, tenant_salt(intake.tenant_of(context)))
-    its = await subscribe(intake.engine, tokens=True)
-    try:
+    stream = KvEventStream(intake, intake.tenant_salt(context))
+    async with intake.page_events.watching(intake.tenant(context), tokens=True) as its:
         number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
         await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
                 await context.write(batch)
-    finally:
-        await asyncio.shield(unsubscribe(intake.engine))
 
 
 async def flush_cache(

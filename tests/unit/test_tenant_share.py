@@ -1,0 +1,127 @@
+"""Shares of the queue: a tenant that sends without end is refused while there is room for the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import Gate, collect, running, until
+from fakes import small_config
+from octavo.engine import Delta, InvalidConfig, Overloaded, SamplingParams
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.tenant import Tenant
+from octavo.engine.frontend.async_engine import AsyncEngine
+
+ALICE, BOB = Tenant("alice", 0.5), Tenant("bob", 0.5)
+TWO = SamplingParams(max_tokens=2, ignore_eos=True)
+
+
+@given(st.floats(0.001, 1), st.integers(0, 10_000))
+def test_a_share_is_at_least_one_and_never_more_than_there_are(share: float, total: int) -> None:
+    part = Tenant("a", share).part_of(total)
+    assert min(1, total) <= part <= total
+    assert part <= max(1, total * share)
+    assert Tenant().part_of(total) == total
+
+
+def test_a_share_is_a_part() -> None:
+    for wrong in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(InvalidConfig, match="tenant_share must be above 0 and at most 1"):
+            EngineConfig(tenant_share=wrong)
+
+
+class Senders:
+    """Requests that are kept unfinished, and their tasks."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self.tasks: list[asyncio.Task[object]] = []
+
+    async def send(self, tenant: Tenant, prompt: list[int]) -> None:
+        """Raises what the engine refuses the request with."""
+        task: asyncio.Task[object] = asyncio.create_task(collect(self.stream(tenant, prompt)))
+        num_open = len(self._engine._open.streams())
+        await until(lambda: task.done() or len(self._engine._open.streams()) > num_open)
+        if task.done():
+            await task
+        self.tasks.append(task)
+
+    def stream(self, tenant: Tenant, prompt: list[int]) -> AsyncGenerator[Delta, None]:
+        return self._engine.generate(prompt, TWO, tenant=tenant)
+
+
+async def test_a_tenant_has_its_share_of_the_queue_and_others_have_theirs() -> None:
+    gate = Gate()
+    config = small_config(max_running=2, max_waiting=6)  # 8 in all, 4 each
+    async with running(config, gate=gate) as (engine, _, observer):
+        senders = Senders(engine)
+        for _ in range(4):
+            await senders.send(ALICE, [1, 2, 3])
+        with pytest.raises(
+            Overloaded, match=r"4 requests of this tenant .* at most 4 .* share of 8"
+        ) as caught:
+            await senders.send(ALICE, [1, 2, 3])
+        assert caught.value.numbers == {"unfinished_requests": 4, "max_unfinished_requests": 4}
+        assert observer.reasons == ["overloaded"]
+        for _ in range(4):
+            await senders.send(BOB, [1, 2, 3])
+        with pytest.raises(Overloaded, match="8 requests are unfinished"):
+            await senders.send(BOB, [1, 2, 3])
+        gate.open()
+        await asyncio.gather(*senders.tasks)
+        await senders.send(ALICE, [1, 2, 3])  # what has ended counts no longer
+        await asyncio.gather(*senders.tasks)
+        assert engine._shares._places == {}
+
+
+async def test_a_tenant_has_its_share_of_the_tokens_that_wait() -> None:
+    gate = Gate()
+    config = small_config(max_running=1, max_waiting=20, max_waiting_tokens=100)
+    async with running(config, gate=gate) as (engine, _, _):
+        senders = Senders(engine)
+        await senders.send(BOB, [9])
+        (begun,) = engine._open.streams()
+        await until(lambda: begun.request.started_at is not None)  # it waits no longer
+        await senders.send(ALICE, [1] * 30)
+        with pytest.raises(Overloaded, match=r"30 prompt tokens of this .* with the 30 .* than 50"):
+            await senders.send(ALICE, [1] * 30)
+        await senders.send(ALICE, [1] * 20)
+        await senders.send(BOB, [2] * 50)
+        with pytest.raises(Overloaded, match="100 prompt tokens are waiting"):
+            await senders.send(BOB, [2])
+        gate.open()
+        await asyncio.gather(*senders.tasks)
+
+
+async def test_whoever_is_refused_or_leaves_gives_the_place_up() -> None:
+    gate = Gate()
+    config = small_config(max_running=1, max_waiting=3)
+    async with running(config, gate=gate) as (engine, _, _):
+        senders = Senders(engine)
+        for _ in range(2):
+            await senders.send(ALICE, [1, 2, 3])
+        for task in senders.tasks:
+            task.cancel()
+        await asyncio.gather(*senders.tasks, return_exceptions=True)
+        with pytest.raises(ValueError, match="prompt is empty"):
+            await senders.send(ALICE, [])
+        assert engine._shares._places == {}
+        senders.tasks.clear()
+        for _ in range(2):
+            await senders.send(ALICE, [1, 2, 3])
+        gate.open()
+        await asyncio.gather(*senders.tasks)
+
+
+async def test_without_tenants_there_are_no_shares() -> None:
+    gate = Gate()
+    async with running(small_config(max_running=1, max_waiting=3), gate=gate) as (engine, _, _):
+        senders = Senders(engine)
+        for _ in range(4):
+            await senders.send(Tenant(), [1, 2, 3])
+        gate.open()
+        await asyncio.gather(*senders.tasks)
