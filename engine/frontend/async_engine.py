@@ -18,6 +18,7 @@ from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request
 from ..tokenizer.tokenizer import Tokenizer
+from .daemon_call import call_on_daemon
 from .input_processor import Admission, Prompt
 from .loop_bridge import Handover
 from .notifier import Wakeup
@@ -29,6 +30,7 @@ Answer = TypeVar("Answer")
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 ABORT_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0  # for the engine's thread to end
 
 
 class AsyncEngine:
@@ -101,6 +103,8 @@ class AsyncEngine:
         self._thread.start()
         try:
             await asyncio.shield(self._started)
+            assert self._admission is not None
+            await call_on_daemon(self._admission.constraints.prepare, name="octavo-prepare")
         except asyncio.CancelledError:
             self._started.cancel()
             await self.stop()
@@ -122,7 +126,14 @@ class AsyncEngine:
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
         self._thread.stop()
-        await asyncio.to_thread(self._thread.join)
+        with contextlib.suppress(TimeoutError):  # a thread that hangs ends with the process
+            await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
+
+    def _end(self) -> None:
+        if self._admission is not None:
+            self._admission.constraints.close()
+        assert self._thread is not None
+        self._thread.join()
 
     async def generate(
         self,
@@ -132,6 +143,7 @@ class AsyncEngine:
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        tenant: str = "",
     ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
@@ -141,11 +153,17 @@ class AsyncEngine:
 
         salt       requests share cached prompt pages only with requests of the same salt
         priority   smaller numbers are let in first, and give way last when memory runs out
+        tenant     whose request it is: schemas and grammars are compiled in turns of tenants
 
         Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
         stream = await self._submit(
-            prompt, params or SamplingParams(), request_id=request_id, salt=salt, priority=priority
+            prompt,
+            params or SamplingParams(),
+            request_id=request_id,
+            salt=salt,
+            priority=priority,
+            tenant=tenant,
         )
         assert self._thread is not None
         try:
@@ -171,10 +189,13 @@ class AsyncEngine:
         request_id: str | None,
         salt: bytes,
         priority: int,
+        tenant: str,
     ) -> Stream:
         try:
             self._check_open(request_id)
-            request = await self._admit(prompt, params, request_id=request_id, salt=salt, priority=priority)
+            request = await self._admit(
+                prompt, params, request_id=request_id, salt=salt, priority=priority, tenant=tenant
+            )
             self._check_open(request_id, request.num_prompt)  # once more: encoding may have taken a while
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
@@ -201,12 +222,11 @@ class AsyncEngine:
         request_id: str | None,
         salt: bytes,
         priority: int,
+        tenant: str,
     ) -> Request:
         assert self._admission is not None
         prompt_ids = await self._admission.encode_beside(prompt)
-        constraint = None
-        if params.structured is not None:
-            constraint = await asyncio.to_thread(self._admission.compile, params)
+        constraint = await self._admission.compile_beside(params, tenant)
         return self._admission.admit(
             prompt_ids,
             params,

@@ -60,6 +60,7 @@ class Engine(Protocol):
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        tenant: str = "",
     ) -> AsyncGenerator[Delta, None]:
         """Increments of all samples until each has its finish reason. Closing the generator,
         or cancelling the task that reads it, frees the request's pages within one step."""

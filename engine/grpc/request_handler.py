@@ -78,7 +78,12 @@ class Intake:
         engine_id = own_name(tenant, request_id)
         salt = self.salt_of(context, cache_salt)
         deltas = self.engine.generate(
-            prompt, params, request_id=engine_id, salt=salt, priority=priority_of(context, priority)
+            prompt,
+            params,
+            request_id=engine_id,
+            salt=salt,
+            priority=priority_of(context, priority),
+            tenant=tenant,
         )
         self._active[name] = engine_id
         if self._begin is not None:
