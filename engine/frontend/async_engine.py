@@ -20,6 +20,7 @@ from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request
 from ..tokenizer.tokenizer import Tokenizer
+from .daemon_call import call_on_daemon
 from .input_processor import Admission, Prompt
 from .loop_bridge import Handover
 from .notifier import Wakeup
@@ -32,6 +33,7 @@ from .text_executor import TextExecutor
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 ABORT_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0  # for the engine's thread to end
 
 
 class AsyncEngine:
@@ -106,6 +108,8 @@ class AsyncEngine:
         self._thread.start()
         try:
             await asyncio.shield(self._started)
+            assert self._admission is not None
+            await call_on_daemon(self._admission.constraints.prepare, name="octavo-prepare")
         except asyncio.CancelledError:
             self._started.cancel()
             await self.stop()
@@ -127,8 +131,15 @@ class AsyncEngine:
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
         self._thread.stop()
-        await asyncio.to_thread(self._thread.join)
+        with contextlib.suppress(TimeoutError):  # a thread that hangs ends with the process
+            await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
         self._texts.close()
+
+    def _end(self) -> None:
+        if self._admission is not None:
+            self._admission.constraints.close()
+        assert self._thread is not None
+        self._thread.join()
 
     async def generate(
         self,
@@ -202,7 +213,12 @@ class AsyncEngine:
             assert self._admission is not None
             with self._open.gate.entering(self._admission.at_least(prompt)):
                 request = await self._admit(
-                    prompt, params, request_id=request_id, salt=salt, priority=priority
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    salt=salt,
+                    priority=priority,
+                    tenant=place.tenant.name,
                 )
             self._check_open(request_id)  # once more: encoding may have taken a while
             self._open.gate.check(request.num_prompt)
@@ -234,12 +250,11 @@ class AsyncEngine:
         request_id: str | None,
         salt: bytes,
         priority: int,
+        tenant: str,
     ) -> Request:
         assert self._admission is not None
         prompt_ids = await self._admission.encode_beside(prompt, self._texts)
-        constraint = None
-        if params.structured is not None:
-            constraint = await asyncio.to_thread(self._admission.compile, params)
+        constraint = await self._admission.compile_beside(params, tenant)
         return self._admission.admit(
             prompt_ids,
             params,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import secrets
 import time
@@ -37,7 +38,7 @@ class Admission:
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
-        self._constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
+        self.constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises InvalidRequest for what is no prompt at all, RequestTooLong
@@ -71,8 +72,18 @@ class Admission:
 
     def compile(self, params: SamplingParams) -> Constraint | None:
         """What ``params.structured`` asks for, ready to be followed; may take a while, and may be
-        called from several threads. Raises InvalidRequest."""
-        return None if params.structured is None else self._constraints.compile(params.structured)
+        called from several threads. Raises InvalidRequest or Overloaded."""
+        return None if params.structured is None else self.constraints.compile(params.structured)
+
+    async def compile_beside(self, params: SamplingParams, tenant: str) -> Constraint | None:
+        """``compile``, in its turn among other tenants' and given up when this is cancelled."""
+        if params.structured is None:
+            return None
+        waits = self.constraints.begin(params.structured, tenant)
+        try:
+            return await asyncio.wrap_future(waits.constraint)
+        finally:
+            self.constraints.forget(waits)
 
     def admit(
         self,

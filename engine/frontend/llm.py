@@ -125,6 +125,7 @@ class LLM:
     def close(self) -> None:
         """End the engine and give its memory back. May be called again."""
         self._closed = True
+        self._admission.constraints.close()
         self._thread.stop()
         self._thread.join()
 
