@@ -3,6 +3,7 @@ whose pages are on disk wait until the reader has brought them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from .writer import ShardWriter
 
 QUEUE_BYTES = 256 * 1024**2  # of pages that wait to be written, and as many that were read
 STEP_BYTES = 64 * 1024**2  # put into the pool per step
+REFRESH_S = 5.0  # until pages that another server wrote are found
 CLOSE_S = 10.0  # what is queued may be written that long at the end
 
 
@@ -59,6 +61,8 @@ class DiskTier:
             self._folder, blocks.groups, self._tally, staged_bytes=QUEUE_BYTES, wake=self._news
         )
         self._fetches: dict[Sequence, Fetch] = {}
+        self._closing = threading.Event()
+        threading.Thread(target=self._refresh, name="octavo-store-index", daemon=True).start()
 
     @property
     def has_news(self) -> bool:
@@ -70,7 +74,9 @@ class DiskTier:
     def counts(self) -> StoreCounts:
         return self._tally.read(self._writer.num_bytes)
 
-    def start_load(self, sequence: Sequence) -> bool:
+    def start_load(self, sequence: Sequence, /) -> bool:
+        if self._reader.is_stuck:
+            return False
         blocks = self._blocks
         digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
         self._writer.used(digests)
@@ -124,8 +130,14 @@ class DiskTier:
 
     def close(self) -> None:
         """Write what is queued, within some seconds, and end the threads."""
-        self._reader.close(CLOSE_S)
+        self._closing.set()
+        self._reader.close()
         self._writer.close(CLOSE_S)
+
+    def _refresh(self) -> None:
+        """Follow what other servers do to the folder, however long the disk takes."""
+        while not self._closing.wait(REFRESH_S):
+            self._folder.refresh()
 
     def _news(self) -> None:
         self._wake()
