@@ -11,7 +11,7 @@ HTTP := $(VENV)/.installed-http
 PYTEST_ARGS ?= -n 2 --dist loadfile
 SERVE_ARGS ?=
 
-.PHONY: help demo serve serve-http test test-slow lint format types cross-aarch64 sanitize check clean
+.PHONY: help demo serve serve-http test test-slow lint format types cross-aarch64 sanitize docs proto check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
@@ -22,6 +22,7 @@ help:
 	@echo "make types      mypy --strict"
 	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"
 	@echo "make sanitize   the native kernels, built with ASan and UBSan, under their tests (PYTEST_ARGS=FILES)"
+	@echo "make docs       the documentation site, into build/site; make proto: stubs from the .proto files"
 	@echo "make check      lint, types and test"
 	@echo "make clean      remove the environment, builds and caches"
 
@@ -69,6 +70,13 @@ cross-aarch64: $(RUNTIME)
 
 sanitize: $(DEV)
 	@PYTHON=$(BIN)/python tools/sanitize.sh $(if $(filter command line environment,$(origin PYTEST_ARGS)),$(PYTEST_ARGS))
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+proto: $(DEV)
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto \
+		octavo/v1/generation.proto octavo/v1/cache.proto
 
 check: lint types test
 

@@ -123,15 +123,20 @@ class EventLog:
 
     def chains(self) -> Iterator[tuple[Digest, PageContents]]:
         """Every page of ``contents`` whose whole prefix is there, parents before children."""
-        contents, done = self._contents, set[Digest]()
-        for digest in contents:
-            chain: list[Digest] = []
-            at: Digest | None = digest
-            while at is not None and at not in done and at in contents:
-                chain.append(at)
-                at = contents[at].parent
-            if at is not None and at not in done:
-                continue  # its beginning was evicted, or came before tokens were kept
-            for known in reversed(chain):
-                done.add(known)
-                yield known, contents[known]
+        return parents_first(self._contents)
+
+
+def parents_first(contents: Mapping[Digest, PageContents]) -> Iterator[tuple[Digest, PageContents]]:
+    """Every page whose whole prefix is in ``contents``, parents before children."""
+    done = set[Digest]()
+    for digest in contents:
+        chain: list[Digest] = []
+        at: Digest | None = digest
+        while at is not None and at not in done and at in contents:
+            chain.append(at)
+            at = contents[at].parent
+        if at is not None and at not in done:
+            continue  # its beginning was evicted, or came before tokens were kept
+        for known in reversed(chain):
+            done.add(known)
+            yield known, contents[known]

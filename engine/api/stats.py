@@ -47,6 +47,7 @@ class StepRecord:
     hit_tokens, query_tokens   prompt tokens found / looked up by arrivals of this step
     miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
     ttft_s, inter_token_s, queue_s   one entry per event of this step
+    predicted_s                what the scheduler expected; None without a latency target
     """
 
     seconds: float
@@ -63,6 +64,7 @@ class StepRecord:
     inter_token_s: tuple[float, ...] = ()
     queue_s: tuple[float, ...] = ()
     ended: tuple[RequestRecord, ...] = ()
+    predicted_s: float | None = None
 
 
 class Observer(Protocol):

@@ -10,7 +10,11 @@ from tqdm import tqdm
 
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.backends import BackendName, choose_backend
-from octavo.kernels.bench.append_timings import (
+from octavo.kernels.interface import AttentionBackend
+
+from ..api.errors import InvalidConfig
+from ..arguments.usage import positive
+from ..executor.append_timings import (
     DENSE_ROW_BYTES,
     AppendTiming,
     dense_bytes,
@@ -19,10 +23,6 @@ from octavo.kernels.bench.append_timings import (
     time_pages,
     use_cpu_without_metal,
 )
-from octavo.kernels.interface import AttentionBackend
-
-from ..api.errors import InvalidConfig
-from ..arguments.usage import positive
 from ..memory.budget import available_memory, format_size
 from .arguments import counts, format_names
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ..api.errors import EngineStopping
 from ..api.outputs import Delta, FinishReason
+from .commands import AnswerT, Command
+from .dispatcher import CommandDispatcher
 from .engine_core import EngineCore
 from .request import Request, Update
 
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 10.0
-Answer = TypeVar("Answer")
+COMMANDS_PER_STEP = 16  # executed between two steps, at most: whoever asks much holds up nobody
 
 
 class Listener(Protocol):
@@ -51,18 +53,25 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
-    question: Callable[[EngineCore], Any]
-    answer: Future[Any]
-
-    def refuse(self) -> None:
-        if self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(EngineStopping("the engine ended before it could answer"))
+class _Wake:
+    """There may be something to do that is not in the inbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
     pass
+
+
+class _Question:
+    """A command on its way, and whoever waits for its answer."""
+
+    def __init__(self, command: Command[Any]) -> None:
+        self.command = command
+        self.answer: Future[Any] = Future()
+
+    def refuse(self) -> None:
+        if self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(EngineStopping("the engine ended before it could answer"))
 
 
 class EngineThread:
@@ -72,7 +81,8 @@ class EngineThread:
     def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
         self._listener = listener
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Ask | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Wake | _Stop] = queue.SimpleQueue()
+        self._questions: deque[_Question] = deque()
         self._has_ended = threading.Event()
         # A daemon, so that a program that forgets to stop its engine can still end.
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
@@ -88,19 +98,20 @@ class EngineThread:
         """Before the engine's next step, the request's pages are idle."""
         self._inbox.put(_Abort(request))
 
-    def ask(self, question: Callable[[EngineCore], Answer]) -> Future[Answer]:
-        """The answer of a function that is called on the engine's thread between two steps. It holds
-        up the next one: it must be quick. What it raises becomes the future's; EngineStopping when the
-        thread ends first."""
-        answer: Future[Answer] = Future()
-        self._inbox.put(_Ask(question, answer))
+    def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
+        """The answer of a command, which is executed between two steps. What that raises becomes the
+        future's; EngineStopping when the thread ends first."""
+        question = _Question(command)
+        self._questions.append(question)
         if self._has_ended.is_set():
             self._refuse_questions()
-        return answer
+        else:
+            self.wake()
+        return question.answer
 
     def wake(self) -> None:
         """The core may have work that did not come through the inbox."""
-        self.ask(lambda _: None)
+        self._inbox.put(_Wake())
 
     def stop(self) -> None:
         """End after the current step, and abort whatever is still running."""
@@ -134,20 +145,20 @@ class EngineThread:
         self._refuse_questions()
 
     def _loop(self, core: EngineCore) -> None:
+        dispatcher = CommandDispatcher(core.cache, core.transfer)
         while self._read_inbox(core):
-            self._listener.updates(core.step())
-            self._tell_watchers(core)
+            self._answer_questions(core, dispatcher)
+            if core.has_work:
+                self._listener.updates(core.step())
+            if core.cache.has_news():
+                self._listener.cache_changed()
         self._listener.updates(core.finish())
-
-    def _tell_watchers(self, core: EngineCore) -> None:
-        if core.cache.has_news():
-            self._listener.cache_changed()
 
     def _read_inbox(self, core: EngineCore) -> bool:
         """Do what the notes say, waiting for one if there is nothing else to do; False to end."""
         while True:
             try:
-                note = self._inbox.get(block=not core.has_work)
+                note = self._inbox.get(block=not (core.has_work or self._questions))
             except queue.Empty:
                 return True
             match note:
@@ -155,18 +166,22 @@ class EngineThread:
                     self._add(core, request)
                 case _Abort(request):
                     core.abort(request)
-                case _Ask(question, answer):
-                    _answer(core, question, answer)
-                    self._tell_watchers(core)
                 case _Stop():
                     return False
 
+    def _answer_questions(self, core: EngineCore, dispatcher: CommandDispatcher) -> None:
+        """The oldest ones; the others after the next step."""
+        for _ in range(min(len(self._questions), COMMANDS_PER_STEP)):
+            _answer(self._questions.popleft(), core, dispatcher)
+
     def _refuse_questions(self) -> None:
-        """Nobody will answer what is still in the inbox."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if isinstance(note := self._inbox.get_nowait(), _Ask):
-                    note.refuse()
+        """Nobody will answer what is left."""
+        while self._questions:
+            try:
+                question = self._questions.popleft()
+            except IndexError:  # another thread was faster
+                return
+            question.refuse()
 
     def _add(self, core: EngineCore, request: Request) -> None:
         try:
@@ -176,17 +191,17 @@ class EngineThread:
             self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
 
 
-def _answer(core: EngineCore, question: Callable[[EngineCore], Any], answer: Future[Any]) -> None:
-    if not answer.set_running_or_notify_cancel():
+def _answer(question: _Question, core: EngineCore, dispatcher: CommandDispatcher) -> None:
+    if not question.answer.set_running_or_notify_cancel():
         return
     try:
-        found = question(core)
+        answer = dispatcher.execute(question.command)
+        if question.command.changes_pages:
+            core.measure()
     except Exception as error:  # the asker's to handle; the engine goes on
-        core.measure()
-        answer.set_exception(error)
+        question.answer.set_exception(error)
     else:
-        core.measure()  # it may have changed what is cached
-        answer.set_result(found)
+        question.answer.set_result(answer)
 
 
 def _leave_mlx() -> None:

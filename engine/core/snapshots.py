@@ -1,46 +1,57 @@
-"""Prompts, and whole caches, saved by name: for moving to another engine, and for another day."""
+"""Prompts, and whole caches, saved by name: for moving to another engine, and for another day.
+
+Runs on a thread of its own, beside the engine: it reads and writes files, and asks the engine's thread
+for pages in portions. Nothing is held in between, so saving never takes a page from a request; what
+is evicted meanwhile is left out, and the answer says so.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from octavo.block_manager import Digest, PageTable
+import numpy as np
+
+from octavo.block_manager import Digest
 from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.errors import InvalidRequest, NotFound, RequestFailed
+from ..kv_store.chains import Chain, chains
 from ..kv_store.page_files import SUFFIX, BadPages, read_run, sync, write_run
-from ..kv_store.page_runs import PageKind, PageRun, joined
+from ..kv_store.page_runs import PageKind, PagePart, PageRun
 from ..kv_store.segments import stretches
-from ..kv_store.transfer import Chain, Inserted
-from .engine_core import EngineCore
+from ..kv_store.transfer import CachedPrefix, Inserted
+from .commands import AnswerT, Command, FindPrefix, GetPageKind, InsertPages, ListPages, ReadPages
 
 PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
-
-Answer = TypeVar("Answer")
+MOST_TRIES = 3  # of reading a prompt whose pages give way to others
 
 
 class Ask(Protocol):
-    """Calls a function on the engine's thread between two steps, and waits for its answer."""
+    """Has a command executed by the engine's thread, and waits for its answer."""
 
-    def __call__(self, question: Callable[[EngineCore], Answer], /) -> Answer: ...
+    def __call__(self, command: Command[AnswerT], /) -> AnswerT: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPages:
     """What was written. Pages are those of the group that needs all of them, if there is one; groups
-    with a window hold a few of the same positions."""
+    with a window hold a few of the same positions.
+
+    num_missing_pages   were cached at first, gave way to others while they were read, and are left out
+    """
 
     num_pages: int
     num_tokens: int
     num_bytes: int
+    num_missing_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +96,18 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
     if path.suffix != SUFFIX:
         raise InvalidRequest(f"a saved prompt is a file of pages; name it {path.name}{SUFFIX}")
     _check_new(path)
-    table = ask(lambda core: core.transfer.open(tokens, salt))
-    try:
-        runs = list(_read_parts(ask, table, tokens))
-    finally:
-        ask(lambda core: core.transfer.close(table))
-    if not runs:
+    found = _read_prompt(ask, tokens, salt)
+    if not found.run.num_pages:
         raise NotFound(
             f"nothing of these {len(tokens)} tokens is cached, so there is nothing to save; only full pages "
             "are cached: send the prompt first, with this salt"
         )
-    whole = joined(runs)
     with _new(path) as unfinished:
-        write_run(unfinished, whole)
+        write_run(unfinished, found.run)
         sync(unfinished)
-    return SavedPages(whole.num_pages, len(whole.token_ids), path.stat().st_size)
+    return SavedPages(
+        found.run.num_pages, len(found.run.token_ids), path.stat().st_size, found.num_missing_pages
+    )
 
 
 def save_all(ask: Ask, path: Path) -> SavedPages:
@@ -109,19 +117,21 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
     Raises as ``save_prompt`` does.
     """
     _check_new(path)
-    num_pages = num_tokens = num_bytes = 0
-    part = ask(lambda core: _part(core.transfer.kind))
+    num_pages = num_tokens = num_bytes = num_missing = 0
+    kind = ask(GetPageKind())
     with _new(path) as unfinished:
         unfinished.mkdir()
-        for number, chain in enumerate(ask(lambda core: core.transfer.chains(part))):
-            run = ask(functools.partial(_read_chain, chain))
+        for number, chain in enumerate(chains(ask(ListPages()), _part(kind))):
+            run = _read_chain(ask, kind, chain)
             file = unfinished / f"{number:06}{SUFFIX}"
             write_run(file, run)
             sync(file)
-            num_pages += len(run.parts[0].indices)
-            num_tokens += len(run.parts[0].indices) * run.kind.page_size
+            count = len(run.parts[0].indices)
+            num_pages += count
+            num_tokens += count * kind.page_size
             num_bytes += file.stat().st_size
-    return SavedPages(num_pages, num_tokens, num_bytes)
+            num_missing += 0 if any(part.indices for part in run.parts) else run.num_pages
+    return SavedPages(num_pages, num_tokens, num_bytes, num_missing)
 
 
 def load(ask: Ask, path: Path) -> LoadedPages:
@@ -131,7 +141,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
     All files are checked before the first page is inserted: InvalidRequest says why they cannot be
     used (torn, altered, of another model), and then nothing has changed; NotFound if there are none.
     """
-    kind = ask(lambda core: core.transfer.kind)
+    kind = ask(GetPageKind())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise NotFound(f"there are no saved pages at {path.name}; give the path that save was given")
@@ -152,7 +162,9 @@ def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: Lo
     for stretch in stretches(run, kind, start):
         for first in range(0, len(stretch.pages), part := _part(kind)):
             some, at = stretch.pages[first : first + part], stretch.first + first
-            inserted = ask(functools.partial(_insert_part, tokens, some, run.salt or b"", at, stretch.group))
+            inserted = _insert_part(
+                ask, kind, tokens, some, salt=run.salt or b"", first=at, group=stretch.group
+            )
             skipped += inserted.num_skipped
             if stretch.group == 0:
                 new, known = new + inserted.num_new, known + inserted.num_known
@@ -202,28 +214,79 @@ def _read(file: Path, kind: PageKind) -> PageRun:
     return run
 
 
-def _read_parts(ask: Ask, table: PageTable, tokens: list[int]) -> Iterator[PageRun]:
-    first = 0
-    while first < len(table.pages):
-        run = ask(functools.partial(_read_part, table, tokens, first))
-        yield run
-        first += run.num_pages
+@dataclass(frozen=True, slots=True)
+class _PromptPages:
+    """What was read of a prompt, and how many of its pages were gone before they could be read."""
+
+    run: PageRun
+    num_missing_pages: int
 
 
-def _read_chain(chain: Chain, core: EngineCore) -> PageRun:
-    return core.transfer.read_cached(chain)
+def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
+    """The cached beginning of a prompt. Where pages give way while they are read, the shorter one that is
+    cached then; if that goes on, what comes before the first page that is gone."""
+    kind = ask(GetPageKind())
+    size, count = kind.page_size, len(tokens) // kind.page_size
+    digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
+    most = 0
+    for _ in range(MOST_TRIES):
+        prefix = ask(FindPrefix(digests))
+        most = max(most, prefix.num_pages)
+        whole = PageRun(kind, root(salt), tuple(tokens), _read_parts(ask, kind, digests, prefix), salt)
+        gap = _first_gap(whole, prefix)
+        digests = digests[:gap]
+        if gap == prefix.num_pages:
+            break
+    return _PromptPages(_shortened(whole, len(digests)), most - len(digests))
 
 
-def _read_part(table: PageTable, tokens: list[int], first: int, core: EngineCore) -> PageRun:
-    transfer = core.transfer
-    return transfer.read_held(table, tokens, first, _part(transfer.kind))
+def _read_parts(
+    ask: Ask, kind: PageKind, digests: tuple[Digest, ...], prefix: CachedPrefix
+) -> tuple[PagePart, ...]:
+    """What sequences that go on after a prefix would read, as far as it is still there, in portions."""
+    read: list[list[PagePart]] = [[] for _ in prefix.needed]
+    for first in range(0, prefix.num_pages, portion := _part(kind)):
+        stop = min(first + portion, prefix.num_pages)
+        wanted = tuple(tuple(i - first for i in needed if first <= i < stop) for needed in prefix.needed)
+        for parts, part in zip(read, ask(ReadPages(digests[first:stop], wanted)), strict=True):
+            parts.append(PagePart(tuple(first + index for index in part.indices), part.pages))
+    return tuple(
+        PagePart(
+            tuple(index for part in parts for index in part.indices),
+            np.concatenate([part.pages for part in parts]) if parts else np.empty((0, 0), np.uint8),
+        )
+        for parts in read
+    )
+
+
+def _first_gap(run: PageRun, prefix: CachedPrefix) -> int:
+    """The first page that some group needs and that was not read; ``prefix.num_pages`` if all were."""
+    gone = (
+        set(needed).difference(part.indices) for needed, part in zip(prefix.needed, run.parts, strict=True)
+    )
+    return min((min(pages) for pages in gone if pages), default=prefix.num_pages)
+
+
+def _shortened(run: PageRun, num_pages: int) -> PageRun:
+    """The first ``num_pages`` of a run."""
+    parts = []
+    for part in run.parts:
+        count = bisect_left(part.indices, num_pages)
+        parts.append(PagePart(part.indices[:count], part.pages[:count]))
+    tokens = run.token_ids[: num_pages * run.kind.page_size]
+    return replace(run, token_ids=tokens, parts=tuple(parts))
+
+
+def _read_chain(ask: Ask, kind: PageKind, chain: Chain) -> PageRun:
+    parent = root(chain.salt) if chain.parent is None else chain.parent
+    return PageRun(kind, parent, chain.tokens, ask(ReadPages(chain.digests)), chain.salt)
 
 
 def _insert_part(
-    tokens: list[int], pages: PageBytes, salt: bytes, first: int, group: int, core: EngineCore
+    ask: Ask, kind: PageKind, tokens: list[int], pages: PageBytes, *, salt: bytes, first: int, group: int
 ) -> Inserted:
-    stop = (first + len(pages)) * core.transfer.page_size
-    return core.transfer.insert(tokens[:stop], pages, salt, first=first, group=group)
+    stop = (first + len(pages)) * kind.page_size
+    return ask(InsertPages(tuple(tokens[:stop]), pages, salt, first, group))
 
 
 def _part(kind: PageKind) -> int:

@@ -96,4 +96,5 @@ class Recorder:
             inter_token_s=tuple(self._inter_token_s),
             queue_s=tuple(self._queue_s),
             ended=tuple(self._ended),
+            predicted_s=None if step is None else step.predicted_s,
         )

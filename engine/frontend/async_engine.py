@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from ..api.config import EngineConfig
 from ..api.engine_info import ModelInfo
@@ -14,6 +14,7 @@ from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
+from ..core.commands import AnswerT, Command
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request
@@ -24,8 +25,8 @@ from .notifier import Wakeup
 from .output_streams import OpenStreams
 from .request_limiter import refusal_label
 from .stream import Stream
+from .text_executor import TextExecutor
 
-Answer = TypeVar("Answer")
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 ABORT_TIMEOUT_S = 10.0
@@ -54,7 +55,8 @@ class AsyncEngine:
         self._observer = observer
         self._core: EngineCore | None = None
         self._admission: Admission | None = None
-        self._open = OpenStreams(config)
+        self._open = OpenStreams(config, abort=self._abort)
+        self._texts = TextExecutor("encode")  # bounded by who is let in
         self._stopping = False
         self._thread: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,6 +125,7 @@ class AsyncEngine:
             stream.fail(EngineStopping("the engine was stopped"))
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
+        self._texts.close()
 
     async def generate(
         self,
@@ -132,36 +135,48 @@ class AsyncEngine:
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        final_only: bool = False,
     ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
         Nothing happens before the first step of the iteration, and closing or cancelling the
         iteration ends the request in the engine. An error of this request alone arrives as a
-        delta with finish_reason ERROR. A reader that is slow gets merged deltas.
+        delta with finish_reason ERROR. A reader that is slow gets merged deltas; one that leaves too
+        much unread gets Overloaded.
 
         salt       requests share cached prompt pages only with requests of the same salt
         priority   smaller numbers are let in first, and give way last when memory runs out
+        final_only one delta per sample, with everything, when the sample has ended
 
         Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
         stream = await self._submit(
-            prompt, params or SamplingParams(), request_id=request_id, salt=salt, priority=priority
+            prompt,
+            params or SamplingParams(),
+            request_id=request_id,
+            salt=salt,
+            priority=priority,
+            final_only=final_only,
         )
-        assert self._thread is not None
         try:
             while (delta := await stream.next()) is not None:
                 yield delta
         finally:
             if not stream.ended:
-                self._thread.abort(stream.request)
+                self._abort(stream.request)
                 self._open.forget(stream)
+            self._open.close(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
         requests are ended already."""
         stream = self._open.find(request_id)
-        if stream is not None and self._thread is not None:
-            self._thread.abort(stream.request)
+        if stream is not None:
+            self._abort(stream.request)
+
+    def _abort(self, request: Request) -> None:
+        assert self._thread is not None
+        self._thread.abort(request)
 
     async def _submit(
         self,
@@ -171,25 +186,33 @@ class AsyncEngine:
         request_id: str | None,
         salt: bytes,
         priority: int,
+        final_only: bool,
     ) -> Stream:
         try:
             self._check_open(request_id)
-            request = await self._admit(prompt, params, request_id=request_id, salt=salt, priority=priority)
-            self._check_open(request_id, request.num_prompt)  # once more: encoding may have taken a while
+            assert self._admission is not None
+            with self._open.gate.entering(self._admission.at_least(prompt)):
+                request = await self._admit(
+                    prompt, params, request_id=request_id, salt=salt, priority=priority
+                )
+            self._check_open(request_id)  # once more: encoding may have taken a while
+            self._open.gate.check(request.num_prompt)
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
                 self._observer.rejected(refusal_label(error))
             raise
-        stream = self._open.add(request, self._give_up)
+        stream = self._open.add(request, self._give_up, final_only=final_only)
         assert self._thread is not None
         self._thread.add(request)
         return stream
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt, checked as those of a request are."""
+        """The token ids of a prompt, checked as those of a request are. Overloaded while no request
+        would be let in."""
         self._running_core()
         assert self._admission is not None
-        prompt_ids = await self._admission.encode_beside(prompt)
+        with self._open.gate.entering(self._admission.at_least(prompt)):
+            prompt_ids = await self._admission.encode_beside(prompt, self._texts)
         self._admission.check_ids("prompt", prompt_ids)
         return prompt_ids
 
@@ -203,7 +226,7 @@ class AsyncEngine:
         priority: int,
     ) -> Request:
         assert self._admission is not None
-        prompt_ids = await self._admission.encode_beside(prompt)
+        prompt_ids = await self._admission.encode_beside(prompt, self._texts)
         constraint = None
         if params.structured is not None:
             constraint = await asyncio.to_thread(self._admission.compile, params)
@@ -218,16 +241,14 @@ class AsyncEngine:
 
     def _give_up(self, request: Request) -> None:
         """Nobody has begun it in the time it may wait."""
-        assert self._thread is not None
-        self._thread.abort(request)
+        self._abort(request)
         if self._observer is not None:
             self._observer.rejected("queue_timeout")
 
-    def _check_open(self, request_id: str | None, num_prompt: int = 0) -> None:
+    def _check_open(self, request_id: str | None) -> None:
         self._running_core()
         if self._stopping:
             raise EngineStopping("the engine is shutting down; send the request to another one")
-        self._open.check_room(num_prompt)
         if request_id == "":
             raise InvalidRequest("request_id must not be empty; leave it out to get one")
         if request_id is not None and self._open.find(request_id) is not None:
@@ -245,13 +266,13 @@ class AsyncEngine:
     def _dead(self) -> EngineDead:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
 
-    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
-        """What a function says that is called on the engine's thread between two steps, and must be
-        quick. Raises what it raises; EngineDead when there is no engine to ask."""
+    async def ask(self, command: Command[AnswerT]) -> AnswerT:
+        """A command's answer, once the engine's thread has executed it between two steps. Raises what
+        the command raises; EngineDead when there is no engine to ask."""
         self._running_core()
         assert self._thread is not None
         try:
-            return await asyncio.wrap_future(self._thread.ask(question))
+            return await asyncio.wrap_future(self._thread.ask(command))
         except EngineStopping:
             self._running_core()  # if it died, that is the news
             raise

@@ -6,18 +6,17 @@ with an engine that has no model behind it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..api.config import EngineConfig
 from ..api.engine_info import ModelInfo
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges
-from ..core.engine_core import EngineCore
+from ..core.commands import AnswerT, Command
 from ..frontend.notifier import Wakeup
 
-Answer = TypeVar("Answer")
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a chat
 
@@ -27,11 +26,17 @@ class Tokenizer(Protocol):
 
     eos_ids: frozenset[int]
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """RequestTooLong, without any work, for a text that cannot have so few tokens."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]: ...
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None
+    ) -> list[int]: ...
 
 
 class Engine(Protocol):
@@ -60,15 +65,17 @@ class Engine(Protocol):
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        final_only: bool = False,
     ) -> AsyncGenerator[Delta, None]:
-        """Increments of all samples until each has its finish reason. Closing the generator,
-        or cancelling the task that reads it, frees the request's pages within one step."""
+        """Increments of all samples until each has its finish reason (``final_only``: one for each).
+        Closing the generator, or cancelling the task that reads it, frees the request's pages within
+        one step."""
         ...
 
     async def abort(self, request_id: str) -> None: ...
 
-    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
-        """What a function says that is called on the engine's thread between two steps."""
+    async def ask(self, command: Command[AnswerT]) -> AnswerT:
+        """A command's answer, once the engine has executed it between two steps."""
         ...
 
     async def encode(self, prompt: Prompt) -> list[int]:

@@ -14,28 +14,35 @@ MOST_REQUESTS = 1024
 MOST_TOKENS = 1_000_000  # of ended requests: 4 MB
 
 
-@dataclass(slots=True)
-class Remembered:
-    """One request's lookup.
+@dataclass(frozen=True, slots=True)
+class RememberedLookup:
+    """What one request's prompt found in the cache.
 
-    misses   tokens that were not found, by reason; miss: the first page that was not
-    at       when, in seconds of the engine's clock
+    num_tokens   of the prompt; num_hit: those that were found
+    misses       tokens that were not found, by reason; miss: the first page that was not
+    at           when, in seconds of the engine's clock
     """
 
-    request_id: str
-    salt: bytes
     num_tokens: int
     num_hit: int
     misses: Mapping[str, int]
     miss: Miss
     at: float
+
+
+@dataclass(slots=True)
+class Remembered:
+    """One request: its lookup, and its tokens."""
+
+    lookup: RememberedLookup
+    salt: bytes
     source: Sequence | array[int]  # the sequence while it runs, its tokens when it has ended
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> tuple[int, ...]:
         """The prompt, and what the first sample has said so far."""
         source = self.source
-        return list(source.tokens if isinstance(source, Sequence) else source)
+        return tuple(source.tokens if isinstance(source, Sequence) else source)
 
 
 class RememberedLookups:
@@ -54,16 +61,8 @@ class RememberedLookups:
         """Ids may come again: the latest request of an id is the one remembered."""
         sequence = lookup.sequence
         self._forget(request_id)
-        self._latest[request_id] = Remembered(
-            request_id,
-            sequence.salt,
-            lookup.num_tokens,
-            lookup.num_hit,
-            lookup.misses,
-            lookup.miss,
-            now,
-            sequence,
-        )
+        found = RememberedLookup(lookup.num_tokens, lookup.num_hit, lookup.misses, lookup.miss, now)
+        self._latest[request_id] = Remembered(found, sequence.salt, sequence)
         if len(self._latest) > self._most_requests:
             self._forget(next(iter(self._latest)))
 

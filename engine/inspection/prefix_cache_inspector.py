@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.block_manager import BlockManager, PageEvent, Pins
@@ -88,8 +88,8 @@ class PrefixCache:
         """Those of salts that begin like this."""
         return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
-    def explain(self, request_id: str) -> Remembered:
-        """What a request found; NotFound when it is not among the latest."""
+    def remembered(self, request_id: str) -> Remembered:
+        """What a request found, and its tokens; NotFound when it is not among the latest."""
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(
@@ -98,7 +98,7 @@ class PrefixCache:
             )
         return remembered
 
-    def pin(self, name: str, tokens: list[int], *, salt: bytes) -> Pinned:
+    def pin(self, name: str, tokens: Sequence[int], *, salt: bytes) -> Pinned:
         """Keep what is cached of these tokens. NotConfigured without room for pins, Overloaded
         without enough of it, NotFound when nothing is cached; then nothing has changed."""
         most = self.blocks.max_pinned
@@ -123,9 +123,9 @@ class PrefixCache:
             raise NotFound(f"nothing is pinned as {shown!r}; `octavo cache stats` lists the pins")
         return self._pins.num_pages
 
-    def pins(self) -> dict[str, int]:
-        """Positions kept, by name."""
-        return self._pins.kept()
+    def pins(self, prefix: str = "") -> dict[str, int]:
+        """Positions kept, by name, of names that begin like this."""
+        return {name: kept for name, kept in self._pins.kept().items() if name.startswith(prefix)}
 
     def flush(self) -> int:
         """Forget every cached page that nobody holds; how many there were."""

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-
-import numpy as np
 
 from octavo.block_manager import Digest
 from octavo.kernels.interface import PoolSpec
@@ -104,18 +100,6 @@ class PageRun:
     def num_pages(self) -> int:
         """Pages whose tokens are in the run, whether or not each group has them."""
         return len(self.token_ids) // self.kind.page_size
-
-
-def joined(runs: Sequence[PageRun]) -> PageRun:
-    """Runs of one sequence, each of which continues the one before it, as one."""
-    starts = list(accumulate((run.num_pages for run in runs), initial=0))
-    parts = []
-    for group in range(len(runs[0].parts)):
-        some = [run.parts[group] for run in runs]
-        indices = (start + i for start, part in zip(starts, some, strict=False) for i in part.indices)
-        parts.append(PagePart(tuple(indices), np.concatenate([part.pages for part in some])))
-    ids = tuple(token for run in runs for token in run.token_ids)
-    return replace(runs[0], token_ids=ids, parts=tuple(parts))
 
 
 def _unsized(kind: PageKind) -> list[PoolSpec]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.block_manager import BlockManager, Digest, PageId, PageTable
-from octavo.block_manager.digests import root
+from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import Sequence, Step
 
 from ..api.errors import NotConfigured
-from .page_runs import PageKind, PagePart, PageRun
+from .page_runs import PageKind, PagePart
 
 
 class PageAccess(Protocol):
@@ -37,17 +35,19 @@ class Inserted:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
-    """Pages ``[first, stop)`` of a sequence; nobody else begins with the pages after ``first``."""
+class CachedPrefix:
+    """The longest cached beginning of a sequence: nothing is held, so it may be evicted at once.
 
-    tokens: list[int]
-    salt: bytes
-    first: int
-    stop: int
+    num_pages   full pages after which a sequence could go on
+    needed      per group of layers: which of these pages it would read, rising
+    """
+
+    num_pages: int
+    needed: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class PageEntry:
     """What a digest stands for: the page's tokens, behind those of its parent (None: at the start)."""
 
     parent: Digest | None
@@ -58,14 +58,14 @@ class _Entry:
 class PageTransfer:
     """Reads and inserts pages of a core's pool.
 
-    remember   keep the tokens of published pages, so that ``chains`` can tell them all
+    remember   keep the tokens of published pages, so that ``list_pages`` can tell them all
     """
 
     def __init__(self, access: PageAccess, blocks: BlockManager, *, remember: bool = False) -> None:
         self._access = access
         self._blocks = blocks
         self._remember = remember
-        self._entries: dict[Digest, _Entry] = {}
+        self._entries: dict[Digest, PageEntry] = {}
         self._most_entries = 2 * blocks.num_pages  # before those are left out that nobody can find
 
     @property
@@ -83,49 +83,24 @@ class PageTransfer:
         if not self._blocks.prefix_cache:
             raise NotConfigured("the prefix cache is off, so no page is found; leave --no-prefix-cache out")
 
-    def open(self, tokens: Run[int], salt: bytes) -> PageTable:
-        """Hold the cached full pages of these tokens; ``close`` lets them go."""
+    def find_prefix(self, digests: Run[Digest]) -> CachedPrefix:
+        """How much is cached of a sequence with these pages."""
         self.check()
-        return self._blocks.open([*tokens, 0], salt=salt)
-
-    def close(self, table: PageTable) -> None:
-        self._blocks.close(table)
-
-    def read_held(self, table: PageTable, tokens: Run[int], first: int, limit: int) -> PageRun:
-        """What a table that ``open`` made for these tokens holds of pages ``first``, ..., at most so many."""
-        stop, parts = min(len(table.pages), first + limit), []
-        for group, part in enumerate(table.parts):
-            held = [i for i in self._blocks.held_indices(table, group) if first <= i < stop]
-            parts.append(self._part(group, first, {index: part.pages[index] for index in held}))
-        return self._run(tokens, table.digests, table.salt, first, stop, parts)
-
-    def read_cached(self, chain: Chain) -> PageRun:
-        """What can be found of a chain's pages, in any group."""
         blocks = self._blocks
-        digests = blocks.name_pages([*chain.tokens, 0], [], salt=chain.salt)
+        count, groups = blocks.num_findable(digests), range(len(blocks.groups))
+        needed = (tuple(sorted(blocks.needed_pages(count, group=group))) for group in groups)
+        return CachedPrefix(count, tuple(needed))
+
+    def read(self, digests: Run[Digest], wanted: Run[Run[int]] | None = None) -> tuple[PagePart, ...]:
+        """Copies of what can be found now, per group of layers; ``wanted`` says which of ``digests`` in
+        each (None: all). What is gone is left out."""
         parts = []
-        for group in range(len(blocks.groups)):
-            found = {i: blocks.find(digests[i], group) for i in range(chain.first, chain.stop)}
+        for group in range(len(self._blocks.groups)):
+            indices = range(len(digests)) if wanted is None else wanted[group]
+            found = {index: self._blocks.find(digests[index], group) for index in indices}
             pages = {index: page for index, page in found.items() if page is not None}
-            parts.append(self._part(group, chain.first, pages))
-        return self._run(chain.tokens, digests, chain.salt, chain.first, chain.stop, parts)
-
-    def _part(self, group: int, first: int, pages: Mapping[int, int]) -> PagePart:
-        data = self._access.read_pages(list(pages.values()), group)
-        return PagePart(tuple(index - first for index in pages), data)
-
-    def _run(
-        self,
-        tokens: Run[int],
-        digests: Run[Digest],
-        salt: bytes,
-        first: int,
-        stop: int,
-        parts: list[PagePart],
-    ) -> PageRun:
-        size = self._blocks.page_size
-        parent = digests[first - 1] if first else root(salt)
-        return PageRun(self.kind, parent, tuple(tokens[first * size : stop * size]), tuple(parts), salt)
+            parts.append(PagePart(tuple(pages), self._access.read_pages(list(pages.values()), group)))
+        return tuple(parts)
 
     def insert(
         self,
@@ -167,26 +142,6 @@ class PageTransfer:
             if first < last:
                 self._note_sequence(sequence, first, min(last, len(sequence.digests)))
 
-    def chains(self, max_pages: int) -> list[Chain]:
-        """All pages that are remembered and that some group has, each once, and those that lead to
-        them, those before others first."""
-        entries = self._findable()
-        children: dict[Digest | None, list[Digest]] = {}
-        for digest, entry in entries.items():
-            children.setdefault(entry.parent, []).append(digest)
-        chains: list[Chain] = []
-        todo: list[tuple[Digest, list[int], int]] = [(digest, [], 0) for digest in children.get(None, ())]
-        while todo:
-            digest, before, first = todo.pop()
-            tokens, stop, salt = [*before, *entries[digest].tokens], first + 1, entries[digest].salt
-            following = children.get(digest, [])
-            while len(following) == 1 and stop - first < max_pages:
-                tokens += entries[following[0]].tokens
-                stop, following = stop + 1, children.get(following[0], [])
-            chains.append(Chain(tokens, salt, first, stop))
-            todo += [(child, tokens, stop) for child in following]
-        return chains
-
     def _note_sequence(self, sequence: Sequence, first: int, last: int) -> None:
         self._note(sequence.tokens, sequence.digests, sequence.salt, first, last)
 
@@ -196,13 +151,15 @@ class PageTransfer:
         size, entries = self._blocks.page_size, self._entries
         for index in range(first, last):
             parent = digests[index - 1] if index else None
-            entries[digests[index]] = _Entry(parent, tuple(tokens[index * size : (index + 1) * size]), salt)
+            entries[digests[index]] = PageEntry(
+                parent, tuple(tokens[index * size : (index + 1) * size]), salt
+            )
         if len(entries) > self._most_entries:
-            self._entries = self._findable()
+            self._entries = self.list_pages()
             self._most_entries = max(self._most_entries, 2 * len(self._entries))
 
-    def _findable(self) -> dict[Digest, _Entry]:
-        """Of pages that some group has, and of those before them, which name them."""
+    def list_pages(self) -> dict[Digest, PageEntry]:
+        """What is remembered of pages that some group has, and of those before them, which name them."""
         find, entries = self._blocks.find, self._entries
         groups, wanted = range(len(self._blocks.groups)), set[Digest]()
         for digest in entries:

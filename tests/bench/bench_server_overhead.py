@@ -3,7 +3,7 @@
     python tests/bench/bench_server_overhead.py --model demo --streams 64 --rounds 5
 
 One process has the engine and the server; the client is a process of its own. Rounds alternate:
-first the prompts go into the core on its own thread and nothing else happens, then a client sends
+first the prompts go into a core of its own, on this thread, and nothing else happens, then a client sends
 as many of the same lengths over gRPC and reads every token. Reported are the medians of the rates,
 and the ratio of neighbouring rounds: what other programs on the machine take, both lose. CPU time
 is the serving process's, all threads, and that of its event loop, which is where the server is: on a
@@ -28,6 +28,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli.serve import settle_interpreter
+from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
 from octavo.engine.frontend.async_engine import AsyncEngine
@@ -57,16 +58,16 @@ def main(argv: Sequence[str]) -> None:
 
 async def measure(args: argparse.Namespace) -> None:
     """Alternate rounds, then a table and the JSON."""
-    engine = AsyncEngine(
-        EngineConfig(
-            model=args.model,
-            kv_format=args.kv_format,
-            num_pages=args.streams * (-(-(args.prompt_tokens + args.output_tokens) // 32) + 1),
-            max_running=args.streams,
-            prefix_cache=False,
-            stream_interval=args.stream_interval,
-        )
+    config = EngineConfig(
+        model=args.model,
+        kv_format=args.kv_format,
+        num_pages=args.streams * (-(-(args.prompt_tokens + args.output_tokens) // 32) + 1),
+        max_running=args.streams,
+        prefix_cache=False,
+        stream_interval=args.stream_interval,
     )
+    core = build_core(config)
+    engine = AsyncEngine(config)
     await engine.start()
     server = GrpcServer(engine)
     address = await server.start(Address("127.0.0.1", 0))
@@ -74,18 +75,19 @@ async def measure(args: argparse.Namespace) -> None:
     try:
         core_rounds, server_rounds = [], []
         for number in range(args.rounds + 1):
-            alone = await engine.ask(lambda core, seed=number: core_round(core, args, seed))  # type: ignore[misc]
+            alone = core_round(core, args, number)
             served = await server_round(str(address), args, number)
             if number:  # the first round warms both up
                 core_rounds.append(alone)
                 server_rounds.append(served)
     finally:
         await server.stop()
+        core.close()
     report(args, core_rounds, server_rounds)
 
 
 def core_round(core: EngineCore, args: argparse.Namespace, seed: int) -> Round:
-    """On the engine's thread: the whole work, and nobody to tell of it."""
+    """The whole work, and nobody to tell of it."""
     rng = np.random.default_rng(seed)
     wall, cpu = time.perf_counter(), time.process_time()
     for index in range(args.streams):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,13 +13,18 @@ from fakes import FakeCore, small_config
 from octavo.block_manager.events import EventLog
 from octavo.engine.api.errors import EventsGone, FellBehind
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.commands import Command, PageEventsSince, SubscribeEvents
 from octavo.engine.grpc.octavo_v1.cache import CacheServicer
 from octavo.proto import cache_pb2 as pb
 from served import Served, collect, served
 
 SHORT = SamplingParams(max_tokens=2)
 PROMPT = list(range(10, 32))  # five full pages of four, and two tokens
+
+
+def log_of(its: Served) -> EventLog:
+    assert its.core.core is not None
+    return its.core.core.cache.blocks.events
 
 
 async def say(its: Served, ids: list[int]) -> None:
@@ -82,15 +87,15 @@ async def test_a_watcher_that_falls_behind_is_told_so(monkeypatch: pytest.Monkey
         log._capacity = 8
 
     async with served(config=small_config(num_pages=32)) as its:
-        await its.engine.ask(lambda core: small(core.cache.blocks.events))
+        small(log_of(its))
         stream = its.client.cache.watch()
         await anext(stream)
         original = its.engine.ask
 
-        async def slow(question: Callable[[EngineCore], Any]) -> Any:
-            if getattr(question, "keywords", {}).get("number", 0) > 1:
+        async def slow(command: Command[Any]) -> Any:
+            if isinstance(command, PageEventsSince) and command.number > 1:
                 await reading.wait()
-            return await original(question)
+            return await original(command)
 
         monkeypatch.setattr(its.engine, "ask", slow)
         await say(its, PROMPT)
@@ -116,7 +121,7 @@ async def test_heartbeats_come_while_nothing_happens_and_nobody_is_left_behind(
         cache = its.core.core.cache if its.core.core else None
         assert cache is not None
         for _ in range(1000):
-            if not await its.engine.ask(lambda core: core.cache.num_watchers):
+            if not cache.num_watchers:
                 break
             await asyncio.sleep(0.01)
         assert cache.num_watchers == 0, "a watcher that is gone costs nothing"
@@ -124,5 +129,5 @@ async def test_heartbeats_come_while_nothing_happens_and_nobody_is_left_behind(
         await say(its, [*PROMPT[:8], *range(100, 120)])
         await its.client.cache.flush()
         assert not change.done(), "nobody is to be told"
-        await its.engine.ask(lambda core: core.cache.watch())
+        await its.engine.ask(SubscribeEvents())
         await asyncio.wait_for(change, 20)  # of what came before: a watcher looks at once

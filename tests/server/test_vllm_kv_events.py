@@ -15,6 +15,7 @@ from fakes import FakeCore, small_config
 from octavo.block_manager.events import EventLog
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.credentials import ClientCredentials
+from octavo.engine.core.commands import Command, PageEventsSince
 from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.vllm import kv_events
 from served import collect, eventually_async
@@ -100,11 +101,17 @@ async def say(its: Worker, ids: list[int], *, salt: str = "") -> None:
     await collect(its.its.client.generate(ids, SamplingParams(max_tokens=1), salt=salt))
 
 
+def log_of(its: Worker) -> EventLog:
+    core = its.its.core.core
+    assert core is not None
+    return core.cache.blocks.events
+
+
 async def subscribed(its: Worker) -> None:
     """The server has begun to keep tokens."""
 
     async def keeps() -> bool:
-        return bool(await its.its.engine.ask(lambda core: core.cache.blocks.events.tokens_since))
+        return log_of(its).tokens_since is not None
 
     await eventually_async(keeps, "tokens are kept")
 
@@ -194,18 +201,17 @@ async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyP
         log._capacity = 8
 
     async with worker(config=small_config(num_pages=32)) as its:
-        await its.its.engine.ask(lambda core: shrink(core.cache.blocks.events))
+        shrink(log_of(its))
         ask = its.its.engine.ask
 
-        async def slow(question: Any) -> Any:
-            if getattr(question, "keywords", {}).get("number", 0) > 1:
+        async def slow(command: Command[Any]) -> Any:
+            if isinstance(command, PageEventsSince) and command.number > 1:
                 await held.wait()
-            return await ask(question)
+            return await ask(command)
 
         monkeypatch.setattr(its.its.engine, "ask", slow)
         async with Router(its) as router:
-            while not await ask(lambda core: core.cache.blocks.events.tokens_since):
-                await asyncio.sleep(0.01)
+            await subscribed(its)
             for number in range(12):
                 await say(its, [number] * 22)
             held.set()

@@ -31,14 +31,14 @@ def test_the_latest_requests_are_remembered_and_what_they_have_said() -> None:
     remembered = memory.get("c")
     assert remembered is not None
     found.sequence.tokens.append(9)
-    assert remembered.tokens == [1, 2, 3, 9]
+    assert remembered.tokens == (1, 2, 3, 9)
     memory.ended("c")
-    assert remembered.tokens == [1, 2, 3, 9], "it has not ended: another request of this id has"
+    assert remembered.tokens == (1, 2, 3, 9), "it has not ended: another request of this id has"
     found.sequence.status = Status.FINISHED
     memory.ended("c")
     memory.ended("nobody")
     assert isinstance(remembered.source, array)
-    assert remembered.tokens == [1, 2, 3, 9]
+    assert remembered.tokens == (1, 2, 3, 9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=30))

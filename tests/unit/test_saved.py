@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.errors import InvalidRequest, NotConfigured, NotFound
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.core import snapshots as saved
+from octavo.engine.core.commands import AnswerT, Command, ReadPages
 from octavo.engine.core.snapshots import LoadedPages, below, load, save_all, save_prompt
 from octavo.engine.kv_store.page_files import read_run, write_run
-from octavo.engine.kv_store.page_runs import PageKind
+from octavo.engine.kv_store.page_runs import PageKind, PagePart
 
 PROMPT = [number % 250 for number in range(101)]
 FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -73,10 +75,12 @@ def test_a_whole_cache(engine: Callable[..., LLM], tmp_path: Path, monkeypatch: 
     """Four prompts that share beginnings: every page is saved once, and found again."""
     monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
     prompts = [PROMPT[:41], [*PROMPT[:20], *range(30, 50)], [*PROMPT[:20], *range(60, 90)], [7] * 30]
-    first = engine()
+    fake = FakeCore()
+    first = engine(fake)
     want = [ask_one(first, prompt) for prompt in prompts]
     done = save_all(first._ask, tmp_path / "cache")
-    core = first._thread.ask(lambda core: core).result()
+    core = fake.core
+    assert core is not None
     assert done.num_pages == core.gauges.pages_idle_cached
     assert done.num_tokens == 4 * done.num_pages
     second = engine()
@@ -90,12 +94,66 @@ def test_a_whole_cache(engine: Callable[..., LLM], tmp_path: Path, monkeypatch: 
 
 
 def test_evicted_pages_are_not_remembered_for_ever(engine: Callable[..., LLM], tmp_path: Path) -> None:
-    llm = engine(num_pages=32)
+    fake = FakeCore()
+    llm = engine(fake, num_pages=32)
     for number in range(12):
         ask_one(llm, [number, *PROMPT[:60]])
-    core = llm._thread.ask(lambda core: core).result()
+    core = fake.core
+    assert core is not None
     assert len(core.transfer._entries) <= 2 * 32
     assert save_all(llm._ask, tmp_path / "cache").num_pages == core.gauges.pages_idle_cached
+
+
+def test_saving_holds_no_page_that_a_request_needs(
+    engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that needs nearly the whole pool comes while another, which fills it, is being read."""
+    monkeypatch.setattr(saved, "PART_BYTES", 8 * 16 * 16)  # eight pages
+    fake = FakeCore()
+    llm = engine(fake, page_size=16, num_pages=64, max_step_tokens=512)
+    cached, other = [number % 250 for number in range(900)], [7] * 800
+    ask_one(llm, cached)
+    served: list[RequestOutput] = []
+
+    def busy(command: Command[AnswerT]) -> AnswerT:
+        if isinstance(command, ReadPages) and len(command.digests) == 8 and not served:
+            served.append(ask_one(llm, other))
+        return llm._ask(command)
+
+    done = save_prompt(busy, tmp_path / "x.safetensors", cached, b"")
+    assert len(served[0].outputs[0].token_ids) == 4
+    assert done.num_pages < 56
+    assert done.num_pages + done.num_missing_pages == 56, "what gave way is left out, and told"
+    second = engine(page_size=16, num_pages=64, max_step_tokens=512)
+    assert second.load_prompt(tmp_path / "x.safetensors").num_pages == done.num_pages
+    assert ask_one(second, cached).cached_tokens == done.num_tokens
+    assert fake.core is not None
+    fake.core._blocks.check()
+    assert fake.core.gauges.pages_held == 0
+
+
+def test_a_prompt_that_keeps_giving_way_is_saved_up_to_there(
+    engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it is read, another page is gone: it ends, with what comes before the first of them."""
+    monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
+    llm = engine()
+    ask_one(llm, PROMPT)
+    lost: list[int] = []
+
+    def losing(command: Command[AnswerT]) -> AnswerT:
+        answer = llm._ask(command)
+        if not isinstance(command, ReadPages):
+            return answer
+        part: PagePart = answer[0]  # type: ignore[index]  # mypy does not narrow by the command's type
+        count = len(part.indices) - 1
+        lost.append(count)
+        return cast(AnswerT, (PagePart(part.indices[:count], part.pages[:count]),))
+
+    done = save_prompt(losing, tmp_path / "x.safetensors", PROMPT, b"")
+    assert done.num_pages + done.num_missing_pages == 25
+    assert lost == [4, 4, 4, 4, 4, 3, 2], "three times: all five portions, then what was left"
+    assert done.num_pages == engine().load_prompt(tmp_path / "x.safetensors").num_pages == 2
 
 
 def test_a_pool_that_is_too_small_takes_none_of_it(engine: Callable[..., LLM], tmp_path: Path) -> None:

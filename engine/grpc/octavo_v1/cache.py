@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -11,8 +10,18 @@ from octavo.proto import cache_pb2 as pb
 from octavo.proto import cache_pb2_grpc
 
 from ...api.errors import EventsGone, InvalidRequest, NotConfigured
-from ...core.engine_core import EngineCore
-from ...core.snapshots import Answer, Ask, below, load, save_all, save_prompt
+from ...core.commands import (
+    AnswerT,
+    Command,
+    ExplainRequest,
+    FlushCache,
+    GetCacheStats,
+    GetRequestTokens,
+    ListReusedPrefixes,
+    PinPrefix,
+    UnpinPrefix,
+)
+from ...core.snapshots import Ask, below, load, save_all, save_prompt
 from ...inspection.reuse_tree import ReusedPrefix, ReuseNode, reuse_tree
 from ..request_handler import Intake, checked_id, own_name
 from ..security import tenant_salt
@@ -38,13 +47,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         most = messages.num_prefixes(request)
         tenant = self._intake.tenant_of(context)
         salt = tenant_salt(tenant)
-        totals = await self._engine.ask(lambda core: core.cache.totals())
-        prefixes = await self._engine.ask(lambda core: core.cache.prefixes(salt))
-        pins = await self._engine.ask(lambda core: core.cache.pins())
         prefix = own_name(tenant, "")
-        own = {name.removeprefix(prefix): kept for name, kept in pins.items() if name.startswith(prefix)}
-        response = messages.stats_message(totals, self._engine.gauges(), own, hide_salts=bool(tenant))
-        nodes = await asyncio.to_thread(_tree, prefixes, totals.page_size, most)
+        stats = await self._engine.ask(GetCacheStats(prefix))
+        prefixes = await self._engine.ask(ListReusedPrefixes(salt))
+        own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
+        response = messages.stats_message(stats.totals, self._engine.gauges(), own, hide_salts=bool(tenant))
+        nodes = await asyncio.to_thread(_tree, prefixes, stats.totals.page_size, most)
         response.prefixes.extend(messages.prefix_message(node, self._engine.tokenizer) for node in nodes)
         return response
 
@@ -55,7 +63,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             raise InvalidRequest("request_id is empty; say which request to explain")
         tenant = self._intake.tenant_of(context)
         name = own_name(tenant, request_id)
-        found = await self._engine.ask(lambda core: core.cache.explain(name))
+        found = await self._engine.ask(ExplainRequest(name))
         return messages.explain_message(
             found,
             request_id,
@@ -74,7 +82,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         else:
             saved = await asyncio.to_thread(save_all, self._ask(), path)
         return pb.SaveResponse(
-            num_pages=saved.num_pages, num_tokens=saved.num_tokens, num_bytes=saved.num_bytes
+            num_pages=saved.num_pages,
+            num_tokens=saved.num_tokens,
+            num_bytes=saved.num_bytes,
+            num_missing_pages=saved.num_missing_pages,
         )
 
     @errors_as_status
@@ -100,8 +111,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         """For threads: the engine's answers, waited for."""
         loop = asyncio.get_running_loop()
 
-        def ask(question: Callable[[EngineCore], Answer]) -> Answer:
-            return asyncio.run_coroutine_threadsafe(self._engine.ask(question), loop).result()
+        def ask(command: Command[AnswerT]) -> AnswerT:
+            return asyncio.run_coroutine_threadsafe(self._engine.ask(command), loop).result()
 
         return ask
 
@@ -109,7 +120,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
         name = own_name(self._intake.tenant_of(context), messages.pin_name(request.name))
         tokens, salt = await self._prefix(request.prefix, context)
-        pinned = await self._engine.ask(lambda core: core.cache.pin(name, tokens, salt=salt))
+        pinned = await self._engine.ask(PinPrefix(name, tuple(tokens), salt))
         return pb.PinResponse(
             num_tokens=pinned.num_tokens, prefix_tokens=len(tokens), pinned_pages=pinned.pinned_pages
         )
@@ -117,13 +128,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @errors_as_status
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
         name = own_name(self._intake.tenant_of(context), messages.pin_name(request.name))
-        left = await self._engine.ask(lambda core: core.cache.unpin(name, shown=request.name))
+        left = await self._engine.ask(UnpinPrefix(name, request.name))
         return pb.UnpinResponse(pinned_pages=left)
 
     @errors_as_status
     async def Flush(self, _request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
         self._intake.check_operator(context, "flush the cache of all tenants")
-        return pb.FlushResponse(num_pages=await self._engine.ask(lambda core: core.cache.flush()))
+        return pb.FlushResponse(num_pages=await self._engine.ask(FlushCache()))
 
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
@@ -149,16 +160,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         """Token ids and salt of what is meant."""
         if prefix.WhichOneof("prefix") != "request_id":
             salt = self._intake.salt_of(context, prefix.cache_salt)
-            return await self._engine.encode(messages.prompt_of(prefix)), salt
+            prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)
+            return await self._engine.encode(prompt), salt
         if prefix.cache_salt:
             raise InvalidRequest("cache_salt goes with text, token_ids and chat; a request has its own")
         name = own_name(self._intake.tenant_of(context), checked_id(prefix.request_id))
-
-        def find(core: EngineCore) -> tuple[list[int], bytes]:
-            found = core.cache.explain(name)
-            return found.tokens, found.salt
-
-        return await self._engine.ask(find)
+        found = await self._engine.ask(GetRequestTokens(name))
+        return list(found.tokens), found.salt
 
 
 def _tree(prefixes: list[ReusedPrefix], page_size: int, most: int) -> list[ReuseNode]:

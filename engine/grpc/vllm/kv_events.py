@@ -15,18 +15,17 @@ import math
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from smg_grpc_proto.generated import common_pb2 as pb
 
-from octavo.block_manager import Digest, PageContents, PageEvent
+from octavo.block_manager import Digest, PageEvent
 from octavo.block_manager.digests import unpack
+from octavo.block_manager.events import parents_first
 
 from ...api.errors import EventsGone, InvalidRequest
 from ...api.stats import Gauges
-from ...core.engine_core import EngineCore
+from ...core.commands import CachedContents, EventLogState, FlushCache, GetCachedContents
 from ..octavo_v1.page_events import (
-    Subscription,
     check_kept,
     events_from,
     subscribe,
@@ -41,15 +40,6 @@ SILENCE_S = 10.0  # ... and told even if it is the same
 SNAPSHOT_BLOCKS = 1024  # of one message
 _EPOCH_BITS = 24
 _POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """What can be found: ``number`` of the last event in it; ``unknown`` were before tokens were kept."""
-
-    number: int
-    unknown: int
-    pages: list[tuple[Digest, PageContents]]
 
 
 class KvEventStream:
@@ -73,7 +63,7 @@ class KvEventStream:
         """Events from ``number`` on, as ``begin`` said, after a snapshot if there is no cursor.
         FellBehind if this reader is too slow."""
         if not request.start_sequence_number:
-            snapshot = await self._engine.ask(_snapshot)
+            snapshot = await self._engine.ask(GetCachedContents())
             number = snapshot.number + 1
             for batch in self._snapshot_batches(snapshot):
                 yield batch
@@ -84,7 +74,7 @@ class KvEventStream:
                 if not events and self._has_load_to_tell(request):
                     yield self._batch(None, ())
 
-    async def begin(self, request: pb.SubscribeKvEventsRequest, its: Subscription) -> int:
+    async def begin(self, request: pb.SubscribeKvEventsRequest, its: EventLogState) -> int:
         """Number of the first event to send. EventsGone if the cursor is too old or yet to come."""
         self._base = int(its.log_began) << _EPOCH_BITS
         cursor: int = request.start_sequence_number
@@ -161,9 +151,10 @@ class KvEventStream:
             cache_salt=own.decode(errors="replace") if own else None,
         )
 
-    def _snapshot_batches(self, snapshot: _Snapshot) -> Iterable[pb.KvEventBatch]:
+    def _snapshot_batches(self, snapshot: CachedContents) -> Iterable[pb.KvEventBatch]:
         """Numbered so that the last of them is where the events go on."""
-        pages = [page for page in snapshot.pages if page[1].salt.startswith(self._salt)]
+        own = {d: page for d, page in snapshot.pages.items() if page.salt.startswith(self._salt)}
+        pages = list(parents_first(own))
         if not pages:
             return
         size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))  # no more messages than numbers
@@ -184,11 +175,6 @@ class KvEventStream:
 def block_hash(digest: Digest) -> int:
     """A page's name in 64 bits, as routers have it: to find it again, not to tell contents apart."""
     return int.from_bytes(digest[-8:], "big", signed=True)
-
-
-def _snapshot(core: EngineCore) -> _Snapshot:
-    log = core.cache.blocks.events
-    return _Snapshot(log.next_number - 1, (log.tokens_since or 1) - 1, list(log.chains()))
 
 
 async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
@@ -221,5 +207,5 @@ async def flush_cache(
             success=False,
             message=f"{left} requests are unfinished, nothing was flushed; wait longer, or stop sending",
         )
-    num_pages = await engine.ask(lambda core: core.cache.flush())
+    num_pages = await engine.ask(FlushCache())
     return pb.FlushCacheResponse(success=True, message=f"{num_pages} cached pages were forgotten")

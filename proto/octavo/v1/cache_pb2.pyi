@@ -144,14 +144,16 @@ class SaveRequest(_message.Message):
     def __init__(self, path: _Optional[str] = ..., prompt: _Optional[_Union[Prefix, _Mapping]] = ...) -> None: ...
 
 class SaveResponse(_message.Message):
-    __slots__ = ("num_pages", "num_tokens", "num_bytes")
+    __slots__ = ("num_pages", "num_tokens", "num_bytes", "num_missing_pages")
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_MISSING_PAGES_FIELD_NUMBER: _ClassVar[int]
     num_pages: int
     num_tokens: int
     num_bytes: int
-    def __init__(self, num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    num_missing_pages: int
+    def __init__(self, num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_missing_pages: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("path",)

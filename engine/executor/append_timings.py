@@ -9,14 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from .. import page_format
-from ..interface import AttentionBackend, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata, Ints
-from .kernel_timings import HEAD_DIM, KV_HEADS
+from octavo.kernels import page_format
+from octavo.kernels.bench.kernel_timings import HEAD_DIM, KV_HEADS
+from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata, Ints
 
 LAYERS = 4  # what a step prepares once is shared by them, as in a model
 REPEATS = 3
@@ -116,15 +117,19 @@ def time_mlx_lm(*, context: int, tokens: int) -> AppendTiming:
     row = _new_row()
     written = 0
 
+    def store(cache: Any, rows: mx.array) -> Any:
+        return cache.update_and_fetch(rows, rows)
+
     def start() -> Append:
-        caches = [KVCache() for _ in range(LAYERS)]
+        make: Any = KVCache  # not annotated
+        caches = [make() for _ in range(LAYERS)]
         for cache in caches:
-            mx.eval(cache.update_and_fetch(_zeros(context), _zeros(context)))
+            mx.eval(store(cache, _zeros(context)))
 
         def append(_: int) -> None:
             nonlocal written
             room = caches[0].keys.nbytes
-            mx.eval([cache.update_and_fetch(row, row) for cache in caches])
+            mx.eval([store(cache, row) for cache in caches])
             grew = caches[0].keys.nbytes != room
             written += sum(cache.nbytes for cache in caches) if grew else LAYERS * DENSE_ROW_BYTES
 

@@ -1,0 +1,45 @@
+"""Cached pages as runs of consecutive pages, each page in one of them: what goes into one saved file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.block_manager import Digest
+
+from .transfer import PageEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Pages ``[first, first + len(digests))`` of a sequence; no other chain continues one of its inner pages.
+
+    parent    digest of the page before the first one; None at a sequence's start
+    tokens    of these pages
+    """
+
+    digests: tuple[Digest, ...]
+    parent: Digest | None
+    tokens: tuple[int, ...]
+    salt: bytes
+
+
+def chains(entries: Mapping[Digest, PageEntry], max_pages: int) -> list[Chain]:
+    """All pages whose whole prefix is in ``entries``, each once, in chains of at most ``max_pages``;
+    those before others first."""
+    children: dict[Digest | None, list[Digest]] = {}
+    for digest, entry in entries.items():
+        children.setdefault(entry.parent, []).append(digest)
+    found: list[Chain] = []
+    todo = list(children.get(None, ()))
+    while todo:
+        digests = [todo.pop()]
+        following = children.get(digests[-1], [])
+        while len(following) == 1 and len(digests) < max_pages:
+            digests += following
+            following = children.get(digests[-1], [])
+        first = entries[digests[0]]
+        tokens = tuple(token for digest in digests for token in entries[digest].tokens)
+        found.append(Chain(tuple(digests), first.parent, tokens, first.salt))
+        todo += following
+    return found
