@@ -134,7 +134,7 @@ class HonestLoad:
     async def _ask(self, client: Client, request: Request) -> Answer:
         began = time.monotonic()
         last: float | None = None
-        whole: Delta | None = None
+        deltas: list[Delta] = []
         stream: AsyncGenerator[Delta, None] = client.generate(request.prompt, request.params)
         async with aclosing(stream):
             async for delta in stream:
@@ -144,10 +144,13 @@ class HonestLoad:
                 else:
                     self.experience.gaps.append(now - last)
                 last = now
-                whole = delta if whole is None else whole.merge(delta)
-        assert whole is not None, "a stream without an answer ends with a status"
-        reason = str(whole.finish_reason)
-        return Answer(tuple(whole.token_ids), whole.text, tuple(whole.logprobs), reason)
+                deltas.append(delta)
+        return Answer(
+            tuple(token for delta in deltas for token in delta.token_ids),
+            "".join(delta.text for delta in deltas),
+            tuple(entry for delta in deltas for entry in delta.logprobs),
+            str(deltas[-1].finish_reason) if deltas else "nothing was said",
+        )
 
     async def _measure_lateness(self) -> None:
         """How much later than asked for this event loop goes on: its own share of what looks like a gap."""

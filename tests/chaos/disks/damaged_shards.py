@@ -33,6 +33,12 @@ def damage(path: Path, rng: random.Random) -> None:
                     file.write(rng.randbytes(8))
 
 
+def _damage_some(folder: Path, rng: random.Random) -> None:
+    found = shards(folder)
+    for path in rng.sample(found, min(5, len(found))):
+        damage(path, rng)
+
+
 async def run(chaos: Chaos) -> None:
     await fill(chaos)
     rng = random.Random(3)
@@ -43,9 +49,8 @@ async def run(chaos: Chaos) -> None:
         async with chaos.phase(server, "disk", "damaged-shards", "D1, D6") as phase:
             attackers = asyncio.create_task(run_attackers(["distinct-prompts"], server.target(SECONDS)))
             while not attackers.done():
-                for path in rng.sample(found := shards(chaos.folder.cache), min(5, len(found))):
-                    damage(path, rng)
-                await asyncio.sleep(0.1)
+                await asyncio.to_thread(_damage_some, chaos.folder.cache, rng)
+                await asyncio.sleep(0.2)
             phase.seen = await attackers
         phase.wrong += (wrong := await server.end())
         for each in wrong:

@@ -12,9 +12,8 @@ SHARD = "*.safetensors"
 
 
 def shards(folder: Path) -> list[Path]:
-    """The files of pages below a folder, the oldest first."""
-    found = [(path.stat().st_mtime, path) for path in folder.rglob(SHARD) if path.is_file()]
-    return [path for _, path in sorted(found)]
+    """The files of pages below a folder."""
+    return sorted(path for path in folder.rglob(SHARD) if path.is_file())
 
 
 async def fill(chaos: Chaos) -> None:
