@@ -80,13 +80,14 @@ class Experience:
     refusals: int = 0  # RESOURCE_EXHAUSTED, after which they tried again
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # waits for the first token
-    late: float = 0.0  # the longest that this process itself was kept from looking
+    late: list[float] = field(default_factory=list)  # how long this process itself was kept from looking
     wrong: list[str] = field(default_factory=list)
 
-    def gap(self, share: float) -> float:
-        """A quantile of the gaps between tokens."""
-        ordered = sorted(self.gaps)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+def quantile(times: list[float], share: float) -> float:
+    """0.0 of none."""
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 class HonestLoad:
@@ -157,7 +158,7 @@ class HonestLoad:
         while not self._stopping.is_set():
             began = time.monotonic()
             await asyncio.sleep(TICK_S)
-            self.experience.late = max(self.experience.late, time.monotonic() - began - TICK_S)
+            self.experience.late.append(time.monotonic() - began - TICK_S)
 
 
 def _said(error: Exception) -> str:

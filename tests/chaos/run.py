@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from .attack import Target
-from .honest import Answer, HonestLoad
+from .honest import Answer, HonestLoad, quantile
 from .observer import Observer
 from .setups import Folder, Server
 from .verdict import Bounds, Phase
@@ -53,7 +53,7 @@ class Chaos:
             if not server.runs:
                 phase.memory.after = phase.memory.before
                 phase.wrong.insert(0, server.death())
-        quiet = self.quiet_p99.setdefault(setup, phase.honest.gap(0.99))
+        quiet = self.quiet_p99.setdefault(setup, quantile(phase.honest.gaps, 0.99))
         phase.judge(self.bounds, quiet_p99=quiet)
         self.add(phase)
 

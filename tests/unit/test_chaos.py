@@ -101,7 +101,7 @@ def test_each_bound_is_checked(harm: Callable[[Phase], None], words: str) -> Non
 def test_what_the_client_itself_was_late_is_no_stall() -> None:
     phase = calm()
     stall(phase)
-    phase.honest.late = 0.06
+    phase.honest.late = [0.0] * 200 + [0.06]
     phase.judge(Bounds(), quiet_p99=0.01)
     assert phase.wrong == []
 

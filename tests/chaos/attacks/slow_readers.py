@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+
+import grpc.aio
 
 from ..attack import Attack, Seen, Target, request_of
 
@@ -20,7 +23,8 @@ async def _never_read(target: Target, seen: Seen) -> None:
     async with target.generation() as stub:
         request = request_of(max_tokens=1500, logprobs=20, ignore_eos=True, temperature=1.0)
         call = stub.Generate(request, metadata=target.metadata)
-        await call.wait_for_connection()
+        with contextlib.suppress(grpc.aio.AioRpcError):  # ended already: counted below
+            await call.wait_for_connection()
         await asyncio.sleep(target.seconds)
         done = call.done()
         seen[(await call.code()).name if done else "held to the end"] += 1
