@@ -16,7 +16,7 @@ from .attacks import ATTACKS, BY_CLIENTS
 from .disks import PHASES
 from .run import Chaos, run_attackers
 from .setups import Folder, Server, started
-from .verdict import HEADER, Bounds
+from .verdict import HEADER, Bounds, Phase
 
 SECONDS = 6.0  # of an attack that could go on for ever
 TOGETHER = ("slow-grammars", "giant-texts", "slow-readers", "watchers", "cancelled-requests", "queue-flood")
@@ -62,28 +62,29 @@ async def _run(chaos: Chaos, chosen: list[str]) -> None:
 
 
 async def _attack_in_turn(chaos: Chaos, setup: str, attacks: list[Attack], last: list[str]) -> None:
-    """One server for as long as it lives; a new one after each that was brought down."""
-    waiting = [*attacks]
-    while waiting or last:
+    """One server for as long as it withstands, so that what adds up shows; a new one after each attack that
+    it did not, so that the next is judged for itself."""
+    waiting: list[tuple[str, str, tuple[str, ...]]] = [
+        (attack.name, attack.finding, (attack.name,)) for attack in attacks
+    ]
+    if "together" in last:
+        waiting.append(("together", "all", TOGETHER))
+    while True:
         async with started(Server(setup, chaos.folder)) as server:
             await chaos.quiet(server, setup, seconds=SECONDS / 2)
-            while waiting and server.runs:
-                attack = waiting.pop(0)
-                async with chaos.phase(server, setup, attack.name, attack.finding) as phase:
-                    phase.seen = await run_attackers([attack.name], server.target(SECONDS))
-            if server.runs and not waiting and "together" in last:
-                last.remove("together")
-                async with chaos.phase(server, setup, "together", "all") as phase:
-                    phase.seen = await run_attackers(TOGETHER, server.target(SECONDS))
-            if server.runs and not waiting:
+            held = True
+            while waiting and held:
+                name, finding, attackers = waiting.pop(0)
+                async with chaos.phase(server, setup, name, finding) as phase:
+                    phase.seen = await run_attackers(attackers, server.target(SECONDS))
+                held = not phase.wrong
+            if held:
                 await _end(chaos, server, attacked="sigterm" in last)
-                last.clear()
+                return
 
 
 async def _end(chaos: Chaos, server: Server, *, attacked: bool) -> None:
     """SIGTERM, in the middle of attacks if asked for, and the verdict on how that went."""
-    from .verdict import Phase
-
     phase = Phase("sigterm" if attacked else "end", "A2")
     attackers = None
     if attacked:

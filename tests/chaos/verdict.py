@@ -96,10 +96,10 @@ class Phase:
         if self.skipped is not None:
             return f"{self.name:19} {self.finding:10} not run: {self.skipped}"
         row = self.as_json()
-        gap, memory = row["gap_ms"], row["memory_mib"]
+        gap, memory, first = row["gap_ms"], row["memory_mib"], row["first_token_ms"]["max"]
         return (
             f"{self.name:19} {self.finding:10} {row['answers']:5} {row['refusals']:5} {gap['p50']:7.1f} "
-            f"{gap['p99']:7.1f} {gap['max']:7.0f} {row['first_token_ms']['max']:7.0f} {row['healthz_ms']:7.0f} "
+            f"{gap['p99']:7.1f} {gap['max']:7.0f} {first:7.0f} {row['healthz_ms']:7.0f} "
             f"{row['late_ms']['max']:5.0f} {memory['took']:6} {memory['kept']:6}  "
             f"{'FAILED' if self.wrong else 'held'}"
         )
