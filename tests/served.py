@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
@@ -64,12 +65,13 @@ async def served(
     config: EngineConfig | None = None,
     security: Security | None = None,
     credentials: ClientCredentials | None = None,
+    **server_options: Any,
 ) -> AsyncIterator[Served]:
-    """Started, and stopped whatever happens."""
+    """Started, and stopped whatever happens. ``server_options`` are those of GrpcServer."""
     core = core or FakeCore()
     engine = AsyncEngine(config or small_config(), core_factory=core, observer=observer)
     await engine.start()
-    server = GrpcServer(engine, security)
+    server = GrpcServer(engine, security, **server_options)
     address = str(await server.start(LOCAL))
     try:
         async with Client(address, credentials) as client:

@@ -14,7 +14,8 @@ from .store_counters import StoreCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One ended request (all its samples), times in seconds."""
+    """One ended request (all its samples), times in seconds. ``invalid``: it failed because of what it
+    asked for, not because of the model or the engine."""
 
     request_id: str
     finish_reason: FinishReason
@@ -24,6 +25,7 @@ class RequestRecord:
     queue_s: float
     ttft_s: float | None
     total_s: float
+    invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,9 +83,10 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
 def _tracing(endpoint: str | None, inner: Observer, model: str) -> Tracing | None:
     if endpoint is None:
         return None
+    from ..memory.model_files import served_name
     from ..observability.tracing import Tracing, otlp_exporter
 
-    return Tracing(inner, otlp_exporter(endpoint), model=model)
+    return Tracing(inner, otlp_exporter(endpoint), model=served_name(model))
 
 
 def settle_interpreter() -> None:

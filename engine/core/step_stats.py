@@ -52,6 +52,7 @@ class Recorder:
             RequestRecord(
                 request_id=request.request_id,
                 finish_reason=reason,
+                invalid=request.invalid,
                 prompt_tokens=request.num_prompt,
                 cached_tokens=request.num_cached,
                 generated_tokens=request.num_generated,

@@ -94,6 +94,7 @@ class Admission:
         self.check_ids("prompt", prompt_ids)
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
+        self._check_something_may_come(params)
         after = self._quantize_after(params)
         return Request(
             f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
@@ -115,6 +116,18 @@ class Admission:
             wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
             raise InvalidRequest(
                 f"{name} has token id {wrong}, but this model's ids lie in [0, {self._info.vocab_size})"
+            )
+
+    def _check_something_may_come(self, params: SamplingParams) -> None:
+        """Raise InvalidRequest when min_tokens holds back every token there is."""
+        if not params.min_tokens or params.structured is not None:  # which wins over min_tokens
+            return
+        size = self._info.vocab_size
+        held = {token for token in self._tokenizer.eos_ids if token < size and not params.ignore_eos}
+        if len(held.union(params.stop_ids)) >= size:
+            raise InvalidRequest(
+                f"min_tokens is {params.min_tokens}, but all {size} tokens of this model end "
+                "the output (stop_ids), so none could come first; drop one of them"
             )
 
     def _quantize_after(self, params: SamplingParams) -> int | None:

@@ -84,11 +84,11 @@ class GrpcServer:
         self.servicer = GenerationServicer(self.intake)
         self._engine = engine
         config = engine.config
-        limiter = CallLimiter(config.max_running + config.max_waiting + MAX_OTHER_CALLS)
+        self.limiter = CallLimiter(config.max_running + config.max_waiting + MAX_OTHER_CALLS)
         if max_message_bytes is None:
             max_message_bytes = message_bytes(engine.info.max_model_len)
         self._server = grpc.aio.server(
-            interceptors=[*self.security.interceptors(), limiter],
+            interceptors=[*self.security.interceptors(), self.limiter],
             options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]

@@ -159,7 +159,8 @@ class Metrics:
             for value in values:
                 histogram.observe(value)
         for request in record.ended:
-            self._requests.labels(request.finish_reason.value).inc()
+            # What a client brings about by its parameters must not raise the operator's alert.
+            self._requests.labels("invalid" if request.invalid else request.finish_reason.value).inc()
             self._prompt.inc(request.prompt_tokens)
             self._request_seconds.observe(request.total_s)
 
