@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence as Tokens
+from collections import Counter, abc
 
 from .manager import BlockManager
 from .types import PageId, PageTable
@@ -27,7 +26,7 @@ class Pins:
         """Positions that are kept, by name."""
         return {name: table.num_written for name, table in self._tables.items()}
 
-    def pin(self, name: str, tokens: Tokens[int], *, salt: bytes = b"") -> int | None:
+    def pin(self, name: str, tokens: abc.Sequence[int], *, salt: bytes = b"") -> int | None:
         """Keep what is cached of these tokens, full pages only; returns how many positions that is:
         0, and no change, if nothing is.
 

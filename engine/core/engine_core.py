@@ -129,7 +129,6 @@ class EngineCore:
             results = self._accept(step, batch, output)
             self._pass("accept")
             self._scheduler.commit(step, results)
-            self.transfer.note(step)
             if disk is not None:
                 disk.keep(step)
         else:
@@ -223,7 +222,7 @@ class EngineCore:
             pages_held=self._blocks.num_held,
             pages_idle_cached=self._blocks.num_idle_cached,
             pages_idle_empty=self._blocks.num_idle_empty,
-            twins=self._blocks.twin_counts,
+            twins=self._blocks.residual_counts,
             store=disk.counts() if disk is not None else None,
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from octavo.block_manager import Digest, PageTable
+from octavo.block_manager import Digest, PageChain, PageTable
 from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
 from octavo.kernels.page_bytes import PageBytes
 
@@ -19,7 +19,7 @@ from ..api.errors import InvalidRequest, NotFound, RequestFailed
 from ..kv_store.page_files import SUFFIX, BadPages, read_run, sync, write_run
 from ..kv_store.page_runs import PageKind, PageRun, joined
 from ..kv_store.segments import stretches
-from ..kv_store.transfer import Chain, Inserted
+from ..kv_store.transfer import Inserted
 from .engine_core import EngineCore
 
 PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
@@ -210,7 +210,7 @@ def _read_parts(ask: Ask, table: PageTable, tokens: list[int]) -> Iterator[PageR
         first += run.num_pages
 
 
-def _read_chain(chain: Chain, core: EngineCore) -> PageRun:
+def _read_chain(chain: PageChain, core: EngineCore) -> PageRun:
     return core.transfer.read_cached(chain)
 
 

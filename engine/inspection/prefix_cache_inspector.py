@@ -138,7 +138,7 @@ class PrefixCache:
         """
         self.num_watchers += 1
         if tokens:
-            self.blocks.events.keep_tokens()
+            self.blocks.keep_tokens()
         return self.blocks.events.next_number
 
     def unwatch(self) -> None:

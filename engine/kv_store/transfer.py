@@ -7,10 +7,9 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.block_manager import BlockManager, Digest, PageId, PageTable
+from octavo.block_manager import BlockManager, Digest, PageChain, PageId, PageTable
 from octavo.block_manager.digests import root
 from octavo.kernels.page_bytes import PageBytes
-from octavo.scheduler import Sequence, Step
 
 from ..api.errors import NotConfigured
 from .page_runs import PageKind, PagePart, PageRun
@@ -36,25 +35,6 @@ class Inserted:
     num_skipped: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Pages ``[first, stop)`` of a sequence; nobody else begins with the pages after ``first``."""
-
-    tokens: list[int]
-    salt: bytes
-    first: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """What a digest stands for: the page's tokens, behind those of its parent (None: at the start)."""
-
-    parent: Digest | None
-    tokens: tuple[int, ...]
-    salt: bytes
-
-
 class PageTransfer:
     """Reads and inserts pages of a core's pool.
 
@@ -64,9 +44,8 @@ class PageTransfer:
     def __init__(self, access: PageAccess, blocks: BlockManager, *, remember: bool = False) -> None:
         self._access = access
         self._blocks = blocks
-        self._remember = remember
-        self._entries: dict[Digest, _Entry] = {}
-        self._most_entries = 2 * blocks.num_pages  # before those are left out that nobody can find
+        if remember:
+            blocks.keep_tokens()
 
     @property
     def page_size(self) -> int:
@@ -99,7 +78,7 @@ class PageTransfer:
             parts.append(self._part(group, first, {index: part.pages[index] for index in held}))
         return self._run(tokens, table.digests, table.salt, first, stop, parts)
 
-    def read_cached(self, chain: Chain) -> PageRun:
+    def read_cached(self, chain: PageChain) -> PageRun:
         """What can be found of a chain's pages, in any group."""
         blocks = self._blocks
         digests = blocks.name_pages([*chain.tokens, 0], [], salt=chain.salt)
@@ -151,64 +130,12 @@ class PageTransfer:
         def fill(indices: list[int], targets: list[PageId]) -> None:
             self._access.write_pages(targets, pages[[index - first for index in indices]], group)
 
-        new = blocks.adopt(tokens, named, first, fill, group=group, salt=salt)
+        new = blocks.insert(tokens, named, first, fill, group=group, salt=salt)
         if new is None:
             return Inserted(0, 0, count)
-        self._note(tokens, named, salt, first, end)
         return Inserted(new, count - new, 0)
 
-    def note(self, step: Step) -> None:
-        """Remember what a committed step has published."""
-        if not self._remember:
-            return
-        size = self._blocks.page_size
-        for sequence, start, stop, _, _ in step.work:
-            first, last = start // size, stop // size
-            if first < last:
-                self._note_sequence(sequence, first, min(last, len(sequence.digests)))
-
-    def chains(self, max_pages: int) -> list[Chain]:
+    def chains(self, max_pages: int) -> list[PageChain]:
         """All pages that are remembered and that some group has, each once, and those that lead to
         them, those before others first."""
-        entries = self._findable()
-        children: dict[Digest | None, list[Digest]] = {}
-        for digest, entry in entries.items():
-            children.setdefault(entry.parent, []).append(digest)
-        chains: list[Chain] = []
-        todo: list[tuple[Digest, list[int], int]] = [(digest, [], 0) for digest in children.get(None, ())]
-        while todo:
-            digest, before, first = todo.pop()
-            tokens, stop, salt = [*before, *entries[digest].tokens], first + 1, entries[digest].salt
-            following = children.get(digest, [])
-            while len(following) == 1 and stop - first < max_pages:
-                tokens += entries[following[0]].tokens
-                stop, following = stop + 1, children.get(following[0], [])
-            chains.append(Chain(tokens, salt, first, stop))
-            todo += [(child, tokens, stop) for child in following]
-        return chains
-
-    def _note_sequence(self, sequence: Sequence, first: int, last: int) -> None:
-        self._note(sequence.tokens, sequence.digests, sequence.salt, first, last)
-
-    def _note(self, tokens: Run[int], digests: Run[Digest], salt: bytes, first: int, last: int) -> None:
-        if not self._remember:
-            return
-        size, entries = self._blocks.page_size, self._entries
-        for index in range(first, last):
-            parent = digests[index - 1] if index else None
-            entries[digests[index]] = _Entry(parent, tuple(tokens[index * size : (index + 1) * size]), salt)
-        if len(entries) > self._most_entries:
-            self._entries = self._findable()
-            self._most_entries = max(self._most_entries, 2 * len(self._entries))
-
-    def _findable(self) -> dict[Digest, _Entry]:
-        """Of pages that some group has, and of those before them, which name them."""
-        find, entries = self._blocks.find, self._entries
-        groups, wanted = range(len(self._blocks.groups)), set[Digest]()
-        for digest in entries:
-            if any(find(digest, group) is not None for group in groups):
-                above: Digest | None = digest
-                while above is not None and above in entries and above not in wanted:
-                    wanted.add(above)
-                    above = entries[above].parent
-        return {digest: entry for digest, entry in entries.items() if digest in wanted}
+        return self._blocks.page_index.chains(max_pages)

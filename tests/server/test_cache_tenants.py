@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from fakes import FakeCore, small_config
-from octavo.block_manager.pool import PagePool
+from octavo.block_manager.page_pool import PagePool
 from octavo.engine.api.errors import Forbidden, NotFound
 from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
@@ -92,14 +92,14 @@ async def test_a_guess_costs_the_same_whatever_others_have_cached(
 ) -> None:
     """No hit, as many pages looked up, and as many steps: nothing to measure from outside."""
     looked_up: list[int] = []
-    hold = PagePool.hold_prefix
+    hold = PagePool.acquire_prefix
 
     def counting(pool: PagePool, digests: list[Any]) -> list[Any]:
         pages = hold(pool, digests)  # stops at the first it does not find
         looked_up.append(min(len(digests), len(pages) + 1))
         return pages
 
-    monkeypatch.setattr(PagePool, "hold_prefix", counting)
+    monkeypatch.setattr(PagePool, "acquire_prefix", counting)
     security, own = tenants(tmp_path)
     seen = []
     for others in ([], [PROMPT], [PROMPT[:12]], [[*PROMPT, *range(60)]]):

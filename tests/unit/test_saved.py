@@ -94,7 +94,7 @@ def test_evicted_pages_are_not_remembered_for_ever(engine: Callable[..., LLM], t
     for number in range(12):
         ask_one(llm, [number, *PROMPT[:60]])
     core = llm._thread.ask(lambda core: core).result()
-    assert len(core.transfer._entries) <= 2 * 32
+    assert len(core.cache.blocks.page_index) <= 2 * 32
     assert save_all(llm._ask, tmp_path / "cache").num_pages == core.gauges.pages_idle_cached
 
 

@@ -187,8 +187,9 @@ def block_hash(digest: Digest) -> int:
 
 
 def _snapshot(core: EngineCore) -> _Snapshot:
-    log = core.cache.blocks.events
-    return _Snapshot(log.next_number - 1, (log.tokens_since or 1) - 1, list(log.chains()))
+    blocks = core.cache.blocks
+    log = blocks.events
+    return _Snapshot(log.next_number - 1, (log.tokens_since or 1) - 1, list(blocks.cached_contents()))
 
 
 async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
