@@ -99,8 +99,6 @@ class KVGroup:
     ) -> int:
         """Return the greatest number of pages, at most ``num_pages``, after which a sequence can go on: all
         it would see is cached, or held by the part of a table that is shortened."""
-        if self.spec.window is None:
-            return num_pages if held is not None else self.pool.prefix_length(digests[:num_pages])
         while (missing := self.last_missing(digests, num_pages, quantize_after, held)) is not None:
             num_pages = missing  # whatever is longer would see that page, too
         return num_pages
@@ -122,12 +120,14 @@ class KVGroup:
 
     def acquire(self, digests: abc.Sequence[Digest], num_pages: int, quantize_after: int) -> GroupPageTable:
         """Hold what is needed to go on after ``num_pages`` pages that ``longest_prefix`` has confirmed."""
-        kept, first = self.num_kept, self.first_visible_page(num_pages * self._page_size, quantize_after)
+        kept, first = self.num_kept, 0
+        if self.spec.window is not None:
+            first = self.first_visible_page(num_pages * self._page_size, quantize_after)
         if first <= kept:
-            return GroupPageTable(array("i", self.pool.acquire_prefix(digests[:num_pages])))
-        pages = array("i", self.pool.acquire_prefix(digests[:kept]))
+            return GroupPageTable(array("i", self.pool.acquire(digests[:num_pages])))
+        pages = array("i", self.pool.acquire(digests[:kept]))
         pages.extend(_null_pages(first - kept))
-        pages.extend(self.pool.acquire_prefix(digests[first:num_pages]))
+        pages.extend(self.pool.acquire(digests[first:num_pages]))
         return GroupPageTable(pages, first)
 
     def reacquire_window(self, table: PageTable, num_pages: int) -> None:
@@ -137,7 +137,7 @@ class KVGroup:
         self.trim(part, num_pages)
         first = max(self.first_visible_page(num_pages * self._page_size, table.quantize_after), self.num_kept)
         if first < part.window_start:
-            found = self.pool.acquire_prefix(digests[first : part.window_start])
+            found = self.pool.acquire(digests[first : part.window_start])
             part.pages[first : part.window_start] = array("i", found)
             part.window_start = first
 
@@ -155,7 +155,7 @@ class KVGroup:
         if self.spec.window is None and pool.prefix_length(digests[:first]) < first:
             return None
         missing = [index for index in range(first, len(digests)) if not pool.is_cached(digests[index])]
-        held = pool.acquire_prefix([digest for digest in digests if pool.is_cached(digest)])
+        held = pool.acquire([digest for digest in digests if pool.is_cached(digest)])
         new = pool.allocate(len(missing))
         try:
             if new:

@@ -117,16 +117,16 @@ class PagePool:
         return digest in self._page_of
 
     def prefix_length(self, digests: abc.Iterable[Digest]) -> int:
-        """Length of the longest run of digests that can be found, from the first on."""
-        count = 0
+        """Return the length of the longest run of digests that are cached, from the first on."""
+        page_of, count = self._page_of, 0
         for digest in digests:
-            if digest not in self._page_of:
+            if digest not in page_of:
                 break
             count += 1
         return count
 
-    def acquire_prefix(self, digests: abc.Iterable[Digest]) -> list[PageId]:
-        """Hold the pages of the longest run of digests that can be found, from the first on."""
+    def acquire(self, digests: abc.Iterable[Digest]) -> list[PageId]:
+        """Hold the pages of the longest run of digests that are cached, from the first on."""
         page_of, ref_counts = self._page_of, self._ref_counts
         pages = []
         for digest in digests:

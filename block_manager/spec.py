@@ -23,6 +23,8 @@ from abc import ABC, abstractmethod
 from collections import abc
 from dataclasses import dataclass, field
 
+from .types import PageTable
+
 UNBOUNDED = sys.maxsize
 
 
@@ -75,7 +77,12 @@ class KVGroupSpec(ABC):
         always of use."""
 
     @abstractmethod
-    def publishable_pages(self, page_size: int, *, quantize_after: int = 0) -> int:
+    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
+        """Return how many pages a table should reach for positions ``[0, num_tokens)`` and for those that it
+        has room reserved ahead for: all of them, or as far as a window and a chunk need it now."""
+
+    @abstractmethod
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:
         """Return how many of a sequence's first pages some hit needs; later ones are never looked up."""
 
     def kept_pages(self, page_size: int) -> int:
@@ -93,27 +100,6 @@ class KVGroupSpec(ABC):
     def decode_pages(self, num_tokens: int, page_size: int) -> int:
         """Return how many pages a sequence of so many positions holds while it is decoded."""
         return min(pages_for(num_tokens, page_size), self.max_pages(page_size, max_chunk=1))
-
-    def table_pages(
-        self,
-        page_size: int,
-        *,
-        num_written: int,
-        num_tokens: int,
-        reserved_ahead: int,
-        max_chunk: int,
-        quantize_after: int = 0,
-    ) -> int:
-        """Return how many pages a table should reach for positions ``[0, num_tokens)`` and, as far as room
-        was reserved ahead, for the chunks after them: a window needs no more than its own pages and a
-        chunk's at a time."""
-        ahead = pages_for(reserved_ahead, page_size)
-        most = self.max_pages(page_size, max_chunk=max_chunk, quantize_after=quantize_after)
-        if most < ahead:
-            kept = self.kept_pages(page_size)
-            first = max(self.first_visible(num_written, quantize_after) // page_size, kept)
-            ahead = min(ahead, first - kept + most)
-        return max(pages_for(num_tokens, page_size), ahead)
 
     def needed_pages(self, num_pages: int, page_size: int, quantize_after: int = 0) -> abc.Iterable[int]:
         """Yield the pages without which a sequence cannot go on after ``num_pages`` full ones, last first."""
@@ -145,7 +131,10 @@ class FullAttention(KVGroupSpec):
     ) -> int:
         return UNBOUNDED
 
-    def publishable_pages(self, page_size: int, *, quantize_after: int = 0) -> int:  # noqa: ARG002
+    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:  # noqa: ARG002
+        return pages_for(max(num_tokens, table.reserved_ahead), table.page_size)
+
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:  # noqa: ARG002
         return UNBOUNDED
 
 
@@ -180,7 +169,15 @@ class SlidingWindow(KVGroupSpec):
         step = self.max_pages(page_size, max_chunk=max_step_tokens, quantize_after=quantize_after)
         return max_running * (running + self.cached_pages(page_size, quantize_after)) + step
 
-    def publishable_pages(self, page_size: int, *, quantize_after: int = 0) -> int:  # noqa: ARG002
+    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
+        page_size, after = table.page_size, table.quantize_after
+        kept = self.kept_pages(page_size)
+        first = max(self.first_visible(table.num_written, after) // page_size, kept)
+        most = self.max_pages(page_size, max_chunk=max_chunk, quantize_after=after)
+        ahead = min(pages_for(table.reserved_ahead, page_size), first - kept + most)
+        return max(pages_for(num_tokens, page_size), ahead)
+
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:  # noqa: ARG002
         return UNBOUNDED  # those in front of its end are needed, wherever a hit ends
 
     def window_at(self, position: int, quantize_after: int) -> int | None:  # noqa: ARG002
@@ -223,7 +220,7 @@ class ResidualWindow(SlidingWindow):
     def widest_window(self, quantize_after: int) -> int:
         return max(self.window, min(quantize_after, self.outer_window or quantize_after))
 
-    def publishable_pages(self, page_size: int, *, quantize_after: int = 0) -> int:
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:
         if self.window != 1:
             return UNBOUNDED
         kept = self.kept_pages(page_size)

@@ -121,12 +121,12 @@ def test_a_hit_needs_the_kept_pages_too() -> None:
     blocks.close(written(blocks, PROMPT[:20]))
     digests = blocks.open([*PROMPT[:20], 9], find=False).digests
     pool = blocks._groups[0].pool
-    pool.decref(pool.acquire_prefix(digests[3:]))  # the window is used once more, the kept page is not
+    pool.decref(pool.acquire(digests[3:]))  # the window is used once more, the kept page is not
     assert blocks.open([*PROMPT[:20], 9]).num_written == 20
     blocks = manager(SlidingWindow(num_pages=8, window=6, keep=2))
     blocks.close(written(blocks, PROMPT[:20]))
     pool = blocks._groups[0].pool
-    pool.decref(pool.acquire_prefix(digests[3:]))
+    pool.decref(pool.acquire(digests[3:]))
     evict(blocks, 0, 6)  # the three empty ones, 1, 2 and 0
     assert [pool.is_cached(digest) for digest in digests] == [False, False, False, True, True]
     assert blocks.open([*PROMPT[:20], 9]).num_written == 0
