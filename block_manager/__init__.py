@@ -1,35 +1,34 @@
 """Which page holds which position of which sequence. Standard library only; see README.md."""
 
 from .digests import Hasher, sha256_chain
-from .events import EventLog, EventsLost, PageContents, PageEvent
+from .events import EventLog, EventsLost, PageEvent
 from .manager import BlockManager
-from .misses import Miss
+from .miss_reasons import Miss
+from .page_index import PageContents
 from .pins import Pins
-from .types import (
-    Digest,
-    Fork,
-    PageCopy,
-    PageCounts,
-    PageGroup,
-    PageId,
-    PageTable,
-)
+from .spec import FullAttention, KVGroupSpec, ResidualWindow, SlidingWindow
+from .types import NULL_PAGE, Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable
 
 __all__ = [
+    "NULL_PAGE",
     "BlockManager",
     "Digest",
     "EventLog",
     "EventsLost",
     "Fork",
+    "FullAttention",
+    "GroupPageTable",
     "Hasher",
+    "KVGroupSpec",
     "Miss",
     "PageContents",
     "PageCopy",
     "PageCounts",
     "PageEvent",
-    "PageGroup",
     "PageId",
     "PageTable",
     "Pins",
+    "ResidualWindow",
+    "SlidingWindow",
     "sha256_chain",
 ]

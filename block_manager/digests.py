@@ -6,8 +6,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Callable
-from collections.abc import Sequence as Tokens
+from collections import abc
 from functools import lru_cache
 from typing import cast
 
@@ -15,7 +14,7 @@ from .types import Digest
 
 TOKEN_BYTES = 4
 
-Hasher = Callable[[Digest, bytes, int], list[Digest]]
+Hasher = abc.Callable[[Digest, bytes, int], list[Digest]]
 """``hasher(parent, packed, page_bytes)``: digests of consecutive pages, each of which depends
 on its parent's and on its own tokens; one call per run of pages, because calls cost more
 than hashing.
@@ -57,7 +56,7 @@ def root(salt: bytes) -> Digest:
     return Digest(hashlib.sha256(b"octavo pages\0" + salt).digest())
 
 
-def pack(tokens: Tokens[int]) -> bytes:
+def pack(tokens: abc.Sequence[int]) -> bytes:
     """Token ids as little-endian uint32, on any machine; OverflowError outside that range."""
     words = array("I")
     assert words.itemsize == TOKEN_BYTES
@@ -74,7 +73,13 @@ def split(packed: bytes, page_size: int) -> list[bytes]:
 
 
 def extend_chain(
-    digests: list[Digest], tokens: Tokens[int], num_pages: int, *, salt: bytes, page_size: int, hasher: Hasher
+    digests: list[Digest],
+    tokens: abc.Sequence[int],
+    num_pages: int,
+    *,
+    salt: bytes,
+    page_size: int,
+    hasher: Hasher,
 ) -> None:
     """Make ``digests`` those of the first ``num_pages`` pages of the tokens, hashing only what is new."""
     known = len(digests)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Run
+from collections import abc, deque
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from .types import Digest
 
-MOST_DIGESTS = 4096  # of one event of removed pages: larger ones do not fit into a message
+MAX_DIGESTS = 4096  # of one event of removed pages: larger ones do not fit into a message
 
 
 class EventsLost(ValueError):
@@ -31,13 +29,13 @@ class PageEvent(NamedTuple):
 
     number: int
     kind: Literal["stored", "removed", "cleared"]
-    digests: Run[Digest] = ()
+    digests: abc.Sequence[Digest] = ()
     parent: Digest | None = None
     salt: bytes = b""
-    contents: Run[bytes] = ()
-    salts: Run[bytes] = ()
+    contents: abc.Sequence[bytes] = ()
+    salts: abc.Sequence[bytes] = ()
 
-    def digests_of(self, salt_prefix: bytes) -> Run[Digest]:
+    def digests_of(self, salt_prefix: bytes) -> abc.Sequence[Digest]:
         """The pages of sequences whose salts begin like this: those that their owner may be told of."""
         if self.kind == "stored":
             return self.digests if self.salt.startswith(salt_prefix) else ()
@@ -47,20 +45,11 @@ class PageEvent(NamedTuple):
         return [digest for digest, salt in own if salt.startswith(salt_prefix)]
 
 
-class PageContents(NamedTuple):
-    """What a page that can be found holds: its own tokens (packed), after those of ``parent``."""
-
-    tokens: bytes
-    parent: Digest | None
-    salt: bytes
-
-
 class EventLog:
     """The latest events, at most ``capacity`` of them with at most ``capacity`` digests; the newest
     one is always kept. One event per run of pages, O(1) per page.
 
-    Tokens are kept from ``keep_tokens`` on, which costs time at every page that is published:
-    in the events, and of pages that can be found.
+    Events have tokens from ``keep_tokens`` on; see ``BlockManager.keep_tokens``.
 
     tokens_since   number of the first event with tokens; None while they are not kept
     """
@@ -70,7 +59,6 @@ class EventLog:
         self._events: deque[PageEvent] = deque()
         self._num_digests = 0
         self._next = 1
-        self._contents: dict[Digest, PageContents] = {}
         self._salts: dict[Digest, bytes] = {}  # of pages that can be found, where there is one
         self.tokens_since: int | None = None
 
@@ -79,37 +67,30 @@ class EventLog:
         """Number of the event that comes next: where a watcher of the future begins."""
         return self._next
 
-    @property
-    def contents(self) -> Mapping[Digest, PageContents]:
-        """Of the pages that can be found and were published since tokens are kept."""
-        return self._contents
-
     def keep_tokens(self) -> None:
-        """From now on, for good: somebody wants to know what is in the pages."""
+        """Say, for good, that ``add_stored`` gets the pages' contents from now on."""
         if self.tokens_since is None:
             self.tokens_since = self._next
 
     def add_stored(
-        self, digests: Run[Digest], parent: Digest | None, salt: bytes = b"", contents: Run[bytes] = ()
+        self,
+        digests: abc.Sequence[Digest],
+        parent: Digest | None,
+        salt: bytes = b"",
+        contents: abc.Sequence[bytes] = (),
     ) -> None:
         """Pages of one sequence can be found. The caller gives ``digests`` away."""
         self._append(PageEvent(self._next, "stored", digests, parent, salt, contents))
         if salt:
             self._salts.update(dict.fromkeys(digests, salt))
-        for digest, tokens in zip(digests, contents, strict=False):  # without tokens there are none
-            self._contents[digest] = PageContents(tokens, parent, salt)
-            parent = digest
 
-    def add_removed(self, digests: Run[Digest]) -> None:
+    def add_removed(self, digests: abc.Sequence[Digest]) -> None:
         """These pages can be found no longer. The caller gives ``digests`` away."""
-        for start in range(0, len(digests), MOST_DIGESTS):
-            part = digests[start : start + MOST_DIGESTS] if len(digests) > MOST_DIGESTS else digests
+        for start in range(0, len(digests), MAX_DIGESTS):
+            part = digests[start : start + MAX_DIGESTS] if len(digests) > MAX_DIGESTS else digests
             self._append(PageEvent(self._next, "removed", part, salts=self._forget_salts(part)))
-        if self._contents:
-            for digest in digests:
-                self._contents.pop(digest, None)
 
-    def _forget_salts(self, digests: Run[Digest]) -> Run[bytes]:
+    def _forget_salts(self, digests: abc.Sequence[Digest]) -> abc.Sequence[bytes]:
         """The pages' salts, which nobody needs any longer."""
         if not self._salts:
             return ()
@@ -119,7 +100,6 @@ class EventLog:
     def add_cleared(self) -> None:
         """Nothing can be found any more."""
         self._append(PageEvent(self._next, "cleared"))
-        self._contents.clear()
 
     def _append(self, event: PageEvent) -> None:
         events = self._events
@@ -141,23 +121,3 @@ class EventLog:
         latest = list(islice(reversed(self._events), self._next - number))  # the deque's near end
         latest.reverse()
         return latest if limit is None else latest[:limit]
-
-    def chains(self) -> Iterator[tuple[Digest, PageContents]]:
-        """Every page of ``contents`` whose whole prefix is there, parents before children."""
-        return parents_first(self._contents)
-
-
-def parents_first(contents: Mapping[Digest, PageContents]) -> Iterator[tuple[Digest, PageContents]]:
-    """Every page whose whole prefix is in ``contents``, parents before children."""
-    done = set[Digest]()
-    for digest in contents:
-        chain: list[Digest] = []
-        at: Digest | None = digest
-        while at is not None and at not in done and at in contents:
-            chain.append(at)
-            at = contents[at].parent
-        if at is not None and at not in done:
-            continue  # its beginning was evicted, or came before tokens were kept
-        for known in reversed(chain):
-            done.add(known)
-            yield known, contents[known]

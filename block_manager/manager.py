@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Tokens
+from collections import abc
 
-from .copies import Copies
-from .digests import (
-    Hasher,
-    check_strength,
-    extend_chain,
-    pack,
-    sha256_chain,
-    split,
-)
-from .group import Fill
-from .groups import Groups
-from .misses import Miss, Misses
-from .policies import DEFAULT_POLICY
-from .pools import Pools
-from .types import Digest, Fork, PageCopy, PageGroup, PageId, PageTable
+from .digests import Hasher, check_strength, extend_chain, pack, sha256_chain, split
+from .events import EventLog
+from .invariants import check_books
+from .kv_group import Fill, KVGroup, page_ids
+from .miss_reasons import Miss, MissClassifier
+from .page_index import PageContents, PageIndex
+from .policies import DEFAULT_POLICY, make_policy
+from .spec import FullAttention, KVGroupSpec, ResidualWindow, check_groups
+from .types import Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable
 
 
-class BlockManager(Pools):
+class BlockManager:
     """Gives sequences pages of fixed pools and lets them share what they have in common.
 
-    groups         size of the one pool that all layers share; or a ``PageGroup`` for each kind of
-                   layer. The first one is what "pages" means where nothing else is said; let it
-                   be the one without a window, if there is any
-    page_size      positions per page
-    hasher         names the contents of pages; see digests.py
-    prefix_cache   False: nothing is published and every ``open`` starts empty
-    policy         which idle page goes next, by its name in ``POLICIES``
-    max_pinned     pages of each pool that ``Pins`` may hold; sequences are not let in on them
-    max_chunk      positions of one sequence that are written at a time, at most: how far beyond
-                   its window a group needs pages
-    quantize_after  of tables that are opened without a number of their own
-    clock          seconds, for saying when a page was evicted
+    A table covers the same positions in every group of layers: each operation reaches all groups, or none.
+    Where no group is named, pages are those of the first.
 
-    misses         says why a page was not found
+    groups           size of the one pool that all layers share; or what each kind of layer sees, and how
+                     large its pool is. Let the first be the one without a window, if there is any
+    page_size        positions per page
+    hasher           names the contents of pages; see digests.py
+    prefix_cache     False: nothing is published and every ``open`` starts empty
+    policy           which idle page goes next, by its name in ``POLICIES``
+    max_pinned       pages of each pool that ``Pins`` may hold; sequences are not let in on them
+    max_chunk        positions of one sequence that are written at a time, at most: how far beyond
+                     its window a group needs pages
+    quantize_after   of tables that are opened without a number of their own
+    clock            seconds, for saying when a page was evicted
+
+    miss_reasons     says why a page was not found
+    page_index       tokens of published pages, from ``keep_tokens`` on
 
     Who may hold, write and free a page, and when: README.md in this folder.
     """
 
     def __init__(
         self,
-        groups: int | Tokens[PageGroup],
+        groups: int | abc.Sequence[KVGroupSpec],
         page_size: int,
         *,
         hasher: Hasher = sha256_chain,
@@ -55,37 +51,119 @@ class BlockManager(Pools):
         max_pinned: int = 0,
         max_chunk: int = 512,
         quantize_after: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: abc.Callable[[], float] = time.monotonic,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}; 32 is a good start")
-        specs = (PageGroup(num_pages=groups),) if isinstance(groups, int) else tuple(groups)
+        specs = (FullAttention(num_pages=groups),) if isinstance(groups, int) else tuple(groups)
+        check_groups(specs)
+        smallest = min(spec.num_pages for spec in specs)
+        if not 0 <= max_pinned < smallest:
+            raise ValueError(
+                f"max_pinned must be at least 0 and less than the {smallest} pages of the pool, "
+                f"got {max_pinned}; sequences need room, too"
+            )
         if prefix_cache:
             check_strength(hasher)
-        all_groups = Groups(specs, page_size, max_chunk=max_chunk, policy=policy, clock=clock)
-        super().__init__(all_groups, max_pinned=max_pinned, quantize_after=quantize_after)
         self.page_size = page_size
-        self.policy = policy
         self.prefix_cache = prefix_cache
+        self.policy = policy
+        self.max_pinned = max_pinned
+        self.max_chunk = max_chunk
+        self.quantize_after = quantize_after
         self._hasher = hasher
+        self._groups = tuple(
+            KVGroup(index, spec, page_size, policy=make_policy(policy, spec.num_pages), clock=clock)
+            for index, spec in enumerate(specs)
+        )
+        self._full = tuple(group for group in self._groups if group.spec.window is None)
+        self._windowed = tuple(group for group in self._groups if group.spec.window is not None)
+        self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
-        self.misses = Misses(page_size, specs[0].num_pages, evicted=self._groups.eviction)
-        self._copies = Copies(self._groups, page_size)
+        self._copies: list[PageCopy] = []  # handed out and not yet reported with ``copied``
+        self.miss_reasons = MissClassifier(page_size, specs[0].num_pages, evicted=self._evicted_at)
+        self.page_index = PageIndex(
+            specs[0].num_pages,
+            is_cached=lambda digest: any(group.pool.is_cached(digest) for group in self._groups),
+        )
 
-    def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
-        """Group and page of everything a table holds."""
-        return self._groups.held(table)
+    # Pools: how large they are and how their pages stand.
+
+    @property
+    def groups(self) -> tuple[KVGroupSpec, ...]:
+        return tuple(group.spec for group in self._groups)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that one sequence can have, whatever is pinned."""
+        return self.capacity_with(self.quantize_after)
+
+    def capacity_with(self, quantize_after: int) -> int:
+        """Return ``capacity`` for sequences that are quantized after so many tokens."""
+        return min(
+            group.spec.max_positions(
+                self.page_size,
+                max_chunk=self.max_chunk,
+                num_pinned=self.max_pinned,
+                quantize_after=quantize_after,
+            )
+            for group in self._groups
+        )
+
+    @property
+    def num_pages(self) -> int:
+        return self._pool.num_pages
+
+    @property
+    def num_held(self) -> int:
+        return self._pool.num_pages - self._pool.num_idle
+
+    @property
+    def num_idle(self) -> int:
+        """Pages that can be handed out: cached and empty ones."""
+        return self._pool.num_idle
+
+    @property
+    def num_idle_cached(self) -> int:
+        return self._pool.num_idle_cached
+
+    @property
+    def num_idle_empty(self) -> int:
+        return self._pool.num_idle_empty
+
+    @property
+    def num_evicted(self) -> int:
+        """Cached pages of all groups that were given to somebody else, since the start."""
+        return sum(group.pool.num_evicted for group in self._groups)
+
+    def idle_pages(self) -> tuple[int, ...]:
+        """``num_idle`` of every group."""
+        return tuple([group.pool.num_idle for group in self._groups])
+
+    @property
+    def residual_counts(self) -> PageCounts | None:
+        """Return counts over all residual windows, or None if there are none."""
+        pools = [group.pool for group in self._groups if isinstance(group.spec, ResidualWindow)]
+        if not pools:
+            return None
+        return PageCounts(
+            held=sum([pool.num_pages - pool.num_idle for pool in pools]),
+            idle_cached=sum([pool.num_idle_cached for pool in pools]),
+            idle_empty=sum([pool.num_idle_empty for pool in pools]),
+        )
+
+    # The life of a page table.
 
     def open(
         self,
-        tokens: Tokens[int],
+        tokens: abc.Sequence[int],
         *,
         salt: bytes = b"",
         digests: list[Digest] | None = None,
         find: bool = True,
         quantize_after: int | None = None,
     ) -> PageTable:
-        """A table with the longest cached prefix of ``tokens``, short of the last token.
+        """Return a table with the longest cached prefix of ``tokens``, short of the last token.
 
         The last token is always left to compute: its logits are what a caller is after, and
         so the page being written is never one that somebody else may find.
@@ -93,70 +171,24 @@ class BlockManager(Pools):
         The table remembers the digests of these tokens: until ``rollback`` says otherwise, they
         are what it will be written with.
 
-        digests   what an earlier table of the same tokens and salt knew (its ``digests``):
-                  they are not computed again; the new table takes the list over
+        digests   what an earlier table of the same tokens and salt knew: they are not computed again.
+                  The table writes on in this very list, so that what it learns outlives it
         find      False: start empty; what is written will be found by others as ever
         quantize_after   the table's own (None: the manager's). It changes what queries read, and so
                   what they compute: tables of another number need another salt
         """
         after = self.quantize_after if quantize_after is None else quantize_after
-        table = self._groups.new_table(salt, after)
+        parts = tuple([GroupPageTable() for _ in self._groups])
+        table = PageTable(self.page_size, salt, parts, quantize_after=after)
         if digests is not None:
             table.digests = digests
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
             self._name(table, tokens, num_pages)
             if find:
-                self._groups.find(table, table.digests[:num_pages])
+                self._acquire_prefix(table, table.digests[:num_pages])
         self._tables.add(table)
         return table
-
-    def held_indices(self, table: PageTable, group: int) -> list[int]:
-        """Which of a sequence's pages its table holds in a group, rising."""
-        return self._groups[group].live_indices(table.parts[group])
-
-    def adopt(
-        self,
-        tokens: Tokens[int],
-        digests: Tokens[Digest],
-        first: int,
-        fill: Fill,
-        *,
-        group: int = 0,
-        salt: bytes = b"",
-    ) -> int | None:
-        """Let the pages from ``first`` on of a sequence be found in one group, held by nobody, with contents
-        that came from elsewhere: ``fill(indices, pages)`` puts them there. How many are new; None, and
-        no change, if there is no room beside what can be found of the sequence, or, in a group
-        without a window, if what comes before cannot be.
-
-        tokens, digests   of all pages, the adopted ones last
-        """
-        contents: list[bytes] = []
-        if group == 0 and self.events.tokens_since is not None:
-            contents = split(pack(tokens[first * self.page_size :]), self.page_size)
-        new = self._groups[group].adopt(digests, first, fill, salt=salt, contents=contents)
-        if group == 0 and first == 0 and new:
-            self.misses.first_page(tokens, salt)
-        return new
-
-    def name_pages(self, tokens: Tokens[int], digests: list[Digest], *, salt: bytes = b"") -> list[Digest]:
-        """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
-        num_pages = max(len(tokens) - 1, 0) // self.page_size
-        extend_chain(digests, tokens, num_pages, salt=salt, page_size=self.page_size, hasher=self._hasher)
-        return digests
-
-    def explain_miss(self, table: PageTable, tokens: Tokens[int]) -> Miss:
-        """Why ``open`` with these tokens found what is in ``table`` and no more; before ``commit``."""
-        return self.misses.explain(table, tokens) if self.prefix_cache else Miss(0, "disabled")
-
-    def count_misses(self, num_tokens: int, miss: Miss) -> dict[str, int]:
-        """Tokens of a prompt that were not found, by reason."""
-        return self.misses.count(num_tokens, miss)
-
-    def would_overflow(self, table: PageTable, num_tokens: int) -> bool:
-        """Whether writing positions ``[0, num_tokens)`` needs pages that are not yet reserved."""
-        return num_tokens > table.capacity
 
     def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
         """Make room for positions ``[0, num_tokens)``; False if a pool is short, and then nothing is
@@ -165,19 +197,28 @@ class BlockManager(Pools):
         ahead   positions that will be written soon, ``max_chunk`` at most at a time: once this
                 call succeeds, their room is certain. Layers without a window get all of it now.
         """
-        if num_tokens <= table.capacity and ahead <= table.promised:
+        if num_tokens <= table.capacity and ahead <= table.reserved_ahead:
             return True
-        promised, table.promised = table.promised, max(table.promised, ahead)
-        if not self._groups.reserve(table, num_tokens):
-            table.promised = promised
-            return False
+        before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
+        short: list[tuple[KVGroup, GroupPageTable, int]] = []  # of pages, and how many there should be
+        for group, part in zip(self._groups, table.parts, strict=True):
+            group.free_out_of_window(table)
+            goal = group.spec.table_pages(table, num_tokens, max_chunk=self.max_chunk)
+            if goal - len(part.pages) > group.pool.num_idle:
+                table.reserved_ahead = before
+                return False
+            if goal > len(part.pages):
+                short.append((group, part, goal))
+        for group, part, goal in short:
+            group.extend(part, goal)
+        table.update_capacity()
         return True
 
-    def commit(self, table: PageTable, tokens: Tokens[int], num_written: int) -> None:
+    def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
 
         A full page never changes again: whoever finds it may rely on it. Groups with a window give
-        back what no later query sees.
+        back what no later query sees, and take as many pages again where room was reserved ahead.
         """
         first, last = table.num_written // self.page_size, num_written // self.page_size
         assert table.num_written <= num_written <= table.capacity, "written where no page is reserved"
@@ -186,28 +227,40 @@ class BlockManager(Pools):
             return
         if self.prefix_cache:
             self._publish(table, tokens, first, last)
-        self._groups.slide(table)
-
-    def _publish(self, table: PageTable, tokens: Tokens[int], first: int, last: int) -> None:
-        """Let pages ``[first, last)``, which have become full, be found."""
-        self._name(table, tokens, last)
-        if first == 0:
-            self.misses.first_page(tokens, table.salt)
-        contents: list[bytes] = []
-        if self.events.tokens_since is not None:
-            contents = split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)
-        self._groups.publish(table, first, last, contents)
+        for group in self._windowed:
+            part = table.parts[group.index]
+            group.free_out_of_window(table)
+            goal = group.spec.table_pages(table, 0, max_chunk=self.max_chunk)
+            if 0 < goal - len(part.pages) <= group.pool.num_idle:
+                group.extend(part, goal)
+                table.update_capacity()
 
     def fork(self, table: PageTable) -> Fork | None:
-        """A second table with the same written positions; None, and no change, if a pool is short.
+        """Return a second table with the same written positions; None, and no change, if a pool is short.
 
         Full pages are shared. A partial one will be written by both sides, so the new table
         gets its own, filled by the copy: carry it out, then say so with ``copied``.
         """
-        fork = self._copies.fork(table)
-        if fork is not None:
-            self._tables.add(fork.table)
-        return fork
+        num_full, partial = divmod(table.num_written, self.page_size)
+        if partial and not all(self.idle_pages()):
+            return None
+        parts, copies = [], []
+        for group, part in zip(self._groups, table.parts, strict=True):
+            shared = group.share(part, num_full)
+            parts.append(shared)
+            if partial:
+                group.extend(shared, num_full + 1)
+                copies.append(self._copy(group, part.pages[num_full], shared.pages[num_full]))
+        forked = PageTable(
+            self.page_size,
+            table.salt,
+            tuple(parts),
+            digests=table.digests[:num_full],
+            num_written=table.num_written,
+            quantize_after=table.quantize_after,
+        )
+        self._tables.add(forked)
+        return Fork(forked, tuple(copies))
 
     def rollback(self, table: PageTable, num_tokens: int) -> tuple[PageCopy, ...]:
         """Forget everything past position ``num_tokens``, reserved pages included.
@@ -219,23 +272,171 @@ class BlockManager(Pools):
         the table ends where every group can go on, maybe at 0. ``table.num_written`` says where,
         and the rest is recomputed.
         """
-        return self._copies.rollback(table, num_tokens)
+        assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
+        num_full, partial = divmod(num_tokens, self.page_size)
+        table.reserved_ahead = 0
+        if self._has_lost_window(table, num_tokens):
+            self._truncate(table, num_full)
+            return ()
+        self._trim(table, num_full + (partial > 0))
+        del table.digests[num_full:]
+        table.num_written = num_tokens
+        return self._own_partial_page(table, num_full) if partial else ()
 
-    def copied(self, copies: Iterable[PageCopy]) -> None:
-        """These copies have been carried out, or nobody wants them any more: release their pages."""
-        self._copies.done(copies)
+    def copied(self, copies: abc.Iterable[PageCopy]) -> None:
+        """Release the pages of copies that have been carried out, or that nobody wants any more."""
+        for copy in copies:
+            self._copies.remove(copy)
+            self._groups[copy.group].pool.decref([copy.target, copy.source])
 
     def close(self, table: PageTable) -> None:
         """Give every page back, tail first, so that a shared head outlives its tails."""
         self._tables.remove(table)
-        self._groups.trim(table, 0)
+        self._trim(table, 0)
         table.num_written = 0
+
+    def insert(
+        self,
+        tokens: abc.Sequence[int],
+        digests: abc.Sequence[Digest],
+        first: int,
+        fill: Fill,
+        *,
+        group: int = 0,
+        salt: bytes = b"",
+    ) -> int | None:
+        """Cache the pages from ``first`` on of a sequence in one group, held by nobody, with contents that
+        come from elsewhere: ``fill(indices, pages)`` puts them there. Return how many are new; None, and
+        no change, if there is no room beside what is cached of the sequence, or, in a group without a
+        window, if what comes before is not cached.
+
+        tokens, digests   of all pages, the inserted ones last
+        """
+        contents = self._contents(tokens, first, len(digests)) if self.page_index.recording else []
+        watched = contents if group == 0 else []
+        new = self._groups[group].insert(digests, first, fill, salt=salt, contents=watched)
+        if new is not None and contents:
+            self.page_index.add(digests[first:], contents, digests[first - 1] if first else None, salt)
+        if group == 0 and first == 0 and new:
+            self.miss_reasons.first_page(tokens, salt)
+        return new
+
+    # What is cached, and what tables hold.
+
+    def find(self, digest: Digest, group: int = 0) -> PageId | None:
+        """Return a group's page with these contents, if it is cached now. Nothing is held."""
+        return self._groups[group].pool.lookup(digest)
+
+    def num_findable(self, digests: abc.Sequence[Digest], *, quantize_after: int | None = None) -> int:
+        """Return after how many of these pages ``open`` would let a sequence go on."""
+        after = self.quantize_after if quantize_after is None else quantize_after
+        return self._longest_prefix(digests, len(digests), after)
+
+    def needed_pages(
+        self, num_pages: int, *, group: int, quantize_after: int | None = None
+    ) -> abc.Iterable[int]:
+        """Yield the pages of a group without which a sequence cannot go on after ``num_pages`` full ones,
+        last first. Arithmetic alone: any thread may ask."""
+        after = self.quantize_after if quantize_after is None else quantize_after
+        return self._groups[group].spec.needed_pages(num_pages, self.page_size, after)
+
+    def name_pages(
+        self, tokens: abc.Sequence[int], digests: list[Digest], *, salt: bytes = b""
+    ) -> list[Digest]:
+        """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
+        num_pages = max(len(tokens) - 1, 0) // self.page_size
+        extend_chain(digests, tokens, num_pages, salt=salt, page_size=self.page_size, hasher=self._hasher)
+        return digests
+
+    def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
+        """Return group and page of everything a table holds."""
+        return [
+            (group.index, page)
+            for group, part in zip(self._groups, table.parts, strict=True)
+            for page in group.live(part)
+        ]
+
+    def held_indices(self, table: PageTable, group: int) -> list[int]:
+        """Return which of a sequence's pages its table holds in a group, rising."""
+        return self._groups[group].live_indices(table.parts[group])
+
+    def flush(self) -> int:
+        """Forget the contents of every idle page of all groups; return how many there were."""
+        return sum([group.pool.flush() for group in self._groups])
+
+    # What watchers and operators ask.
+
+    @property
+    def events(self) -> EventLog:
+        """What could be found since when, in order."""
+        return self._pool.events
+
+    def keep_tokens(self) -> None:
+        """From now on, for good, keep the tokens of pages that are published: in events and in
+        ``page_index``. Costs time at every page."""
+        self.events.keep_tokens()
+        self.page_index.recording = True
+
+    def cached_contents(self) -> dict[Digest, PageContents]:
+        """Return what the pages that can be found hold, as far as their tokens are known."""
+        return self.page_index.cached(self._pool.is_cached)
+
+    def explain_miss(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
+        """Say why ``open`` with these tokens found what is in ``table`` and no more; before ``commit``."""
+        return self.miss_reasons.explain(table, tokens) if self.prefix_cache else Miss(0, "disabled")
+
+    def count_misses(self, num_tokens: int, miss: Miss) -> dict[str, int]:
+        """Return how many tokens of a prompt were not found, by reason."""
+        return self.miss_reasons.count(num_tokens, miss)
 
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""
-        self._groups.check(self._tables, self._copies.pending)
+        check_books(self._groups, self.page_size, self._tables, self._copies)
 
-    def _name(self, table: PageTable, tokens: Tokens[int], num_pages: int) -> None:
+    # All groups together.
+
+    def _acquire_prefix(self, table: PageTable, digests: abc.Sequence[Digest]) -> None:
+        """Give an empty table the longest beginning after which every group can go on."""
+        if len(self._groups) == 1 and not self._windowed:  # one pass instead of two: 5 % of a short prompt
+            table.pages.extend(self._pool.acquire(digests))
+            num_pages = len(table.pages)
+        else:
+            after = table.quantize_after
+            num_pages = self._longest_prefix(digests, len(digests), after)
+            table.parts = tuple([group.acquire(digests, num_pages, after) for group in self._groups])
+        table.num_written = table.capacity = num_pages * self.page_size
+
+    def _longest_prefix(
+        self,
+        digests: abc.Sequence[Digest],
+        num_pages: int,
+        quantize_after: int,
+        table: PageTable | None = None,
+    ) -> int:
+        """Return the greatest number of pages, at most ``num_pages``, after which every group can go on, with
+        what is cached and, if ``table`` is shortened, with what it holds."""
+
+        for group in self._full:  # whatever is shorter does for them, too
+            if table is None:
+                num_pages = group.pool.prefix_length(digests[:num_pages])
+        longer = num_pages + 1
+        while self._windowed and num_pages < longer:
+            longer = num_pages
+            for group in self._windowed:
+                held = None if table is None else table.parts[group.index]
+                num_pages = group.longest_prefix(digests, num_pages, quantize_after, held)
+        return num_pages
+
+    def _evicted_at(self, table: PageTable, num_pages: int) -> float | None:
+        """Return when a page was evicted without which no sequence can go on after ``num_pages`` pages."""
+        for group in self._groups:
+            missing = group.last_missing(table.digests, num_pages, table.quantize_after)
+            evicted_at = None if missing is None else group.pool.evictions.when(table.digests[missing])
+            if evicted_at is not None:
+                return evicted_at
+        return None
+
+    def _name(self, table: PageTable, tokens: abc.Sequence[int], num_pages: int) -> None:
         """Make the digests of the first ``num_pages`` pages known."""
         if len(table.digests) < num_pages:
             extend_chain(
@@ -246,3 +447,74 @@ class BlockManager(Pools):
                 page_size=self.page_size,
                 hasher=self._hasher,
             )
+
+    def _publish(self, table: PageTable, tokens: abc.Sequence[int], first: int, last: int) -> None:
+        """Let pages ``[first, last)``, which have become full, be found."""
+        self._name(table, tokens, last)
+        if first == 0:
+            self.miss_reasons.first_page(tokens, table.salt)
+        parent, digests = table.digests[first - 1] if first else None, table.digests[first:last]
+        contents = self._contents(tokens, first, last) if self.page_index.recording else []
+        for group, part in zip(self._groups, table.parts, strict=True):
+            wanted = group.spec.publishable_pages(self.page_size, table.quantize_after)
+            if (count := min(last, wanted) - first) > 0:
+                pages = page_ids(part.pages[first : first + count])
+                watched = contents if group.index == 0 else ()
+                group.pool.publish(pages, digests[:count], parent, salt=table.salt, contents=watched)
+        if contents:  # last: what the index has no room for is what is not cached
+            self.page_index.add(digests, contents, parent, table.salt)
+
+    def _contents(self, tokens: abc.Sequence[int], first: int, last: int) -> list[bytes]:
+        """Return the packed tokens of pages ``[first, last)``, by page."""
+        return split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)
+
+    def _trim(self, table: PageTable, num_pages: int) -> None:
+        """Give back all but the first ``num_pages`` pages of every group."""
+        for group, part in zip(self._groups, table.parts, strict=True):
+            group.trim(part, num_pages)
+        table.update_capacity()
+
+    def _has_lost_window(self, table: PageTable, num_tokens: int) -> bool:
+        """Whether what a query at ``num_tokens`` sees was given back in part."""
+        return any(
+            table.parts[group.index].window_start
+            > max(group.first_visible_page(num_tokens, table.quantize_after), group.num_kept)
+            for group in self._windowed
+        )
+
+    def _truncate(self, table: PageTable, num_pages: int) -> None:
+        """Shorten a table to at most so many full pages, so that every group can go on after them."""
+        num_pages = self._longest_prefix(table.digests, num_pages, table.quantize_after, table)
+        for group in self._groups:
+            group.reacquire_window(table, num_pages)
+        del table.digests[num_pages:]
+        table.num_written = num_pages * self.page_size
+        table.update_capacity()
+
+    def _own_partial_page(self, table: PageTable, index: int) -> tuple[PageCopy, ...]:
+        """Replace page ``index`` in the groups where others hold or find it."""
+        foreign = [
+            (group, part)
+            for group, part in zip(self._groups, table.parts, strict=True)
+            if not group.pool.is_private(PageId(part.pages[index]))
+        ]
+        if not all(group.pool.num_idle for group, _ in foreign):
+            self._truncate(table, index)
+            return ()
+        copies: list[PageCopy] = []
+        for group, part in foreign:
+            page = PageId(part.pages.pop())
+            group.extend(part, index + 1)
+            copies.append(self._copy(group, page, part.pages[index]))
+            group.pool.decref([page])
+        return tuple(copies)
+
+    def _copy(self, group: KVGroup, source: int, target: int) -> PageCopy:
+        """Hold both pages of a copy until it is reported with ``copied``."""
+        copy = PageCopy(PageId(source), PageId(target), group.index)
+        assert all((source, group.index) != (other.target, other.group) for other in self._copies), (
+            f"page {source} is not filled yet"
+        )
+        group.pool.incref((copy.source, copy.target))
+        self._copies.append(copy)
+        return copy

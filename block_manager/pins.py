@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence as Tokens
+from collections import Counter, abc
 from dataclasses import dataclass
 
 from .manager import BlockManager
@@ -41,7 +40,7 @@ class Pins:
         return _most(self._held_by_owner(owner))
 
     def pin(
-        self, name: str, tokens: Tokens[int], *, salt: bytes = b"", limit: PinLimit | None = None
+        self, name: str, tokens: abc.Sequence[int], *, salt: bytes = b"", limit: PinLimit | None = None
     ) -> int | None:
         """Keep what is cached of these tokens, full pages only; returns how many positions that is:
         0, and no change, if nothing is.

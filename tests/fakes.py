@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from ledger_runner import EOS, LedgerRunner
-from octavo.block_manager import PageGroup
+from octavo.block_manager import KVGroupSpec
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.engine_info import MemoryBudget, ModelInfo
 from octavo.engine.api.stats import Observer, StepRecord
@@ -50,7 +50,7 @@ def fake_info(
     *,
     num_pages: int = 64,
     max_model_len: int = 4096,
-    groups: tuple[PageGroup, ...] = (),
+    groups: tuple[KVGroupSpec, ...] = (),
 ) -> ModelInfo:
     return ModelInfo(
         name="fake",
@@ -97,7 +97,7 @@ class FakeCore:
         before_step: Callable[[], None] | None = None,
         verify: bool = True,
         max_model_len: int = 4096,
-        groups: tuple[PageGroup, ...] = (),
+        groups: tuple[KVGroupSpec, ...] = (),
     ) -> None:
         self._options = {
             "ends_every": ends_every,

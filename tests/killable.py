@@ -18,17 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fakes import FakeCore, small_config
-from octavo.block_manager import PageGroup
+from octavo.block_manager import FullAttention, KVGroupSpec, SlidingWindow
 from octavo.engine import LLM, SamplingParams
 from octavo.engine.kv_store.folder import ShardFolder
 from page_shards import make_kind, make_run
 
 GROUPS = {
-    "one pool": (PageGroup(num_pages=64),),
+    "one pool": (FullAttention(num_pages=64),),
     "windows": (
-        PageGroup(num_pages=64),
-        PageGroup(num_pages=40, window=10),
-        PageGroup(num_pages=40, window=6, keep=5),
+        FullAttention(num_pages=64),
+        SlidingWindow(num_pages=40, window=10),
+        SlidingWindow(num_pages=40, window=6, keep=5),
     ),
 }
 FOUR_TOKENS = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -58,7 +58,7 @@ def write_shards(folder: Path, first: int) -> None:
             tell(digest.hex())
 
 
-def serve(folder: Path, first: int, groups: tuple[PageGroup, ...]) -> None:
+def serve(folder: Path, first: int, groups: tuple[KVGroupSpec, ...]) -> None:
     """An engine that serves a prompt after the other and says which; its pages are written meanwhile."""
     with LLM(small_config(cache_dir=folder), core_factory=FakeCore(groups=groups)) as llm:
         for number in itertools.count(first):

@@ -11,14 +11,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from octavo.block_manager import PageCopy, PageGroup, PageTable
-from octavo.block_manager.types import GroupPages
+from octavo.block_manager import FullAttention, KVGroupSpec, PageCopy, PageTable, ResidualWindow
+from octavo.block_manager.types import GroupPageTable
 from octavo.scheduler import Sequence, Step
 
 VOCABULARY = 5
 END = 0  # the token that ends a sequence
 
 Entry = tuple[bytes, tuple[int, ...]] | str
+
+
+def slot_of(table: PageTable, position: int, group: int = 0) -> int:
+    """Where one position's K/V lives in a group: ``page * page_size + offset``."""
+    page, offset = divmod(position, table.page_size)
+    return table.parts[group].pages[page] * table.page_size + offset
 
 
 def next_token(tokens: Iterable[int], seed: str) -> int:
@@ -39,7 +45,7 @@ def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
 class Ledger:
     """Slots of every group's pool, each with the tokens its K/V was computed from."""
 
-    def __init__(self, page_size: int, groups: Iterable[PageGroup] = (PageGroup(num_pages=1),)) -> None:
+    def __init__(self, page_size: int, groups: Iterable[KVGroupSpec] = (FullAttention(num_pages=1),)) -> None:
         self.page_size = page_size
         self.groups = tuple(groups)
         self._slots: dict[tuple[int, int], Entry] = {}  # by group and slot
@@ -72,7 +78,7 @@ class Ledger:
         for position in positions:
             entry: Entry = (salt, tuple(tokens[: position + 1]))
             for group in range(len(self.groups)):
-                self._slots[group, table.slot(position, group)] = "poison" if broken else entry
+                self._slots[group, slot_of(table, position, group)] = "poison" if broken else entry
 
     def check(
         self,
@@ -97,7 +103,7 @@ class Ledger:
                     quantize_after=table.quantize_after,
                 ):
                     continue
-                entry = self._slots.get((group, table.slot(position, group)), "empty")
+                entry = self._slots.get((group, slot_of(table, position, group)), "empty")
                 expected = (salt, tuple(tokens[: position + 1]))
                 assert entry == expected, f"position {position}: expected {expected}, found {entry}"
 
@@ -149,26 +155,26 @@ class Ledger:
         holders: dict[int, int] = {}
         kept = -(-self.groups[group].keep // self.page_size)
         for sequence in live:
-            part = sequence.table.parts[group] if sequence.table is not None else GroupPages()
+            part = sequence.table.parts[group] if sequence.table is not None else GroupPageTable()
             for index, page in enumerate(part.pages):
-                if index < kept or index >= part.released:
+                if index < kept or index >= part.window_start:
                     holders[page] = holders.get(page, 0) + 1
         return holders
 
 
 def visible(
-    groups: tuple[PageGroup, ...],
-    group: PageGroup,
+    groups: tuple[KVGroupSpec, ...],
+    group: KVGroupSpec,
     query: int,
     position: int,
     *,
     page_size: int,
     quantize_after: int,
 ) -> bool:
-    """Whether queries at ``query`` or later can see a position, as the layers define it; in a twin,
-    whether they read it in 16 bits."""
-    if group.twin_of is not None:
-        if not _in_window(groups[group.twin_of], query, position):
+    """Whether queries at ``query`` or later can see a position, as the layers define it; in a residual
+    window, whether they read it in 16 bits."""
+    if isinstance(group, ResidualWindow):
+        if not _in_window(groups[group.residual_of], query, position):
             return False
         if query < quantize_after or position < group.keep:
             return True
@@ -176,5 +182,5 @@ def visible(
     return _in_window(group, query, position)
 
 
-def _in_window(group: PageGroup, query: int, position: int) -> bool:
+def _in_window(group: KVGroupSpec, query: int, position: int) -> bool:
     return group.window is None or position > query - group.window or position < group.keep

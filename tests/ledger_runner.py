@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.block_manager import PageGroup
+from octavo.block_manager import FullAttention, KVGroupSpec
 from octavo.engine.api.engine_info import ModelInfo
 from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.executor.base import RunOutput
@@ -69,7 +69,7 @@ class LedgerRunner:
         self._before_step = before_step
         self._verify = verify
         self._thread = threading.get_ident()
-        self._groups = info.groups or (PageGroup(num_pages=info.num_pages),)
+        self._groups = info.groups or (FullAttention(num_pages=info.num_pages),)
         self._ledgers: list[list[Entry | None]] = [
             [None] * (group.num_pages * info.page_size) for group in self._groups
         ]
@@ -102,7 +102,7 @@ class LedgerRunner:
         """16 bytes per position: the position, its token and the digest."""
         return PageKind("ledger", tuple(map(self._spec, self._groups)))
 
-    def _spec(self, group: PageGroup) -> PoolSpec:
+    def _spec(self, group: KVGroupSpec) -> PoolSpec:
         layer = LayerSpec(num_kv_heads=1, head_dim=4, value_dim=4, window=group.window, keep=group.keep)
         return PoolSpec(
             layers=(layer,),

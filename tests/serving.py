@@ -156,12 +156,12 @@ def check_step(
         assert item.start == item.sequence.num_written < item.stop <= len(item.sequence.tokens)
         assert item.samples == (item.stop == len(item.sequence.tokens))
         assert item.sequence.table is not None
-        assert not scheduler.blocks.would_overflow(item.sequence.table, item.stop)
+        assert item.stop <= item.sequence.table.capacity
 
     if before and before[0] not in planned:  # only a rollback takes pages from an admitted prompt
         assert backlogs[before[0]] > 1, "the oldest must always get on"
         assert before[0].table is not None
-        assert scheduler.blocks.would_overflow(before[0].table, len(before[0].tokens))
+        assert len(before[0].tokens) > before[0].table.capacity
     skipped = [s for s in before if s not in planned and s not in step.preempted]
     for sequence in skipped:
         if backlogs[sequence] == 1:

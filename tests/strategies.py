@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 
-from octavo.block_manager import PageGroup
-from octavo.block_manager.group import pages_touched
+from octavo.block_manager import FullAttention, KVGroupSpec, ResidualWindow, SlidingWindow
+from octavo.block_manager.spec import pages_touched
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Event:
 @dataclass(frozen=True)
 class Workload:
     page_size: int
-    groups: tuple[PageGroup, ...]
+    groups: tuple[KVGroupSpec, ...]
     max_running: int
     max_step_tokens: int
     arrivals_per_step: int
@@ -80,18 +80,23 @@ events = st.builds(
 @st.composite
 def page_groups(
     draw: st.DrawFn, need: int, page_size: int, max_chunk: int, spare: int = 12
-) -> tuple[PageGroup, ...]:
+) -> tuple[KVGroupSpec, ...]:
     """One group, or several of different windows, each with room for a sequence of ``need`` pages alone
     or, where its window bounds that, for what one sequence holds at most."""
-    windows = draw(st.sampled_from([(None,), (None,), (None, 5), (3,), (None, 9, 2), (6, 1)]))
-    groups = []
+    windows: tuple[int | None, ...] = draw(
+        st.sampled_from([(None,), (None,), (None, 5), (3,), (None, 9, 2), (6, 1)])
+    )
+    groups: list[KVGroupSpec] = []
     for window in windows:
         keep = draw(st.sampled_from([0, 0, 1, 5])) if window is not None else 0
         most = need
         if window is not None:
             most = min(need, -(-keep // page_size) + pages_touched(window - 1 + max_chunk, page_size))
         num_pages = most + draw(st.integers(0, spare))
-        groups.append(PageGroup(num_pages=num_pages, window=window, keep=keep))
+        if window is None:
+            groups.append(FullAttention(num_pages=num_pages))
+        else:
+            groups.append(SlidingWindow(num_pages=num_pages, window=window, keep=keep))
     if draw(st.booleans()):
         groups += [
             draw(twins(index, group, need, page_size, max_chunk)) for index, group in enumerate(groups)
@@ -100,13 +105,21 @@ def page_groups(
 
 
 @st.composite
-def twins(draw: st.DrawFn, index: int, of: PageGroup, need: int, page_size: int, max_chunk: int) -> PageGroup:
+def twins(
+    draw: st.DrawFn, index: int, of: KVGroupSpec, need: int, page_size: int, max_chunk: int
+) -> KVGroupSpec:
     """16-bit pages of a group, with hardly more room than one sequence alone needs."""
     window = min(draw(st.sampled_from([1, 1, 1, 2, page_size + 1])), of.window or need * page_size)
     keep = draw(st.sampled_from([0, 1, 5])) if of.window is None else of.keep
     seen = max(window, min(MOST_QUANTIZE_AFTER, of.window or MOST_QUANTIZE_AFTER))
     most = min(need, -(-keep // page_size) + pages_touched(seen - 1 + max_chunk, page_size))
-    return PageGroup(num_pages=most + draw(st.integers(0, 2)), window=window, keep=keep, twin_of=index)
+    return ResidualWindow(
+        num_pages=most + draw(st.integers(0, 2)),
+        window=window,
+        keep=keep,
+        residual_of=index,
+        outer_window=of.window,
+    )
 
 
 @st.composite

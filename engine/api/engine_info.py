@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.block_manager import PageGroup
+from octavo.block_manager import KVGroupSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +45,5 @@ class ModelInfo:
     page_size: int
     num_pages: int
     memory: MemoryBudget
-    groups: tuple[PageGroup, ...] = ()
+    groups: tuple[KVGroupSpec, ...] = ()
     quantize_after: int = 0

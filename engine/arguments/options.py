@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from octavo.block_manager import ResidualWindow
 from octavo.block_manager.policies import POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
@@ -171,7 +172,7 @@ def _windows(info: ModelInfo) -> str:
     """Pages of layers that have pools of their own, because they see a window only, and 16-bit pages."""
     return "".join(
         f"{group.num_pages} for windows of {group.window}, "
-        if group.twin_of is None
+        if not isinstance(group, ResidualWindow)
         else f"{group.num_pages} of 16 bits, "
         for group in info.groups[1:]
     )

@@ -59,7 +59,7 @@ def replay(
     is by its tokens; one more position follows, so that the last page can be found as well.
 
     num_pages   of the pool; None: as many as the trace could need
-    policy      which idle pages go first, see block_manager/policies.py
+    policy      which idle pages go first, see block_manager/policies
     token_ms    None: done at once. Otherwise a request holds its pages for so many milliseconds
                 per generated token, and one that finds no room waits for the next to end
     """

@@ -19,7 +19,7 @@ from ..inspection.lookup_history import RememberedLookup
 from ..inspection.prefix_cache_inspector import CacheTotals, Pinned
 from ..inspection.reuse_tree import ReusedPrefix
 from ..kv_store.page_runs import PageKind, PagePart
-from ..kv_store.transfer import CachedPrefix, Inserted, PageEntry
+from ..kv_store.transfer import CachedPrefix, Inserted
 
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
@@ -219,6 +219,6 @@ class InsertPages(Command[Inserted]):
 
 
 @dataclass(frozen=True, slots=True)
-class ListPages(Command[dict[Digest, PageEntry]]):
+class ListPages(Command[dict[Digest, PageContents]]):
     """What every page that can be found holds, and those that lead to them. Empty unless the engine was
     started to remember it (``save_dir``)."""

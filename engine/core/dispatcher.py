@@ -56,7 +56,7 @@ class CommandDispatcher:
             case ask.GetCachedContents():
                 log = cache.blocks.events
                 unknown = (log.tokens_since or 1) - 1
-                return ask.CachedContents(log.next_number - 1, unknown, dict(log.contents))
+                return ask.CachedContents(log.next_number - 1, unknown, cache.blocks.cached_contents())
             case ask.GetPageKind():
                 return transfer.kind
             case ask.FindPrefix(digests):

@@ -133,7 +133,6 @@ class EngineCore:
         results = self._accept(step, batch, output)
         self._pass("accept")
         self._scheduler.commit(step, results)
-        self.transfer.note(step)
         self._pass("commit")
 
     def _publish(self, step: Step | None, began: float) -> list[Update]:
@@ -227,7 +226,7 @@ class EngineCore:
             pages_held=self._blocks.num_held,
             pages_idle_cached=self._blocks.num_idle_cached,
             pages_idle_empty=self._blocks.num_idle_empty,
-            twins=self._blocks.twin_counts,
+            twins=self._blocks.residual_counts,
             store=self._store_counts() if self._store_counts is not None else None,
         )
 

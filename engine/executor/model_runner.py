@@ -10,6 +10,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
+from octavo.block_manager import ResidualWindow
 from octavo.kernels.groups import page_pools
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
@@ -146,7 +147,7 @@ class PagedRunner:
         """Computed when it is first asked for: it reads a little of every tensor on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(pool.spec for pool in page_pools(self._model.pool))
-        twins = any(group.twin_of is not None for group in self._info.groups)
+        twins = any(isinstance(group, ResidualWindow) for group in self._info.groups)
         return PageKind(name, specs, f"quantize_after {self._info.quantize_after}" if twins else "")
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:

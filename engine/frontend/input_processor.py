@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
+from octavo.block_manager import ResidualWindow
+
 from ..api.engine_info import ModelInfo
 from ..api.errors import InvalidRequest, RequestTooLong
 from ..api.sampling_params import SamplingParams
@@ -144,7 +146,7 @@ class Admission:
     def _quantize_after(self, params: SamplingParams) -> int | None:
         """The request's own number; None where it is the engine's."""
         after, default = params.quantize_after, self._info.quantize_after
-        if after and all(group.twin_of is None for group in self._info.groups):
+        if after and not any(isinstance(group, ResidualWindow) for group in self._info.groups):
             raise InvalidRequest(
                 f"quantize_after is {after}, but this engine has no 16-bit pages beside quantized ones (its "
                 f"pages are {self._info.kv_format}); leave it out, or start the engine with "

@@ -145,7 +145,7 @@ class PrefixCache:
         """
         self.is_watched = True
         if tokens:
-            self.blocks.events.keep_tokens()
+            self.blocks.keep_tokens()
         return self.blocks.events.next_number
 
     def has_news(self) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo.block_manager import Digest
-
-from .transfer import PageEntry
+from octavo.block_manager import Digest, PageContents
+from octavo.block_manager.digests import unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Chain:
     salt: bytes
 
 
-def chains(entries: Mapping[Digest, PageEntry], max_pages: int) -> list[Chain]:
+def chains(entries: Mapping[Digest, PageContents], max_pages: int) -> list[Chain]:
     """All pages whose whole prefix is in ``entries``, each once, in chains of at most ``max_pages``;
     those before others first."""
     children: dict[Digest | None, list[Digest]] = {}
@@ -39,7 +38,7 @@ def chains(entries: Mapping[Digest, PageEntry], max_pages: int) -> list[Chain]:
             digests += following
             following = children.get(digests[-1], [])
         first = entries[digests[0]]
-        tokens = tuple(token for digest in digests for token in entries[digest].tokens)
+        tokens = tuple(token for digest in digests for token in unpack(entries[digest].tokens))
         found.append(Chain(tuple(digests), first.parent, tokens, first.salt))
         todo += following
     return found

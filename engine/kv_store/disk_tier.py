@@ -53,7 +53,7 @@ class DiskTier:
         self._kind = access.page_kind
         self._page_bytes = [spec.page_bytes for spec in self._kind.specs]
         self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
-        blocks.misses.in_other_format = self._folder.has_of_other_kind
+        blocks.miss_reasons.in_other_format = self._folder.has_of_other_kind
         self._tally = Tally()
         self._wake = _nobody
         self._writer = ShardWriter(self._folder, self._tally, queue_bytes=QUEUE_BYTES)

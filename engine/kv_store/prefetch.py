@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo.block_manager import Digest, PageGroup
+from octavo.block_manager import Digest, KVGroupSpec
 from octavo.kernels.page_bytes import PageBytes
 
 
@@ -62,7 +62,9 @@ class Fetch:
         """It could not be read."""
         self._there[group][index] = False
 
-    def plan(self, groups: Sequence[PageGroup], has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
+    def plan(
+        self, groups: Sequence[KVGroupSpec], has: Callable[[Digest, int], bool]
+    ) -> list[tuple[int, int]]:
         """Group and index of the pages to read, so that the prompt can go on after as many pages as
         memory and disk together allow; empty if none are needed, or none would help.
 
@@ -78,7 +80,7 @@ class Fetch:
             if not self._known[number][index]
         ]
 
-    def _reachable(self, groups: Sequence[PageGroup], has: Callable[[Digest, int], bool]) -> int:
+    def _reachable(self, groups: Sequence[KVGroupSpec], has: Callable[[Digest, int], bool]) -> int:
         end = len(self.digests)
         for number, group in enumerate(groups):
             if group.window is None:  # from the front: one miss ends it

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from octavo.block_manager import PageGroup
+from octavo.block_manager import KVGroupSpec
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.store_counters import Tally
@@ -49,7 +49,7 @@ class ShardReader:
     def __init__(
         self,
         folder: ShardFolder,
-        groups: Sequence[PageGroup],
+        groups: Sequence[KVGroupSpec],
         tally: Tally,
         *,
         staged_bytes: int,

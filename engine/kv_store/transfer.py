@@ -6,9 +6,8 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.block_manager import BlockManager, Digest, PageId
+from octavo.block_manager import BlockManager, Digest, PageContents, PageId
 from octavo.kernels.page_bytes import PageBytes
-from octavo.scheduler import Sequence, Step
 
 from ..api.errors import NotConfigured
 from .page_runs import PageKind, PagePart
@@ -46,15 +45,6 @@ class CachedPrefix:
     needed: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PageEntry:
-    """What a digest stands for: the page's tokens, behind those of its parent (None: at the start)."""
-
-    parent: Digest | None
-    tokens: tuple[int, ...]
-    salt: bytes
-
-
 class PageTransfer:
     """Reads and inserts pages of a core's pool.
 
@@ -64,9 +54,8 @@ class PageTransfer:
     def __init__(self, access: PageAccess, blocks: BlockManager, *, remember: bool = False) -> None:
         self._access = access
         self._blocks = blocks
-        self._remember = remember
-        self._entries: dict[Digest, PageEntry] = {}
-        self._most_entries = 2 * blocks.num_pages  # before those are left out that nobody can find
+        if remember:
+            blocks.keep_tokens()
 
     @property
     def page_size(self) -> int:
@@ -126,46 +115,11 @@ class PageTransfer:
         def fill(indices: list[int], targets: list[PageId]) -> None:
             self._access.write_pages(targets, pages[[index - first for index in indices]], group)
 
-        new = blocks.adopt(tokens, named, first, fill, group=group, salt=salt)
+        new = blocks.insert(tokens, named, first, fill, group=group, salt=salt)
         if new is None:
             return Inserted(0, 0, count)
-        self._note(tokens, named, salt, first, end)
         return Inserted(new, count - new, 0)
 
-    def note(self, step: Step) -> None:
-        """Remember what a committed step has published."""
-        if not self._remember:
-            return
-        size = self._blocks.page_size
-        for sequence, start, stop, _, _ in step.work:
-            first, last = start // size, stop // size
-            if first < last:
-                self._note_sequence(sequence, first, min(last, len(sequence.digests)))
-
-    def _note_sequence(self, sequence: Sequence, first: int, last: int) -> None:
-        self._note(sequence.tokens, sequence.digests, sequence.salt, first, last)
-
-    def _note(self, tokens: Run[int], digests: Run[Digest], salt: bytes, first: int, last: int) -> None:
-        if not self._remember:
-            return
-        size, entries = self._blocks.page_size, self._entries
-        for index in range(first, last):
-            parent = digests[index - 1] if index else None
-            entries[digests[index]] = PageEntry(
-                parent, tuple(tokens[index * size : (index + 1) * size]), salt
-            )
-        if len(entries) > self._most_entries:
-            self._entries = self.list_pages()
-            self._most_entries = max(self._most_entries, 2 * len(self._entries))
-
-    def list_pages(self) -> dict[Digest, PageEntry]:
+    def list_pages(self) -> dict[Digest, PageContents]:
         """What is remembered of pages that some group has, and of those before them, which name them."""
-        find, entries = self._blocks.find, self._entries
-        groups, wanted = range(len(self._blocks.groups)), set[Digest]()
-        for digest in entries:
-            if any(find(digest, group) is not None for group in groups):
-                above: Digest | None = digest
-                while above is not None and above in entries and above not in wanted:
-                    wanted.add(above)
-                    above = entries[above].parent
-        return {digest: entry for digest, entry in entries.items() if digest in wanted}
+        return self._blocks.page_index.worth_keeping()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from octavo.block_manager import PageGroup
-from octavo.block_manager.group import pages_touched
+from octavo.block_manager import FullAttention, KVGroupSpec, ResidualWindow, SlidingWindow
+from octavo.block_manager.spec import UNBOUNDED
 from octavo.kernels.groups import LayerGroup, group_layers, twin_groups
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import Residency
@@ -23,57 +22,51 @@ from .budget import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Groups of layers and their 16-bit twins, if there are any, bytes of a page in each (the twins' last),
-    and how many pages are of use to a group.
+    """What each group of layers sees, and bytes of a page in each: how a budget becomes pools.
 
-    A group without a window can use any number. One with a window needs, for each running sequence,
-    what its window can touch and the page being written, and once the pages of a step's tokens;
-    as many again may be cached. What goes beyond would only be used if the others had pages left.
+    groups        of layers
+    twins         their residual windows, if there are any: last in what follows
+    specs         of all of them, with the largest pool that is of use as ``num_pages``
+    group_bytes   of one page of each
     """
 
     groups: tuple[LayerGroup, ...]
     twins: tuple[LayerGroup, ...] = ()
+    specs: tuple[KVGroupSpec, ...]
     group_bytes: tuple[int, ...]
-    most_useful: tuple[int, ...]
     page_size: int
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
-        """The groups, then their twins."""
+        """The groups, then their residual windows."""
         return self.groups + self.twins
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
-        """Of each of them, for ``num_pages`` of those that grow with a sequence's length."""
-        return tuple(min(num_pages, most) for most in self.most_useful)
+        """Return the pages of each, for ``num_pages`` of those that grow with a sequence's length."""
+        return tuple(min(num_pages, spec.num_pages) for spec in self.specs)
 
     def pages_per_sequence(self, index: int, num_tokens: int) -> int:
-        """Of one group, for a sequence of so many positions that is being decoded."""
-        group, pages = self.all_groups[index], -(-num_tokens // self.page_size)
-        if group.window is None:
-            return pages
-        return min(pages, -(-group.keep // self.page_size) + pages_touched(group.window, self.page_size))
+        """Return the pages of one group for a sequence of so many positions that is being decoded."""
+        return self.specs[index].decode_pages(num_tokens, self.page_size)
 
     def bytes_for(self, num_pages: int) -> int:
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
 
     def pages_within(self, budget: int) -> int:
-        """The largest number of pages whose bytes, with those of the other groups, fit the budget."""
+        """Return the largest number of pages whose bytes, with those of the other groups, fit the budget."""
         spent, rate = 0, sum(self.group_bytes)
-        for most, size in sorted(zip(self.most_useful, self.group_bytes, strict=True)):
+        most_useful = [spec.num_pages for spec in self.specs]
+        for most, size in sorted(zip(most_useful, self.group_bytes, strict=True)):
             if (budget - spent) // rate <= most:
                 break
             spent, rate = spent + most * size, rate - size
         return (budget - spent) // rate
 
-    def page_groups(self, num_pages: int) -> tuple[PageGroup, ...]:
+    def page_groups(self, num_pages: int) -> tuple[KVGroupSpec, ...]:
+        """Return what each group sees, with its pool of that size."""
         return tuple(
-            PageGroup(
-                num_pages=pages,
-                window=group.window,
-                keep=group.keep,
-                twin_of=index - len(self.groups) if index >= len(self.groups) else None,
-            )
-            for index, (group, pages) in enumerate(zip(self.all_groups, self.pages(num_pages), strict=True))
+            replace(spec, num_pages=pages)
+            for spec, pages in zip(self.specs, self.pages(num_pages), strict=True)
         )
 
 
@@ -103,21 +96,28 @@ def sizing(
     (None: as many as are of use)."""
     groups = group_layers(layers, max_model_len)
     twins = () if residency is None else twin_groups(groups, residency, page_size)
+    specs = [_spec(group) for group in groups]
+    specs += [_residual_spec(twin, index, specs[index]) for index, twin in enumerate(twins)]
     bounded = groups[0].window is None  # else windows are all there is, and get all there is
     formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(twins)  # as large as fp16
-    most_useful = [
-        _most_useful(group, page_size, max_running, max_step_tokens) + max_pinned
-        if bounded and group.window is not None
-        else sys.maxsize
-        for group in groups
-    ]
-    for twin, outer in zip(twins, groups, strict=False):
-        assert residency is not None
-        most = _useful_twins(twin, outer, residency, page_size, max_running, max_step_tokens)
-        most_useful.append(num_twins or most + max_pinned)
+
+    def sized(spec: KVGroupSpec) -> KVGroupSpec:
+        if isinstance(spec, ResidualWindow) and num_twins:
+            return replace(spec, num_pages=num_twins)
+        if not bounded and not isinstance(spec, ResidualWindow):
+            return spec
+        useful = spec.useful_pages(
+            page_size,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            quantize_after=0 if residency is None else residency.quantize_after,
+        )
+        return replace(spec, num_pages=useful + max_pinned)
+
     return Sizing(
         groups=groups,
         twins=twins,
+        specs=tuple(map(sized, specs)),
         group_bytes=tuple(
             page_bytes(
                 [layers[index] for index in group.members],
@@ -127,35 +127,26 @@ def sizing(
             )
             for group, (k_name, v_name) in zip(groups + twins, formats, strict=True)
         ),
-        most_useful=tuple(most_useful),
         page_size=page_size,
     )
 
 
-def _most_useful(group: LayerGroup, page_size: int, max_running: int, max_step_tokens: int) -> int:
-    assert group.window is not None
-    kept = -(-group.keep // page_size)
-    per_sequence = kept + pages_touched(group.window, page_size) + 1
-    one_alone = kept + pages_touched(group.window - 1 + max_step_tokens, page_size)
-    return 2 * max_running * per_sequence + one_alone
+def _spec(group: LayerGroup) -> KVGroupSpec:
+    """Return what a group of layers sees, before its pool is sized."""
+    if group.window is None:
+        return FullAttention(num_pages=UNBOUNDED)
+    return SlidingWindow(num_pages=UNBOUNDED, window=group.window, keep=group.keep)
 
 
-def _useful_twins(
-    twin: LayerGroup,
-    outer: LayerGroup,
-    residency: Residency,
-    page_size: int,
-    max_running: int,
-    max_step_tokens: int,
-) -> int:
-    """For each running sequence what it reads in 16 bits and a page to go on to, once the pages of a step's
-    tokens, and as many kept pages again for prefixes that nobody holds."""
+def _residual_spec(twin: LayerGroup, index: int, outer: KVGroupSpec) -> ResidualWindow:
     assert twin.window is not None
-    seen = max(twin.window, min(residency.quantize_after, outer.window or residency.quantize_after))
-    kept, touched = -(-twin.keep // page_size), pages_touched(seen, page_size)
-    cached = kept + (touched if seen > 1 else 0)
-    step = pages_touched(seen - 1 + max_step_tokens, page_size)
-    return max_running * (kept + touched + 1 + cached) + kept + step
+    return ResidualWindow(
+        num_pages=UNBOUNDED,
+        window=twin.window,
+        keep=twin.keep,
+        residual_of=index,
+        outer_window=outer.window,
+    )
 
 
 def num_pages_for(

@@ -166,16 +166,4 @@ MUTANTS = (
         "if find and _next_digest(table) in filling:",
         "if table is None:",
     ),
-    Mutant(
-        "an eviction is explained as news",
-        "block_manager/misses.py",
-        "if evicted_at is not None:",
-        "if evicted_at is None and page < 0:",
-    ),
-    Mutant(
-        "events of a run have no parent",
-        "block_manager/groups.py",
-        "parent = table.digests[first - 1] if first else None",
-        "parent = None",
-    ),
 )

@@ -1,7 +1,7 @@
 """Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
 ``python tests/mutants/run.py [WORD]`` copies rooms of the repository to a scratch folder, plants each
-bug of in_block_manager.py, in_scheduler.py and in_engine.py (with WORD: those that have it in the name)
+bug of in_scheduler.py and in_engine.py (with WORD: those that have it in the name)
 there and runs the tests of its room against it. Prints a table; exits 1 if the tests miss a bug, or fail
 without one. Some minutes.
 """
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import in_block_manager
 import in_engine
 import in_scheduler
 from harness import ROOT, hunt, run_tests, spoilt
@@ -100,7 +99,7 @@ def native_extension() -> dict[str, str]:
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    everything = in_block_manager.MUTANTS + in_scheduler.MUTANTS + in_engine.MUTANTS
+    everything = in_scheduler.MUTANTS + in_engine.MUTANTS
     mutants = [mutant for mutant in everything if word in mutant.name]
     suites = dict.fromkeys(map(suite_of, mutants))
     clean = [partial(attempt, None, suite) for suite in suites]

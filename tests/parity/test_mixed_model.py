@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiny_models
-from octavo.block_manager import BlockManager
+from octavo.block_manager import BlockManager, ResidualWindow
 from octavo.engine.api.config import Backend, EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import ModelRunner, load_runner
@@ -46,7 +46,7 @@ def serve(
     """Greedy tokens and their logprobs by sequence; the second and later ones come when the pages of the
     first can be found. ``num_twins``: how many of its 16-bit pages the manager may use."""
     groups = tuple(
-        replace(group, num_pages=num_twins) if num_twins and group.twin_of is not None else group
+        replace(group, num_pages=num_twins) if num_twins and isinstance(group, ResidualWindow) else group
         for group in runner.info.groups
     )
     blocks = BlockManager(groups, PAGE_SIZE, max_chunk=chunk, quantize_after=runner.info.quantize_after)

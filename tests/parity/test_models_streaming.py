@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 import tiny_models
-from octavo.block_manager import BlockManager, PageGroup
+from octavo.block_manager import BlockManager, FullAttention, SlidingWindow
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.core.build import build_core
@@ -98,7 +98,7 @@ def test_twenty_thousand_tokens_hold_a_window(tmp_path: Path, architecture: str,
 @pytest.mark.parametrize(("window", "keep"), [(20, 0), (20, 4), (100, 0), (4096, 4)])
 def test_a_window_s_pages_do_not_grow(window: int, keep: int) -> None:
     """20,000 positions, a chunk and then one by one, beside layers that keep everything."""
-    size, groups = 32, (PageGroup(num_pages=700), PageGroup(num_pages=180, window=window, keep=keep))
+    size, groups = 32, (FullAttention(num_pages=700), SlidingWindow(num_pages=180, window=window, keep=keep))
     blocks = BlockManager(groups, size, max_chunk=512)
     tokens = [number % 7 for number in range(20_000)]
     table = blocks.open(tokens[:513])

@@ -20,10 +20,13 @@ from ledger import Ledger
 from octavo.block_manager import (
     BlockManager,
     Digest,
+    FullAttention,
+    KVGroupSpec,
     PageCopy,
-    PageGroup,
     PageId,
     PageTable,
+    ResidualWindow,
+    SlidingWindow,
 )
 
 PAGE_SIZE = 4
@@ -40,7 +43,7 @@ class Machine(RuleBasedStateMachine):
     """Writers write into reserved pages only; everything else may come in any order."""
 
     policy = "lru"
-    groups: tuple[PageGroup, ...] = (PageGroup(num_pages=NUM_PAGES),)
+    groups: tuple[KVGroupSpec, ...] = (FullAttention(num_pages=NUM_PAGES),)
     quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 0}  # by salt
     tables = Bundle("tables")
 
@@ -91,7 +94,7 @@ class Machine(RuleBasedStateMachine):
         assert fits <= all(
             not missing or group.window for missing, group in zip(short, self.groups, strict=True)
         ), "only what fell out of a window can make room"
-        assert self.blocks.would_overflow(table, len(wanted)) == (not fits)
+        assert (len(wanted) > table.capacity) == (not fits)
         if not fits:
             assert [len(part.pages) for part in table.parts] == lengths
             return
@@ -116,7 +119,7 @@ class Machine(RuleBasedStateMachine):
                 self.ledger.fill(group, page, prompt, range(index * PAGE_SIZE, (index + 1) * PAGE_SIZE), salt)
 
         found = [self.blocks.find(digest, group) is not None for digest in digests]
-        new = self.blocks.adopt(
+        new = self.blocks.insert(
             prompt[: len(digests) * PAGE_SIZE], digests, first, fill, group=group, salt=salt
         )
         missing = [index for index in range(first, len(digests)) if not found[index]]
@@ -210,24 +213,30 @@ class GittinsMachine(Machine):
 
 
 class WindowMachine(Machine):
-    groups = (PageGroup(num_pages=NUM_PAGES), PageGroup(num_pages=9, window=6))
+    groups = (FullAttention(num_pages=NUM_PAGES), SlidingWindow(num_pages=9, window=6))
 
 
 class KeepingMachine(Machine):
-    groups = (PageGroup(num_pages=10, window=9, keep=2), PageGroup(num_pages=NUM_PAGES, window=1, keep=5))
+    groups = (
+        SlidingWindow(num_pages=10, window=9, keep=2),
+        SlidingWindow(num_pages=NUM_PAGES, window=1, keep=5),
+    )
 
 
 class TwinMachine(Machine):
-    groups = (PageGroup(num_pages=NUM_PAGES), PageGroup(num_pages=7, window=1, keep=3, twin_of=0))
+    groups = (
+        FullAttention(num_pages=NUM_PAGES),
+        ResidualWindow(num_pages=7, window=1, keep=3, residual_of=0),
+    )
     quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 10}
 
 
 class WindowTwinMachine(Machine):
     groups = (
-        PageGroup(num_pages=NUM_PAGES),
-        PageGroup(num_pages=9, window=6, keep=1),
-        PageGroup(num_pages=NUM_PAGES, window=5, twin_of=0),
-        PageGroup(num_pages=8, window=1, keep=1, twin_of=1),
+        FullAttention(num_pages=NUM_PAGES),
+        SlidingWindow(num_pages=9, window=6, keep=1),
+        ResidualWindow(num_pages=NUM_PAGES, window=5, residual_of=0),
+        ResidualWindow(num_pages=8, window=1, keep=1, residual_of=1, outer_window=6),
     )
     quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 9}
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from ledger import visible
-from octavo.block_manager import BlockManager, Digest, PageGroup
+from octavo.block_manager import BlockManager, Digest, KVGroupSpec, ResidualWindow
 from octavo.block_manager.policies import POLICIES
 from strategies import MOST_QUANTIZE_AFTER, page_groups
 
@@ -53,7 +53,7 @@ class Oracle:
             prefix = (salt, tuple(tokens[: (index + 1) * size]))
             assert self.prefix_of.setdefault(digest, prefix) == prefix, "two prefixes of one name"
             for spec, findable in zip(self.blocks.groups, self.findable, strict=True):
-                if spec.twin_of is None or self._sees(spec, (index + 1) * size, index * size):
+                if not isinstance(spec, ResidualWindow) or self._sees(spec, (index + 1) * size, index * size):
                     findable.add(prefix)
         self.follow()
 
@@ -80,7 +80,7 @@ class Oracle:
             if self._sees(spec, length, start)
         )
 
-    def _sees(self, spec: PageGroup, length: int, start: int) -> bool:
+    def _sees(self, spec: KVGroupSpec, length: int, start: int) -> bool:
         """Whether a query at ``length`` sees some of the page at ``start``."""
         blocks, size = self.blocks, self.blocks.page_size
         return any(

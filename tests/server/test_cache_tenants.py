@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from fakes import FakeCore, small_config
-from octavo.block_manager.pool import PagePool
+from octavo.block_manager.page_pool import PagePool
 from octavo.engine.api.errors import Forbidden, NotFound, Overloaded
 from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
@@ -167,14 +167,14 @@ async def test_a_guess_costs_the_same_whatever_others_have_cached(
 ) -> None:
     """No hit, as many pages looked up, and as many steps: nothing to measure from outside."""
     looked_up: list[int] = []
-    hold = PagePool.hold_prefix
+    acquire = PagePool.acquire
 
     def counting(pool: PagePool, digests: list[Any]) -> list[Any]:
-        pages = hold(pool, digests)  # stops at the first it does not find
+        pages = acquire(pool, digests)  # stops at the first it does not find
         looked_up.append(min(len(digests), len(pages) + 1))
         return pages
 
-    monkeypatch.setattr(PagePool, "hold_prefix", counting)
+    monkeypatch.setattr(PagePool, "acquire", counting)
     security, own = tenants(tmp_path)
     seen = []
     for others in ([], [PROMPT], [PROMPT[:12]], [[*PROMPT, *range(60)]]):
@@ -188,6 +188,7 @@ async def test_a_guess_costs_the_same_whatever_others_have_cached(
             delta = await say(bob, PROMPT)
             seen.append((delta.cached_tokens, tuple(looked_up), its.num_steps - steps))
     assert seen[0][0] == 0
+    assert seen[0][1], "the look-up is what is counted"
     assert set(seen) == {seen[0]}
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.block_manager import BlockManager, PageCopy, PageGroup, PageId, PageTable
-from octavo.block_manager.types import GroupPages
+from ledger import slot_of
+from octavo.block_manager import BlockManager, FullAttention, PageCopy, PageId, PageTable, SlidingWindow
+from octavo.block_manager.types import GroupPageTable
 from octavo.engine.executor.batch import build_batch
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Step, Work
 
@@ -28,7 +29,7 @@ def make_work(
 ) -> Work:
     sequence = Sequence("s", [7 * page + 3 for page in range(stop)], 4)
     parts = tuple(
-        GroupPages(array("i", [(page + group) % 64 for page in pages])) for group in range(num_groups)
+        GroupPageTable(array("i", [(page + group) % 64 for page in pages])) for group in range(num_groups)
     )
     sequence.table = PageTable(size, parts=parts, num_written=start, quantize_after=quantize_after)
     siblings = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_siblings))
@@ -72,7 +73,7 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
         for position in range(item.start, item.stop):
             tokens.append(item.sequence.tokens[position])
             positions.append(position)
-            slots.append(item.sequence.table.slot(position))
+            slots.append(slot_of(item.sequence.table, position))
         q_start.append(len(tokens))
         if item.samples:
             sample_rows += [len(tokens) - 1] * (1 + len(item.siblings))
@@ -95,7 +96,7 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
     for group, metadata in enumerate(batch.attention.groups):
         tables = [item.sequence.table for item in step.work if item.sequence.table is not None]
         expected = [
-            table.slot(position, group)
+            slot_of(table, position, group)
             for table, item in zip(tables, step.work, strict=True)
             for position in range(item.start, item.stop)
         ]
@@ -133,7 +134,7 @@ def test_nobody_can_change_what_later_steps_are_built_from() -> None:
 
 
 def test_every_group_has_its_own_pages_in_the_batch() -> None:
-    groups = (PageGroup(num_pages=16), PageGroup(num_pages=8, window=6))
+    groups = (FullAttention(num_pages=16), SlidingWindow(num_pages=8, window=6))
     scheduler = Scheduler(BlockManager(groups, 4, max_chunk=8), Limits(8, 2))
     scheduler.add(Sequence("a", [1] * 21, max_tokens=2))
     for _ in range(3):
@@ -147,7 +148,7 @@ def test_every_group_has_its_own_pages_in_the_batch() -> None:
     table = step.work[0].sequence.table
     assert table is not None
     for metadata, part in zip((first, second), table.parts, strict=True):
-        assert metadata.page_table.tolist() == [part.pages[:6].tolist()] or part.released
+        assert metadata.page_table.tolist() == [part.pages[:6].tolist()] or part.window_start
         assert metadata.slots.tolist() == [
             metadata.page_table[0, position // 4] * 4 + position % 4
             for position in metadata.positions.tolist()

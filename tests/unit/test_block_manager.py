@@ -7,6 +7,7 @@ from array import array
 
 import pytest
 
+from ledger import slot_of
 from octavo.block_manager import (
     BlockManager,
     Digest,
@@ -31,7 +32,7 @@ def test_a_new_prompt_gets_pages_in_order() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     assert table.pages == array("i", [0, 1, 2])
-    assert [table.slot(position) for position in (0, 3, 4, 9)] == [0, 3, 4, 9]
+    assert [slot_of(table, position) for position in (0, 3, 4, 9)] == [0, 3, 4, 9]
     assert table.capacity == 12
     assert len(table.digests) == 2
     assert (blocks.num_held, blocks.num_idle_cached, blocks.num_idle_empty) == (3, 0, 5)
@@ -80,12 +81,11 @@ def test_without_the_cache_nothing_is_found_and_nothing_is_hashed() -> None:
 def test_a_shortage_changes_nothing() -> None:
     blocks = BlockManager(2, 4)
     table = blocks.open(PROMPT)
-    assert blocks.would_overflow(table, 1)
+    assert table.capacity == 0
     assert not blocks.reserve(table, 9)
     assert not table.pages
     assert blocks.reserve(table, 8)
-    assert not blocks.would_overflow(table, 8)
-    assert blocks.would_overflow(table, 9)
+    assert table.capacity == 8
 
 
 def test_empty_pages_go_first_then_the_least_recently_used_then_tails_before_heads() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from engines import Gate, running, until
 from fakes import FakeCore, small_config
-from octavo.block_manager import PageGroup
+from octavo.block_manager import FullAttention, SlidingWindow
 from octavo.engine import LLM, SamplingParams
 from octavo.engine.api.errors import EventsGone, NotFound, OctavoError
 from octavo.engine.core import commands, engine_thread
@@ -24,7 +24,7 @@ from octavo.engine.core.dispatcher import CommandDispatcher
 from octavo.engine.core.engine_core import EngineCore
 
 ENGINE = Path(__file__).resolve().parents[2] / "engine"
-GROUPS = (PageGroup(num_pages=64), PageGroup(num_pages=40, window=10))
+GROUPS = (FullAttention(num_pages=64), SlidingWindow(num_pages=40, window=10))
 PROMPT = list(range(10, 32))
 
 

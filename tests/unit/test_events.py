@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest, EventLog, EventsLost
-from octavo.block_manager.misses import Evictions
+from octavo.block_manager.miss_reasons import Evictions
 
 
 def serve(blocks: BlockManager, tokens: list[int]) -> list[Digest]:

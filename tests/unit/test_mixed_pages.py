@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ledger import Ledger, next_token
-from octavo.block_manager import BlockManager, PageGroup, PageTable
+from octavo.block_manager import BlockManager, FullAttention, PageTable, ResidualWindow, SlidingWindow
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong
 
-PAGES = PageGroup(num_pages=16)
+PAGES = FullAttention(num_pages=16)
 PROMPT = list(range(1, 22))  # five full pages of four and a token
 
 
 def manager(twins: int, *, window: int = 1, keep: int = 0, quantize_after: int = 0) -> BlockManager:
-    groups = (PAGES, PageGroup(num_pages=twins, window=window, keep=keep, twin_of=0))
+    groups = (PAGES, ResidualWindow(num_pages=twins, window=window, keep=keep, residual_of=0))
     return BlockManager(groups, 4, max_chunk=8, quantize_after=quantize_after)
 
 
@@ -112,7 +112,7 @@ def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
 @pytest.mark.parametrize("num_twins", [3, 4, 5])
 def test_with_hardly_any_twins_every_request_ends(num_twins: int) -> None:
     """One sequence needs three: what eight tokens at a time can touch."""
-    groups = (PageGroup(num_pages=40), PageGroup(num_pages=num_twins, window=1, twin_of=0))
+    groups = (FullAttention(num_pages=40), ResidualWindow(num_pages=num_twins, window=1, residual_of=0))
     blocks, ledger = BlockManager(groups, 4, max_chunk=8), Ledger(4, groups)
     scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=6))
     sequences = [Sequence(str(i), [i + 1] * (3 * i + 1), max_tokens=20) for i in range(6)]
@@ -138,13 +138,16 @@ def test_what_can_never_fit_in_16_bits_is_refused() -> None:
 
 
 def test_a_twin_shows_a_part_of_what_its_group_does() -> None:
-    window = PageGroup(num_pages=9, window=6, keep=2)
-    for twin in (
-        PageGroup(num_pages=9, window=7, keep=2, twin_of=0),
-        PageGroup(num_pages=9, window=1, twin_of=0),
-        PageGroup(num_pages=9, window=1, keep=2, twin_of=1),
+    window = SlidingWindow(num_pages=9, window=6, keep=2)
+    for residual, message in (
+        (ResidualWindow(num_pages=9, window=1, residual_of=0, outer_window=6), "have the same keep"),
+        (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=0), "must name that window"),
+        (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=1), "no residual window itself"),
+        (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=2), "the index of a group"),
+        (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=-1), "the index of a group"),
     ):
-        with pytest.raises(ValueError, match="twin"):
-            BlockManager((window, twin), 4)
-    with pytest.raises(ValueError, match="a twin needs a window"):
-        PageGroup(num_pages=9, twin_of=0)
+        with pytest.raises(ValueError, match=message):
+            BlockManager((window, residual), 4)
+    with pytest.raises(ValueError, match="must be at most its group's, 6, got 7"):
+        ResidualWindow(num_pages=9, window=7, keep=2, residual_of=0, outer_window=6)
+    BlockManager((window, ResidualWindow(num_pages=9, window=6, keep=2, residual_of=0, outer_window=6)), 4)

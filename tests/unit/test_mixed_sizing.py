@@ -43,7 +43,7 @@ def test_the_budget_pays_for_both_kinds_of_pages() -> None:
         )
         pages = size.pages_within(10_000_000)
         assert size.bytes_for(pages) <= 10_000_000 < size.bytes_for(pages + 1)
-        assert [group.twin_of for group in size.page_groups(pages)] == [
+        assert [getattr(group, "residual_of", None) for group in size.page_groups(pages)] == [
             None,
             *([0] * (residency is not None)),
         ]

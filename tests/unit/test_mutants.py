@@ -10,7 +10,6 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mutants"))
 
 import extension
-import in_block_manager
 import in_engine
 import in_metal
 import in_native
@@ -21,7 +20,7 @@ from mutant import Mutant
 
 from octavo.kernels.metal.units import read_source
 
-PYTHON = (*in_block_manager.MUTANTS, *in_scheduler.MUTANTS, *in_engine.MUTANTS)
+PYTHON = (*in_scheduler.MUTANTS, *in_engine.MUTANTS)
 
 
 def name_of(mutant: Mutant) -> str:

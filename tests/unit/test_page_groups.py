@@ -6,6 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from octavo.block_manager import FullAttention
+from octavo.block_manager.spec import UNBOUNDED
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.sizing import Sizing, num_pages_for, sizing
 from octavo.kernels.groups import LayerGroup, group_layers
@@ -21,8 +23,8 @@ def layer(window: int | None = None, keep: int = 0) -> LayerSpec:
 def plain(bytes_per_page: int = 1000) -> Sizing:
     return Sizing(
         groups=(LayerGroup(window=None, keep=0, members=(0,)),),
+        specs=(FullAttention(num_pages=UNBOUNDED),),
         group_bytes=(bytes_per_page,),
-        most_useful=(2**60,),
         page_size=32,
     )
 

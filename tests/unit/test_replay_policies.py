@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.block_manager.policies import POLICIES, make_policy
-from octavo.block_manager.policy_gittins import Gittins
-from octavo.block_manager.recency import MARGIN, SLACK, Recency
-from octavo.block_manager.returns import AGES, NUM_AGES, WIDTHS, Returns, gittins_index, kind_of
+from octavo.block_manager.policies.experimental.gittins.hit_statistics import (
+    AGES,
+    NUM_AGES,
+    WIDTHS,
+    HitStatistics,
+    gittins_index,
+    kind_of,
+)
+from octavo.block_manager.policies.experimental.gittins.policy import Gittins
+from octavo.block_manager.policies.experimental.gittins.shadow_lru import MARGIN, SLACK, ShadowLRU
 from octavo.engine.cache_sim.compare import OPTIMUM, SIZES, compare, render
 from octavo.engine.cache_sim.run import replay
 from octavo.engine.cache_sim.trace import TraceRequest, read_trace
@@ -103,16 +110,16 @@ def test_the_index_is_the_best_horizon(chances: list[float]) -> None:
 
 def test_a_kind_promises_what_was_seen_of_it() -> None:
     """Two kinds, one of which always comes back at the second age and the other never does."""
-    returns = Returns()
+    returns = HitStatistics()
     first, second = (kind_of(uses=0, num_new=1, gap=gap) for gap in (1, 2))
     for kind in (first, second):
         returns.seen(kind).reached = [400.0] * NUM_AGES
     returns.seen(second).used[1] = 400.0
     returns.refresh(0)
-    low, high = returns.promises(first), returns.promises(second)
+    low, high = returns.indices(first), returns.indices(second)
     assert high[1] > 20 * low[1]
     assert high[1] == pytest.approx(1 / (WIDTHS[1] / 2), rel=0.1)
-    more = returns.promises(kind_of(uses=1, num_new=1, gap=2))
+    more = returns.indices(kind_of(uses=1, num_new=1, gap=2))
     assert all(a >= b for a, b in zip(more, high, strict=True)), "more uses are worth less"
 
 
@@ -120,9 +127,9 @@ def test_a_head_outlives_a_tail_that_promises_more(monkeypatch: pytest.MonkeyPat
     """New pages come back soon, and what was found before does not; yet they need it to be of any use."""
     worth = {True: [1.0] * NUM_AGES, False: [2.0] * NUM_AGES}
     monkeypatch.setattr(
-        Returns, "promises", lambda _self, kind: worth[kind >= kind_of(uses=1, num_new=0, gap=0)]
+        HitStatistics, "indices", lambda _self, kind: worth[kind >= kind_of(uses=1, num_new=0, gap=0)]
     )
-    monkeypatch.setattr(Recency, "_should_follow", lambda _self: False)
+    monkeypatch.setattr(ShadowLRU, "_should_follow", lambda _self: False)
     policy = Gittins(6, 6)
     policy.release(ids(0), digests(6))
     policy.reuse(ids(0))
@@ -135,13 +142,13 @@ class Pool:
     """Requests of one page each, in a pool of ten."""
 
     def __init__(self) -> None:
-        self.recency, self.time, self.released_at = Recency(10), 0, dict[int, int]()
+        self.recency, self.time, self.window_start_at = ShadowLRU(10), 0, dict[int, int]()
 
     def request(self, page: int, *, found: bool) -> None:
-        if page in self.released_at:
-            self.recency.want(self.released_at[page], found=found)
+        if page in self.window_start_at:
+            self.recency.want(self.window_start_at[page], found=found)
         self.time += 1
-        self.released_at[page] = self.time
+        self.window_start_at[page] = self.time
         self.recency.release(1)
 
 

@@ -100,7 +100,7 @@ def test_evicted_pages_are_not_remembered_for_ever(engine: Callable[..., LLM], t
         ask_one(llm, [number, *PROMPT[:60]])
     core = fake.core
     assert core is not None
-    assert len(core.transfer._entries) <= 2 * 32
+    assert len(core.cache.blocks.page_index) <= 2 * 32
     assert save_all(llm._ask, tmp_path / "cache").num_pages == core.gauges.pages_idle_cached
 
 

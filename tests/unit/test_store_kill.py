@@ -10,7 +10,7 @@ import pytest
 
 from fakes import FakeCore, small_config
 from killable import FOUR_TOKENS, GROUPS, kill_one, nursery, prompt_of
-from octavo.block_manager import Digest, PageGroup
+from octavo.block_manager import Digest, KVGroupSpec
 from octavo.engine import LLM
 from octavo.engine.kv_store import folder as folder_module
 from octavo.engine.kv_store.folder import ShardFolder
@@ -44,7 +44,7 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path, monkeypatch: pytes
     assert {path.stem for path in tmp_path.rglob("*") if path.is_file()} == found.keys()
 
 
-def restart(folder: Path, groups: tuple[PageGroup, ...], numbers: list[int]) -> int:
+def restart(folder: Path, groups: tuple[KVGroupSpec, ...], numbers: list[int]) -> int:
     """Serve prompts that a killed engine may have served; returns how many tokens were on disk."""
     prompts = [prompt_of(number) for number in numbers]
     fake = FakeCore(groups=groups)

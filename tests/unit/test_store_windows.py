@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeCore, disk_tier, small_config
-from octavo.block_manager import BlockManager, Digest, PageGroup
+from octavo.block_manager import BlockManager, Digest, FullAttention, KVGroupSpec, SlidingWindow
 from octavo.block_manager.digests import root
 from octavo.engine import LLM, SamplingParams
 from octavo.engine.api.outputs import RequestOutput
@@ -27,9 +27,9 @@ from oracle import alone
 PAGE_SIZE = 4
 PROMPT = [number % 250 for number in range(101)]
 FOUR_TOKENS = SamplingParams(max_tokens=4, ignore_eos=True)
-FULL = PageGroup(num_pages=64)
-MIXED = (FULL, PageGroup(num_pages=40, window=10), PageGroup(num_pages=40, window=6, keep=5))
-WINDOW_ONLY = (PageGroup(num_pages=64, window=10, keep=3),)
+FULL = FullAttention(num_pages=64)
+MIXED = (FULL, SlidingWindow(num_pages=40, window=10), SlidingWindow(num_pages=40, window=6, keep=5))
+WINDOW_ONLY = (SlidingWindow(num_pages=64, window=10, keep=3),)
 
 
 def core_of(fake: FakeCore) -> EngineCore:
@@ -38,7 +38,7 @@ def core_of(fake: FakeCore) -> EngineCore:
 
 
 def generate(
-    folder: Path, groups: tuple[PageGroup, ...], prompts: list[list[int]]
+    folder: Path, groups: tuple[KVGroupSpec, ...], prompts: list[list[int]]
 ) -> tuple[list[RequestOutput], StoreCounts, EngineCore]:
     """The outputs of an engine of its own, its counts at the end, and what is left of it."""
     fake = FakeCore(groups=groups)
@@ -66,7 +66,7 @@ def shard(core: EngineCore, index: int, group: int) -> Path:
     ids=["mixed", "only windows"],
 )
 def test_only_what_can_be_seen_is_loaded(
-    groups: tuple[PageGroup, ...], written: int, loaded: int, tmp_path: Path
+    groups: tuple[KVGroupSpec, ...], written: int, loaded: int, tmp_path: Path
 ) -> None:
     (cold,), wrote, _ = generate(tmp_path, groups, [PROMPT])
     assert (cold.cached_tokens, wrote.written, wrote.misses) == (0, written, 1)
@@ -121,7 +121,7 @@ def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
     with LLM(small_config(cache_dir=tmp_path), core_factory=FakeCore(groups=WINDOW_ONLY)):
         pass
     shard(core, 0, 1).unlink()
-    other = FakeCore(groups=(FULL, PageGroup(num_pages=40, window=11)))
+    other = FakeCore(groups=(FULL, SlidingWindow(num_pages=40, window=11)))
     with LLM(small_config(cache_dir=tmp_path), core_factory=other):
         assert disk_tier(core_of(other))._folder.has_of_other_kind(digest)
 
@@ -134,11 +134,11 @@ def test_restarts_and_losses_never_change_what_is_said(
     """Engines one after the other, on pools so small that pages are evicted, whose shards go missing."""
     folder = tmp_path_factory.mktemp("cache")
     windows = st.builds(
-        PageGroup, num_pages=st.integers(20, 40), window=st.integers(2, 24), keep=st.integers(0, 9)
+        SlidingWindow, num_pages=st.integers(20, 40), window=st.integers(2, 24), keep=st.integers(0, 9)
     )
-    groups = tuple(data.draw(st.lists(windows, min_size=1, max_size=2)))
+    groups: tuple[KVGroupSpec, ...] = tuple(data.draw(st.lists(windows, min_size=1, max_size=2)))
     if data.draw(st.booleans()):
-        groups = (PageGroup(num_pages=data.draw(st.integers(28, 48))), *groups)
+        groups = (FullAttention(num_pages=data.draw(st.integers(28, 48))), *groups)
     rng = random.Random(data.draw(st.integers(0, 99)))
     for _ in range(3):
         prompts = [PROMPT[: rng.randrange(1, 90)] + [rng.randrange(3)] * rng.randrange(9) for _ in range(4)]
@@ -155,8 +155,8 @@ def test_restarts_and_losses_never_change_what_is_said(
 @given(data=st.data())
 def test_a_plan_reads_what_is_needed_and_no_more(data: st.DataObject) -> None:
     num_pages = data.draw(st.integers(1, 12))
-    groups = [
-        PageGroup(num_pages=1, window=window, keep=keep if window else 0)
+    groups: list[KVGroupSpec] = [
+        SlidingWindow(num_pages=1, window=window, keep=keep) if window else FullAttention(num_pages=1)
         for window, keep in data.draw(
             st.lists(st.tuples(st.none() | st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=3)
         )
@@ -164,7 +164,7 @@ def test_a_plan_reads_what_is_needed_and_no_more(data: st.DataObject) -> None:
     known, disk = ([[data.draw(st.booleans()) for _ in range(num_pages)] for _ in groups] for _ in range(2))
     digests = [Digest(bytes([index]) * 32) for index in range(num_pages)]
 
-    def needed(group: PageGroup, end: int) -> set[int]:
+    def needed(group: KVGroupSpec, end: int) -> set[int]:
         """Pages with a position that a query at the end sees, straight from the definition."""
         at = end * PAGE_SIZE
         return {
@@ -201,7 +201,7 @@ def test_a_plan_reads_what_is_needed_and_no_more(data: st.DataObject) -> None:
 def engine(tmp_path: Path) -> Iterator[Callable[..., LLM]]:
     engines: list[LLM] = []
 
-    def make(groups: tuple[PageGroup, ...] = MIXED) -> LLM:
+    def make(groups: tuple[KVGroupSpec, ...] = MIXED) -> LLM:
         engines.append(LLM(small_config(save_dir=tmp_path), core_factory=FakeCore(groups=groups)))
         return engines[-1]
 
@@ -217,13 +217,16 @@ def ask_one(llm: LLM, prompt: list[int]) -> RequestOutput:
 
 @pytest.mark.parametrize("groups", [MIXED, WINDOW_ONLY], ids=["mixed", "only windows"])
 def test_a_saved_prompt_holds_what_can_be_seen(
-    groups: tuple[PageGroup, ...], engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    groups: tuple[KVGroupSpec, ...],
+    engine: Callable[..., LLM],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16 * len(groups))  # three pages at a time
     path = tmp_path / "x.safetensors"
     first = engine(groups)
     assert first.save_prompt(PROMPT, path).num_pages == 25
-    indices = {MIXED: [(*range(25),), (22, 23, 24), (0, 1, 23, 24)], WINDOW_ONLY: [(0, 22, 23, 24)]}[groups]
+    indices = [(0, 22, 23, 24)] if groups == WINDOW_ONLY else [(*range(25),), (22, 23, 24), (0, 1, 23, 24)]
     assert [part.indices for part in read_run(path).parts] == indices
     second = engine(groups)
     num = len(indices[0])
@@ -236,7 +239,10 @@ def test_a_saved_prompt_holds_what_can_be_seen(
 
 @pytest.mark.parametrize("groups", [MIXED, WINDOW_ONLY], ids=["mixed", "only windows"])
 def test_a_whole_cache(
-    groups: tuple[PageGroup, ...], engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    groups: tuple[KVGroupSpec, ...],
+    engine: Callable[..., LLM],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16 * len(groups))
     prompts = [PROMPT[:41], [*PROMPT[:20], *range(30, 50)], [7] * 30]
@@ -253,7 +259,7 @@ def test_a_whole_cache(
 
 
 def test_no_room_in_a_window_s_pool_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:
-    engine((FULL, PageGroup(num_pages=40, window=90))).save_prompt(PROMPT, tmp_path / "x.safetensors")
+    engine((FULL, SlidingWindow(num_pages=40, window=90))).save_prompt(PROMPT, tmp_path / "x.safetensors")
     llm = engine((FULL, replace(MIXED[1], num_pages=20, window=90)))
     assert llm.load_prompt(tmp_path / "x.safetensors") == LoadedPages(25, 100, 0, 23)
     assert ask_one(llm, PROMPT[:30]).outputs[0].token_ids == alone(PROMPT[:30], FOUR_TOKENS).token_ids

@@ -7,12 +7,14 @@ import pytest
 from ledger import Ledger, next_token, served_alone
 from octavo.block_manager import (
     BlockManager,
+    FullAttention,
+    KVGroupSpec,
     Miss,
     PageCopy,
-    PageGroup,
     PageId,
     PageTable,
     Pins,
+    SlidingWindow,
 )
 from octavo.scheduler import (
     Limits,
@@ -23,12 +25,12 @@ from octavo.scheduler import (
     Status,
 )
 
-FULL = PageGroup(num_pages=16)
-WINDOW = PageGroup(num_pages=8, window=6)
+FULL = FullAttention(num_pages=16)
+WINDOW = SlidingWindow(num_pages=8, window=6)
 PROMPT = list(range(1, 22))  # five full pages and a token
 
 
-def manager(*groups: PageGroup, max_chunk: int = 8, prefix_cache: bool = True) -> BlockManager:
+def manager(*groups: KVGroupSpec, max_chunk: int = 8, prefix_cache: bool = True) -> BlockManager:
     return BlockManager(groups or (FULL, WINDOW), 4, max_chunk=max_chunk, prefix_cache=prefix_cache)
 
 
@@ -51,7 +53,7 @@ def test_pages_that_no_query_sees_are_given_back() -> None:
     blocks = manager(prefix_cache=False)
     table = written(blocks, PROMPT[:20])  # the next query sees positions 15 to 20
     assert len(table.parts[0].pages) == len(table.parts[1].pages) == 5
-    assert table.parts[1].released == 3
+    assert table.parts[1].window_start == 3
     assert blocks.held_by(table) == [
         *((0, PageId(page)) for page in table.parts[0].pages),
         *((1, PageId(page)) for page in table.parts[1].pages[3:]),
@@ -60,7 +62,7 @@ def test_pages_that_no_query_sees_are_given_back() -> None:
 
 
 def test_kept_pages_stay() -> None:
-    blocks = manager(PageGroup(num_pages=8, window=6, keep=5))
+    blocks = manager(SlidingWindow(num_pages=8, window=6, keep=5))
     table = written(blocks, PROMPT[:20])
     assert [page for _, page in blocks.held_by(table)] == [0, 1, *table.pages[3:]]
     assert list(table.pages[2:3]) == [0], "the entry of a page that was given back"
@@ -70,7 +72,7 @@ def test_kept_pages_stay() -> None:
 
 
 def test_a_long_generation_holds_a_constant_number_of_window_pages() -> None:
-    blocks = manager(PageGroup(num_pages=6000), PageGroup(num_pages=6, window=9, keep=3), max_chunk=4)
+    blocks = manager(FullAttention(num_pages=6000), SlidingWindow(num_pages=6, window=9, keep=3), max_chunk=4)
     scheduler = Scheduler(blocks, Limits(4, 1))
     sequence = Sequence("long", [1, 2, 3], max_tokens=20_000)
     scheduler.add(sequence)
@@ -90,7 +92,7 @@ def test_a_hit_needs_only_the_window_before_its_end() -> None:
     evict(blocks, 1, 6)  # the two pages that were used last are left: 3 and 4
     table = blocks.open([*PROMPT[:20], 99])
     assert table.num_written == 20
-    assert table.parts[1].released == 3
+    assert table.parts[1].window_start == 3
     assert blocks.explain_miss(table, [*PROMPT[:20], 99]) == Miss(5, "partial_page")
     blocks.check()
 
@@ -98,9 +100,9 @@ def test_a_hit_needs_only_the_window_before_its_end() -> None:
 def evict(blocks: BlockManager, group: int, num_pages: int) -> None:
     """Let other contents take so many of a group's pages, and nobody hold them."""
     pool = blocks._groups[group].pool
-    taken = pool.take(num_pages)
+    taken = pool.allocate(num_pages)
     assert taken is not None
-    pool.drop(taken)
+    pool.decref(taken)
 
 
 def test_a_hit_ends_where_the_window_can_still_be_found() -> None:
@@ -109,24 +111,24 @@ def test_a_hit_ends_where_the_window_can_still_be_found() -> None:
     blocks.close(blocks.open(PROMPT[:17]))  # pages 2 and 3 are used once more
     evict(blocks, 1, 6)  # the three empty ones, 0, 1 and 4
     table = blocks.open(PROMPT)
-    assert (table.num_written, table.parts[1].released) == (16, 2)
+    assert (table.num_written, table.parts[1].window_start) == (16, 2)
     evict(blocks, 0, 16 - 4)
     blocks.check()
 
 
 def test_a_hit_needs_the_kept_pages_too() -> None:
-    blocks = manager(PageGroup(num_pages=8, window=6, keep=2))
+    blocks = manager(SlidingWindow(num_pages=8, window=6, keep=2))
     blocks.close(written(blocks, PROMPT[:20]))
     digests = blocks.open([*PROMPT[:20], 9], find=False).digests
     pool = blocks._groups[0].pool
-    pool.drop(pool.hold_prefix(digests[3:]))  # the window is used once more, the kept page is not
+    pool.decref(pool.acquire(digests[3:]))  # the window is used once more, the kept page is not
     assert blocks.open([*PROMPT[:20], 9]).num_written == 20
-    blocks = manager(PageGroup(num_pages=8, window=6, keep=2))
+    blocks = manager(SlidingWindow(num_pages=8, window=6, keep=2))
     blocks.close(written(blocks, PROMPT[:20]))
     pool = blocks._groups[0].pool
-    pool.drop(pool.hold_prefix(digests[3:]))
+    pool.decref(pool.acquire(digests[3:]))
     evict(blocks, 0, 6)  # the three empty ones, 1, 2 and 0
-    assert [pool.can_find(digest) for digest in digests] == [False, False, False, True, True]
+    assert [pool.is_cached(digest) for digest in digests] == [False, False, False, True, True]
     assert blocks.open([*PROMPT[:20], 9]).num_written == 0
 
 
@@ -150,7 +152,7 @@ def test_forks_copy_the_partial_page_of_every_group() -> None:
     assert [copy.group for copy in fork.copies] == [0, 1]
     assert [copy.source for copy in fork.copies] == [part.pages[5] for part in table.parts]
     assert [copy.target for copy in fork.copies] == [part.pages[5] for part in fork.table.parts]
-    assert fork.table.parts[1].released == table.parts[1].released == 4
+    assert fork.table.parts[1].window_start == table.parts[1].window_start == 4
     blocks.copied(fork.copies)
     blocks.close(table)
     write(blocks, fork.table, [*PROMPT, 5, 6, 7])
@@ -159,7 +161,7 @@ def test_forks_copy_the_partial_page_of_every_group() -> None:
 
 
 def test_a_fork_without_room_in_one_group_changes_nothing() -> None:
-    blocks = manager(FULL, PageGroup(num_pages=3, window=6))
+    blocks = manager(FULL, SlidingWindow(num_pages=3, window=6))
     table = written(blocks, PROMPT[:9])
     assert blocks.fork(table) is None
     blocks.check()
@@ -182,7 +184,7 @@ def test_rollback_before_the_window_finds_its_pages_again_or_begins_anew() -> No
     blocks = manager()
     table = written(blocks, PROMPT)
     assert blocks.rollback(table, 11) == ()
-    assert (table.num_written, table.parts[1].released) == (8, 0), "pages 0 and 1 were still cached"
+    assert (table.num_written, table.parts[1].window_start) == (8, 0), "pages 0 and 1 were still cached"
     blocks.check()
     write(blocks, table, PROMPT)
     evict(blocks, 1, 8 - len([page for group, page in blocks.held_by(table) if group]))
@@ -201,7 +203,7 @@ def test_rollback_without_a_cache_begins_anew() -> None:
 
 def test_room_that_was_promised_is_there_in_time() -> None:
     """A prompt that was let in does not run out of pages, whatever others take meanwhile."""
-    blocks = manager(FULL, PageGroup(num_pages=8, window=6), max_chunk=4)
+    blocks = manager(FULL, SlidingWindow(num_pages=8, window=6), max_chunk=4)
     table = blocks.open(PROMPT)
     assert blocks.reserve(table, 4, ahead=len(PROMPT))
     assert [len(part.pages) for part in table.parts] == [6, 3], "all of it; a window and a chunk"
@@ -209,17 +211,17 @@ def test_room_that_was_promised_is_there_in_time() -> None:
     assert blocks.reserve(other, 9)
     assert not blocks.reserve(blocks.open([8] * 9), 9)
     for stop in (3, 4, 7, 11, 12, 16, 20, 21):
-        assert not blocks.would_overflow(table, stop)
+        assert stop <= table.capacity
         assert blocks.reserve(table, stop, ahead=len(PROMPT))
         blocks.commit(table, PROMPT, stop)
         blocks.check()
 
 
 def test_what_could_never_fit_is_refused_and_what_outgrows_only_a_window_is_not() -> None:
-    blocks = manager(PageGroup(num_pages=5, window=6))
+    blocks = manager(SlidingWindow(num_pages=5, window=6))
     scheduler = Scheduler(blocks, Limits(8, 2))
     scheduler.add(Sequence("endless", [1] * 1000, max_tokens=1000))
-    small = manager(PageGroup(num_pages=3, window=6))
+    small = manager(SlidingWindow(num_pages=3, window=6))
     with pytest.raises(SequenceTooLong, match=r"needs 17 tokens of KV .* the pool holds 12"):
         Scheduler(small, Limits(8, 2)).add(Sequence("x", [1] * 9, max_tokens=8))
     with pytest.raises(ValueError, match=r"max_step_tokens must be at most .* max_chunk of 8, got 16"):
@@ -227,7 +229,7 @@ def test_what_could_never_fit_is_refused_and_what_outgrows_only_a_window_is_not(
 
 
 def test_a_window_model_serves_prompts_longer_than_its_pool() -> None:
-    blocks = manager(PageGroup(num_pages=6, window=6), PageGroup(num_pages=5, window=3, keep=2))
+    blocks = manager(SlidingWindow(num_pages=6, window=6), SlidingWindow(num_pages=5, window=3, keep=2))
     scheduler, ledger = Scheduler(blocks, Limits(8, 3)), Ledger(4, blocks.groups)
     sequences = [Sequence(name, [1, 2] * 30, max_tokens=9) for name in ("a", "b")]
     for sequence in sequences:
@@ -256,12 +258,19 @@ def test_pins_are_counted_in_the_group_that_has_most() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_pages": 0}, "num_pages must be at least 1, got 0"),
+        ({"num_pages": 0, "window": 2}, "num_pages must be at least 1, got 0"),
         ({"num_pages": 1, "window": 0}, "window must be at least 1, got 0"),
-        ({"num_pages": 1, "keep": 2}, "keep must be at least 0 and needs a window, got 2"),
         ({"num_pages": 1, "keep": -1, "window": 2}, "keep must be at least 0"),
     ],
 )
 def test_groups_that_are_none_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PageGroup(**settings)
+        SlidingWindow(**settings)
+
+
+def test_full_attention_has_no_window_to_keep_positions_in_front_of() -> None:
+    with pytest.raises(ValueError, match="num_pages must be at least 1, got 0"):
+        FullAttention(num_pages=0)
+    for settings in ({"keep": 2}, {"window": 5}):
+        with pytest.raises(TypeError):
+            FullAttention(num_pages=1, **settings)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from octavo.block_manager import PageGroup
+from octavo.block_manager import KVGroupSpec
 from octavo.kernels.backends import Choice
 from octavo.kernels.groups import create_pools
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
@@ -165,7 +165,7 @@ def _info(
     layout: CacheLayout,
     budget: MemoryBudget,
     max_model_len: int,
-    groups: tuple[PageGroup, ...],
+    groups: tuple[KVGroupSpec, ...],
 ) -> ModelInfo:
     return ModelInfo(
         name=served_name(config.model),

@@ -20,7 +20,7 @@ from smg_grpc_proto.generated import common_pb2 as pb
 
 from octavo.block_manager import Digest, PageEvent
 from octavo.block_manager.digests import unpack
-from octavo.block_manager.events import parents_first
+from octavo.block_manager.page_index import parents_first
 
 from ...api.errors import EventsGone, InvalidRequest
 from ...api.stats import Gauges

@@ -1,9 +1,8 @@
-"""How soon pages of which kind come back: counted as it is seen, and what keeping a page promises."""
+"""How soon pages of each kind are used again, and what keeping one promises: its Gittins index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Run
+from collections import abc
 from itertools import pairwise
 from operator import add, mul
 
@@ -17,9 +16,12 @@ GAPS = tuple(1 + min((age // 16).bit_length(), NUM_GAPS - 2) for age in AGES)  #
 USES = tuple(uses if uses <= 6 else 6 + (uses // 6).bit_length() for uses in range(MAX_USES + 1))  # class
 ONE_MORE = NUM_GAPS * NUM_NEW  # between the kind of one class of uses and of the next
 
-DOUBT, GUESS = 16.0, 0.02  # before anything is seen: so many batches, of which so many came back at each age
-SCALE_DOUBT, AGE_DOUBT = 4.0, 12.0  # batches that a kind is taken to resemble what it is part of
-MOST = 0.9  # chance to come back at an age, before it is seen
+PRIOR_WEIGHT, PRIOR_HIT_RATE = (
+    16.0,
+    0.02,
+)  # batches, and the part of them used at each age, before any is seen
+PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0  # batches' worth of belief in what a kind is part of
+MAX_PRIOR_HIT_RATE = 0.9  # at an age, before it is seen
 HALF_LIFE = 8192  # releases after which what was learned counts half
 
 
@@ -34,7 +36,7 @@ def kind_of(*, uses: int, num_new: int, gap: int) -> int:
     return (USES[min(uses, MAX_USES)] * NUM_NEW + size) * NUM_GAPS + gap
 
 
-class Seen:
+class AgeHistogram:
     """What was seen of the pages of one kind, by age; a batch of pages counts one, however large.
 
     reached   batches, or parts of them, that got so old without being used again
@@ -48,7 +50,7 @@ class Seen:
         self.reached = [0.0] * NUM_AGES
         self.used = [0.0] * NUM_AGES
 
-    def add(self, other: Seen) -> None:
+    def add(self, other: AgeHistogram) -> None:
         self.reached = list(map(add, self.reached, other.reached))
         self.used = list(map(add, self.used, other.used))
 
@@ -57,8 +59,8 @@ class Seen:
         self.used = [count / 2 for count in self.used]
 
 
-class Returns:
-    """Chances that pages come back at each age, and so what they promise.
+class HitStatistics:
+    """Chances that pages are used again at each age, and the Gittins index that follows.
 
     There are many kinds and few of each are seen. So a kind is taken to be like all pages with as many
     uses and as many new ones behind them, whatever their gap; these to be like all with as many uses,
@@ -66,50 +68,52 @@ class Returns:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, AgeHistogram] = {}
         self._halve_at = HALF_LIFE
-        self._promises: dict[int, list[float]] = {}
+        self._indices: dict[int, list[float]] = {}
         self._all: list[float] = []  # chances
         self._by_uses: dict[int, list[float]] = {}
         self._by_size: dict[int, list[float]] = {}
         self.refresh(0)
 
-    def seen(self, kind: int) -> Seen:
+    def seen(self, kind: int) -> AgeHistogram:
         """Where to count what is seen of a kind."""
         seen = self._seen.get(kind)
         if seen is None:
-            seen = self._seen[kind] = Seen(kind)
+            seen = self._seen[kind] = AgeHistogram(kind)
         return seen
 
     def refresh(self, now: int) -> None:
-        """Let ``promises`` tell what was seen up to now, in releases."""
+        """Let ``indices`` tell what was seen up to now, in releases."""
         if now >= self._halve_at:
             self._halve_at = now + HALF_LIFE
             for seen in self._seen.values():
                 seen.halve()
         by_size = _sums(self._seen.values(), NUM_GAPS)
         by_uses = _sums(by_size.values(), NUM_NEW)
-        everything = Seen(0)
+        everything = AgeHistogram(0)
         for part in by_uses.values():
             everything.add(part)
         pairs = zip(everything.used, everything.reached, strict=True)
-        self._all = [(used + GUESS * DOUBT) / (reached + DOUBT) for used, reached in pairs]
+        self._all = [
+            (used + PRIOR_HIT_RATE * PRIOR_WEIGHT) / (reached + PRIOR_WEIGHT) for used, reached in pairs
+        ]
         self._by_uses = {uses: _estimate(self._all, seen) for uses, seen in by_uses.items()}
         self._by_size = {
             size: _estimate(self._by_uses[size // NUM_NEW], seen) for size, seen in by_size.items()
         }
-        self._promises = {}
+        self._indices = {}
 
-    def promises(self, kind: int) -> list[float]:
+    def indices(self, kind: int) -> list[float]:
         """By age, hits per time of keeping a page of this kind, as of ``refresh``. One that was used
         more often is never worth less: it takes much to see that, and little to suspect otherwise."""
-        promises = self._promises.get(kind)
-        if promises is None:
-            promises = gittins_index(self._chances(kind))
+        indices = self._indices.get(kind)
+        if indices is None:
+            indices = gittins_index(self._chances(kind))
             if kind >= ONE_MORE:
-                promises = list(map(max, promises, self.promises(kind - ONE_MORE)))
-            self._promises[kind] = promises
-        return promises
+                indices = list(map(max, indices, self.indices(kind - ONE_MORE)))
+            self._indices[kind] = indices
+        return indices
 
     def _chances(self, kind: int) -> list[float]:
         size = kind // NUM_GAPS
@@ -118,28 +122,28 @@ class Returns:
         return _estimate(prior, seen) if seen is not None else prior
 
 
-def _sums(parts: Iterable[Seen], num_parts: int) -> dict[int, Seen]:
-    """What was seen of all kinds together that only differ in the last place, which has ``num_parts``."""
-    sums: dict[int, Seen] = {}
+def _sums(parts: abc.Iterable[AgeHistogram], num_parts: int) -> dict[int, AgeHistogram]:
+    """Add up the histograms of kinds that differ only in their last place, which has ``num_parts`` values."""
+    sums: dict[int, AgeHistogram] = {}
     for part in parts:
         kind = part.kind // num_parts
         if kind not in sums:
-            sums[kind] = Seen(kind)
+            sums[kind] = AgeHistogram(kind)
         sums[kind].add(part)
     return sums
 
 
-def _estimate(prior: list[float], seen: Seen) -> list[float]:
+def _estimate(prior: list[float], seen: AgeHistogram) -> list[float]:
     """Chances by age: a prior, times the factor that fits best, and what was seen."""
     expected = sum(map(mul, seen.reached, prior))
-    scale = (sum(seen.used) + SCALE_DOUBT) / (expected + SCALE_DOUBT)
+    scale = (sum(seen.used) + PARENT_SCALE_WEIGHT) / (expected + PARENT_SCALE_WEIGHT)
     return [
-        (used + AGE_DOUBT * min(scale * chance, MOST)) / (reached + AGE_DOUBT)
+        (used + PARENT_AGE_WEIGHT * min(scale * chance, MAX_PRIOR_HIT_RATE)) / (reached + PARENT_AGE_WEIGHT)
         for used, reached, chance in zip(seen.used, seen.reached, prior, strict=True)
     ]
 
 
-def gittins_index(chances: Run[float]) -> list[float]:
+def gittins_index(chances: abc.Sequence[float]) -> list[float]:
     """By age, the best hits per time of keeping a page for a while: max over t of
     P(used within t) / E[time until it is used, at most t].
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Run
+from collections import abc
 
 from .events import EventLog
-from .misses import Evictions
-from .policy import EvictionPolicy
+from .miss_reasons import Evictions
+from .policies import EvictionPolicy
 from .types import Digest, PageId
 
 REMEMBERED = 16_384  # evictions and events, or as many as there are pages, if that is more
@@ -25,11 +24,11 @@ class PagePool:
     """
 
     def __init__(
-        self, num_pages: int, policy: EvictionPolicy, *, clock: Callable[[], float] = time.monotonic
+        self, num_pages: int, policy: EvictionPolicy, *, clock: abc.Callable[[], float] = time.monotonic
     ) -> None:
         self.num_pages = num_pages
         self.num_evicted = 0  # cached pages whose contents were given up, ever
-        self._num_holders = [0] * num_pages
+        self._ref_counts = [0] * num_pages
         self._digest_of: list[Digest | None] = [None] * num_pages
         self._page_of: dict[Digest, PageId] = {}
         self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # next at the end
@@ -50,25 +49,25 @@ class PagePool:
     def num_idle_cached(self) -> int:
         return len(self._cached)
 
-    def num_holders(self, page: PageId) -> int:
-        return self._num_holders[page]
+    def ref_count(self, page: PageId) -> int:
+        return self._ref_counts[page]
 
     def is_private(self, page: PageId) -> bool:
         """Whether a sole holder may write: nobody else holds the page, and nobody can find it."""
-        return self._num_holders[page] == 1 and self._digest_of[page] is None
+        return self._ref_counts[page] == 1 and self._digest_of[page] is None
 
     def is_published(self, page: PageId) -> bool:
         return self._digest_of[page] is not None
 
-    def find(self, digest: Digest) -> PageId | None:
+    def lookup(self, digest: Digest) -> PageId | None:
         """The page with this digest; nothing is held."""
         return self._page_of.get(digest)
 
-    def take(self, num_pages: int) -> list[PageId] | None:
+    def allocate(self, num_pages: int) -> list[PageId] | None:
         """Hand out private pages with undefined contents; None, and no change, if too few are idle."""
         if num_pages > self.num_idle:
             return None
-        empty, num_holders = self._empty, self._num_holders
+        empty, ref_counts = self._empty, self._ref_counts
         split = max(len(empty) - num_pages, 0)
         pages = empty[split:]
         pages.reverse()  # the same order as one by one
@@ -76,7 +75,7 @@ class PagePool:
         if len(pages) < num_pages:
             pages += self._evict(num_pages - len(pages))
         for page in pages:
-            num_holders[page] = 1
+            ref_counts[page] = 1
         return pages
 
     def _evict(self, num_pages: int) -> list[PageId]:
@@ -108,44 +107,44 @@ class PagePool:
         self.events.add_removed(digests)
         return pages
 
-    def hold(self, pages: Iterable[PageId]) -> None:
+    def incref(self, pages: abc.Iterable[PageId]) -> None:
         """Add a holder to each of these held pages."""
         for page in pages:
-            assert self._num_holders[page] > 0, f"page {page} is idle: only its digest may revive it"
-            self._num_holders[page] += 1
+            assert self._ref_counts[page] > 0, f"page {page} is idle: only its digest may revive it"
+            self._ref_counts[page] += 1
 
-    def can_find(self, digest: Digest) -> bool:
+    def is_cached(self, digest: Digest) -> bool:
         return digest in self._page_of
 
-    def num_found(self, digests: Iterable[Digest]) -> int:
-        """Length of the longest run of digests that can be found, from the first on."""
-        count = 0
+    def prefix_length(self, digests: abc.Iterable[Digest]) -> int:
+        """Return the length of the longest run of digests that are cached, from the first on."""
+        page_of, count = self._page_of, 0
         for digest in digests:
-            if digest not in self._page_of:
+            if digest not in page_of:
                 break
             count += 1
         return count
 
-    def hold_prefix(self, digests: Iterable[Digest]) -> list[PageId]:
-        """Hold the pages of the longest run of digests that can be found, from the first on."""
-        page_of, num_holders = self._page_of, self._num_holders
+    def acquire(self, digests: abc.Iterable[Digest]) -> list[PageId]:
+        """Hold the pages of the longest run of digests that are cached, from the first on."""
+        page_of, ref_counts = self._page_of, self._ref_counts
         pages = []
         for digest in digests:
             page = page_of.get(digest)
             if page is None:
                 break
-            num_holders[page] += 1
+            ref_counts[page] += 1
             pages.append(page)
         if pages:
             self._cached.reuse(pages)
         return pages
 
-    def drop(self, pages: Iterable[PageId]) -> None:
+    def decref(self, pages: abc.Iterable[PageId]) -> None:
         """Remove one holder of each page; a sequence's tail comes first."""
-        num_holders, digest_of, cached = self._num_holders, self._digest_of, []
+        ref_counts, digest_of, cached = self._ref_counts, self._digest_of, []
         for page in pages:
-            left = num_holders[page] - 1
-            num_holders[page] = left
+            left = ref_counts[page] - 1
+            ref_counts[page] = left
             if left:
                 assert left > 0, f"page {page} is dropped more often than held"
             elif digest_of[page] is None:
@@ -157,12 +156,12 @@ class PagePool:
 
     def publish(
         self,
-        pages: Run[PageId],
-        digests: Run[Digest],
+        pages: abc.Sequence[PageId],
+        digests: abc.Sequence[Digest],
         parent: Digest | None,
         *,
         salt: bytes = b"",
-        contents: Run[bytes] = (),
+        contents: abc.Sequence[bytes] = (),
     ) -> None:
         """Let others find full, written pages. The first page of a digest stays the one found:
         a second one with the same contents remains private to its holders.
@@ -196,8 +195,8 @@ class PagePool:
         listed = [*self._empty, *self._cached]
         idle = set(listed)
         assert len(listed) == len(idle), "a page is listed as idle twice"
-        for page, num_holders in enumerate(self._num_holders):
-            assert (page in idle) == (num_holders == 0), f"page {page} has {num_holders} holders"
+        for page, ref_counts in enumerate(self._ref_counts):
+            assert (page in idle) == (ref_counts == 0), f"page {page} has {ref_counts} holders"
         assert all(self._digest_of[page] is None for page in self._empty), "an empty page can be found"
         assert all(self._digest_of[page] is not None for page in self._cached), "a cached page is lost"
         published = {digest: page for page, digest in enumerate(self._digest_of) if digest is not None}

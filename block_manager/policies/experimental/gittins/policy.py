@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Run
+from collections import OrderedDict, abc
 from heapq import heapify, heappop, heappush
 
-from .recency import Recency
-from .returns import AGES, GAPS, NUM_AGES, Returns, Seen, kind_of
-from .types import Digest, PageId
+from ....types import Digest, PageId
+from ...base import register
+from .hit_statistics import AGES, GAPS, NUM_AGES, AgeHistogram, HitStatistics, kind_of
+from .shadow_lru import ShadowLRU
 
 ENDS = kind_of(uses=0, num_new=0, gap=0)  # a kind of its own, as it has nothing new behind it
 UNKNOWN = -1  # uses of a page that nothing is known of
+MIN_GHOSTS = 32_768  # remembers returns in a small pool, too; some 150 bytes each
 RERANK_FIRST, RERANK_LAST = 16, 512  # releases between two rankings: at first, and in the long run
 
 
@@ -29,7 +29,7 @@ class _Batch:
     )  # fmt: skip
 
     def __init__(
-        self, pages: list[PageId], seen: Seen, *, uses: int, released_at: int, behind: _Batch | None
+        self, pages: list[PageId], seen: AgeHistogram, *, uses: int, released_at: int, behind: _Batch | None
     ) -> None:
         self.pages = pages
         self.seen = seen  # where its kind is counted
@@ -47,13 +47,13 @@ class Gittins:
     """Gives up the page that promises the fewest hits for the room it takes.
 
     What a page promises is its Gittins index: the most hits per time that keeping it for a while can
-    give, by the chances that pages of its kind come back at its age and later (``Returns``, which says
+    give, by the chances that pages of its kind come back at its age and later (``HitStatistics``, which says
     what is a kind; J. Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc.
     B 41, 1979; hit density as in Beckmann, Chen and Cidon's LHD, NSDI 2018, is the same with a fixed
     horizon). Evicted pages are remembered for a while: else it could not see what it misses.
 
     A page is worth at least what the pages behind it in its sequence are worth, as they need it; so
-    heads outlive tails. Before anything is learned, and while LRU would find more (``Recency``), older
+    heads outlive tails. Before anything is learned, and while LRU would find more (``ShadowLRU``), older
     pages go first.
 
     Time is the number of releases. All operations are O(1) per page. A batch of pages is looked at
@@ -69,22 +69,22 @@ class Gittins:
         self._uses = [UNKNOWN] * num_pages
         self._gaps = [0] * num_pages  # between uses, on average; classes as in ``GAPS``
         self._num_listed = 0
-        self._digests: Run[Digest | None] = ()  # the pool's
+        self._digests: abc.Sequence[Digest | None] = ()  # the pool's
         self._now = 0
         self._due: dict[int, list[_Batch]] = {}  # by time: what reaches its next age; tails before heads
         self._heap: list[tuple[float, int, int, _Batch]] = []  # value, when released, serial
         self._serial = 0
-        self._returns = Returns()
-        self._recency = Recency(num_pages)
+        self._statistics = HitStatistics()
+        self._shadow = ShadowLRU(num_pages)
         self._rerank_at = RERANK_FIRST
 
     def __len__(self) -> int:
         return self._num_listed
 
-    def __iter__(self) -> Iterator[PageId]:
+    def __iter__(self) -> abc.Iterator[PageId]:
         return (PageId(page) for page, batch in enumerate(self._batch_of) if batch is not None)
 
-    def release(self, pages: Run[PageId], digests: Run[Digest | None]) -> None:
+    def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:
         self._digests = digests
         self._now += 1
         self._num_listed += len(pages)
@@ -105,7 +105,7 @@ class Gittins:
             if uses:
                 gap = gaps[page]  # of the deepest page that came back
         self._list(by_uses, gap)
-        if self._recency.release(len(pages)):
+        if self._shadow.release(len(pages)):
             self._rerank()
 
     def _list(self, by_uses: dict[int, list[PageId]], gap: int) -> None:
@@ -121,7 +121,7 @@ class Gittins:
                 behind = self._add(body, kinds[uses], uses, behind)
 
     def _add(self, pages: list[PageId], kind: int, uses: int, behind: _Batch | None) -> _Batch:
-        seen, batch_of = self._returns.seen(kind), self._batch_of
+        seen, batch_of = self._statistics.seen(kind), self._batch_of
         batch = _Batch(pages, seen, uses=uses, released_at=self._now, behind=behind)
         seen.reached[0] += 1
         for page in pages:
@@ -131,9 +131,9 @@ class Gittins:
         heappush(self._heap, (batch.value, self._now, batch.serial, batch))
         return batch
 
-    def reuse(self, pages: Run[PageId]) -> None:
+    def reuse(self, pages: abc.Sequence[PageId]) -> None:
         all_uses, gaps, batch_of = self._uses, self._gaps, self._batch_of
-        want = self._recency.want
+        want = self._shadow.want
         last, gap = None, GAPS[0]
         for page in pages:
             uses = all_uses[page]
@@ -163,7 +163,7 @@ class Gittins:
                 heappop(heap)
         self._num_listed -= num_pages
         if not self._num_listed:
-            self._recency.clear()
+            self._shadow.clear()
         ghosts = self._ghosts
         for _ in range(len(ghosts) - self._num_ghosts):
             ghosts.popitem(last=False)[1].num_awaited -= 1
@@ -195,14 +195,14 @@ class Gittins:
         uses = 0
         if batch is not None:
             batch.seen.used[batch.age] += batch.weight
-            self._recency.want(batch.released_at, found=False)
+            self._shadow.want(batch.released_at, found=False)
             batch.num_awaited -= 1
             self._gaps[page] = GAPS[batch.age]
             uses = batch.uses + 1
         self._uses[page] = uses
         return uses
 
-    def _grow_older(self, batches: Iterable[_Batch]) -> None:
+    def _grow_older(self, batches: abc.Iterable[_Batch]) -> None:
         """These reach their next age; what neither is listed nor remembered is forgotten."""
         due, heap = self._due, self._heap
         for batch in batches:
@@ -220,7 +220,7 @@ class Gittins:
         """Value a batch anew; what is behind it has been. Only its next entry in the heap is valid."""
         self._serial += 1
         batch.serial = self._serial
-        value = 0.0 if self._recency.follow_lru else self._returns.promises(batch.seen.kind)[batch.age]
+        value = 0.0 if self._shadow.follow_lru else self._statistics.indices(batch.seen.kind)[batch.age]
         behind = batch.behind
         if behind is not None:
             if not behind.num_live:
@@ -232,7 +232,7 @@ class Gittins:
     def _rerank(self) -> None:
         """Value everything by what was learned since the last time."""
         self._rerank_at = self._now + min(max(self._now // 8, RERANK_FIRST), RERANK_LAST)
-        self._returns.refresh(self._now)
+        self._statistics.refresh(self._now)
         live = [
             (serial, batch) for _, _, serial, batch in self._heap if batch.serial == serial and batch.num_live
         ]
@@ -241,3 +241,9 @@ class Gittins:
             self._value(batch)
         self._heap = [(batch.value, batch.released_at, batch.serial, batch) for _, batch in live]
         heapify(self._heap)
+
+
+@register("gittins")
+def make_gittins(num_pages: int) -> Gittins:
+    """Return the policy for a pool of so many pages, with a memory of evicted pages that suits it."""
+    return Gittins(num_pages, max(MIN_GHOSTS, 2 * num_pages))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from collections.abc import Sequence as Run
+from collections import OrderedDict, abc, deque
 from dataclasses import dataclass
 
 from .digests import pack
@@ -44,12 +42,12 @@ class Evictions:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._latest: dict[Digest, int] = {}  # number of the run it was last evicted with
-        self._runs: deque[tuple[float, Run[Digest]]] = deque()
+        self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
         self._first = 0  # number of the oldest run
         self._indexed = 0  # the runs before this number are in ``_latest``
         self._size = 0  # digests in all runs
 
-    def add(self, digests: Run[Digest], now: float) -> None:
+    def add(self, digests: abc.Sequence[Digest], now: float) -> None:
         self._runs.append((now, digests))
         self._size += len(digests)
         while self._size - len(self._runs[0][1]) >= self._capacity:
@@ -98,7 +96,7 @@ class FirstPages:
         return tuple(known for known in self._salts.get(packed, ()) if known != salt)
 
 
-class Misses:
+class MissClassifier:
     """Why pages were not found, of the ``capacity`` latest that were evicted or came first.
 
     evicted           when a page of these digests was evicted without which nobody goes on after so
@@ -107,18 +105,18 @@ class Misses:
     """
 
     def __init__(
-        self, page_size: int, capacity: int, *, evicted: Callable[[PageTable, int], float | None]
+        self, page_size: int, capacity: int, *, evicted: abc.Callable[[PageTable, int], float | None]
     ) -> None:
         self._page_size = page_size
         self._first_pages = FirstPages(capacity)
         self._evicted = evicted
-        self.in_other_format: Callable[[Digest], bool] = _nowhere
+        self.in_other_format: abc.Callable[[Digest], bool] = _nowhere
 
-    def first_page(self, tokens: Run[int], salt: bytes) -> None:
+    def first_page(self, tokens: abc.Sequence[int], salt: bytes) -> None:
         """A sequence's first page was written."""
         self._first_pages.add(pack(tokens[: self._page_size]), salt)
 
-    def explain(self, table: PageTable, tokens: Run[int]) -> Miss:
+    def explain(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
         """Why a table that was just opened for these tokens has what it has and no more."""
         num_tokens, page = len(tokens), table.num_written // self._page_size
         if page == max(num_tokens - 1, 0) // self._page_size:

@@ -1,4 +1,4 @@
-"""What LRU would have found in the same pool: a measure for policies that mean to find more."""
+"""A shadow LRU: what LRU would have found in the same pool, to measure another policy against."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ SLACK = 1 / 12  # and by this part of the pool: what pays later costs at first
 HALF_LIFE = 8192  # releases after which the past counts half
 
 
-class Recency:
+class ShadowLRU:
     """Follows how many of the pages that are wanted again LRU would have, and how many the policy has.
 
     LRU has what was released last and fills the pool: all pages released after a certain time, which

@@ -1,0 +1,179 @@
+"""One group of layers: a pool of pages seen through what the layers' queries see."""
+
+from __future__ import annotations
+
+from array import array
+from collections import abc
+from typing import cast
+
+from .page_pool import PagePool
+from .policies import EvictionPolicy
+from .spec import KVGroupSpec
+from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
+
+Fill = abc.Callable[[list[int], list[PageId]], None]
+"""Puts the contents of pages of a sequence, by their indices in it, into pages of a pool."""
+
+
+class KVGroup:
+    """A group's part of all page tables: takes pages for it, finds them, and gives back what a window
+    has left behind.
+
+    The picture of one sequence's pages, for a window that begins in page 5 and one kept page
+    (``-`` is ``NULL_PAGE``)::
+
+        page    0     1 2 3 4    5 6 7       8 9
+              kept    - - - -    visible     reserved ahead
+                    window_start ^           ^ num_written
+    """
+
+    def __init__(
+        self,
+        index: int,
+        spec: KVGroupSpec,
+        page_size: int,
+        *,
+        policy: EvictionPolicy,
+        clock: abc.Callable[[], float],
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self.pool = PagePool(spec.num_pages, policy, clock=clock)
+        self.num_kept = spec.kept_pages(page_size)
+        self._page_size = page_size
+
+    def first_visible_page(self, num_written: int, quantize_after: int) -> int:
+        """Return the first page, beside kept ones, that queries from ``num_written`` on can see."""
+        return self.spec.first_visible(num_written, quantize_after) // self._page_size
+
+    def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
+        """Return the pages that are held, in order."""
+        pages, kept, start = part.pages, self.num_kept, part.window_start
+        return page_ids(pages if start <= kept else pages[:kept] + pages[start:])
+
+    def live_indices(self, part: GroupPageTable) -> list[int]:
+        """Return which of a sequence's pages they are."""
+        count = len(part.pages)
+        return [*range(min(self.num_kept, count)), *range(max(part.window_start, self.num_kept), count)]
+
+    def extend(self, part: GroupPageTable, num_pages: int) -> None:
+        """Allocate pages up to ``num_pages``, which the pool has."""
+        pages = self.pool.allocate(num_pages - len(part.pages))
+        assert pages is not None, "more pages are allocated than are idle"
+        part.pages.fromlist(cast("list[int]", pages))
+
+    def free_out_of_window(self, table: PageTable) -> None:
+        """Give back the pages that no query of a table from now on can see."""
+        if self.spec.window is None:
+            return
+        part = table.parts[self.index]
+        first = max(part.window_start, self.num_kept)
+        last = self.first_visible_page(table.num_written, table.quantize_after)
+        if first < last:
+            self.pool.decref(page_ids(part.pages[first:last]))
+            part.pages[first:last] = _null_pages(last - first)
+            part.window_start = last
+
+    def trim(self, part: GroupPageTable, num_pages: int) -> None:
+        """Give back all but the first ``num_pages``, tail first."""
+        pages, kept, start = part.pages, self.num_kept, part.window_start
+        window = pages[max(num_pages, start) :]
+        tail = pages[num_pages:kept] + window if start > kept else pages[num_pages:]
+        del pages[num_pages:]
+        part.window_start = min(start, num_pages)
+        tail.reverse()
+        self.pool.decref(page_ids(tail))
+
+    def share(self, part: GroupPageTable, num_pages: int) -> GroupPageTable:
+        """Return a second holder of the first ``num_pages``."""
+        shared = GroupPageTable(part.pages[:num_pages], min(part.window_start, num_pages))
+        self.pool.incref(self.live(shared))
+        return shared
+
+    def longest_prefix(
+        self,
+        digests: abc.Sequence[Digest],
+        num_pages: int,
+        quantize_after: int,
+        held: GroupPageTable | None = None,
+    ) -> int:
+        """Return the greatest number of pages, at most ``num_pages``, after which a sequence can go on: all
+        it would see is cached, or held by the part of a table that is shortened."""
+        while (missing := self.last_missing(digests, num_pages, quantize_after, held)) is not None:
+            num_pages = missing  # whatever is longer would see that page, too
+        return num_pages
+
+    def last_missing(
+        self,
+        digests: abc.Sequence[Digest],
+        num_pages: int,
+        quantize_after: int,
+        held: GroupPageTable | None = None,
+    ) -> int | None:
+        """Return the last page that is not to be had of those needed to go on after ``num_pages`` pages."""
+        for index in self.spec.needed_pages(num_pages, self._page_size, quantize_after):
+            if held is not None and (index < self.num_kept or index >= held.window_start):
+                continue
+            if index >= len(digests) or not self.pool.is_cached(digests[index]):
+                return index
+        return None
+
+    def acquire(self, digests: abc.Sequence[Digest], num_pages: int, quantize_after: int) -> GroupPageTable:
+        """Hold what is needed to go on after ``num_pages`` pages that ``longest_prefix`` has confirmed."""
+        kept, first = self.num_kept, 0
+        if self.spec.window is not None:
+            first = self.first_visible_page(num_pages * self._page_size, quantize_after)
+        if first <= kept:
+            return GroupPageTable(array("i", self.pool.acquire(digests[:num_pages])))
+        pages = array("i", self.pool.acquire(digests[:kept]))
+        pages.extend(_null_pages(first - kept))
+        pages.extend(self.pool.acquire(digests[first:num_pages]))
+        return GroupPageTable(pages, first)
+
+    def reacquire_window(self, table: PageTable, num_pages: int) -> None:
+        """Shorten a table's part to ``num_pages``, holding again what had been given back of it and is
+        seen from there on; ``longest_prefix`` has confirmed that it is cached."""
+        part, digests = table.parts[self.index], table.digests
+        self.trim(part, num_pages)
+        first = max(self.first_visible_page(num_pages * self._page_size, table.quantize_after), self.num_kept)
+        if first < part.window_start:
+            found = self.pool.acquire(digests[first : part.window_start])
+            part.pages[first : part.window_start] = array("i", found)
+            part.window_start = first
+
+    def insert(
+        self,
+        digests: abc.Sequence[Digest],
+        first: int,
+        fill: Fill,
+        *,
+        salt: bytes,
+        contents: abc.Sequence[bytes],
+    ) -> int | None:
+        """Cache the pages of a sequence from ``first`` on, held by nobody; see ``BlockManager.insert``."""
+        pool = self.pool
+        if self.spec.window is None and pool.prefix_length(digests[:first]) < first:
+            return None
+        missing = [index for index in range(first, len(digests)) if not pool.is_cached(digests[index])]
+        held = pool.acquire([digest for digest in digests if pool.is_cached(digest)])
+        new = pool.allocate(len(missing))
+        try:
+            if new:
+                fill(missing, new)
+                filled = dict(zip(missing, new, strict=True))
+                known = iter(held[len(held) - (len(digests) - first - len(missing)) :])
+                pages = [filled[i] if i in filled else next(known) for i in range(first, len(digests))]
+                parent = digests[first - 1] if first else None
+                pool.publish(pages, digests[first:], parent, salt=salt, contents=contents)
+        finally:
+            pool.decref([*reversed(new or []), *reversed(held)])
+        return None if new is None else len(new)
+
+
+def page_ids(pages: array[int]) -> abc.Sequence[PageId]:
+    """Return what a table's array holds, told to the type checker without touching each page."""
+    return cast("abc.Sequence[PageId]", pages)
+
+
+def _null_pages(count: int) -> array[int]:
+    return array("i", [NULL_PAGE]) * count

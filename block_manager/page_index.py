@@ -1,0 +1,88 @@
+"""What the digests of pages stand for: tokens, told in order of the sequences."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import NamedTuple
+
+from .types import Digest
+
+
+class PageContents(NamedTuple):
+    """What a page holds: its own tokens (as from ``digests.pack``), after those of ``parent``, which is None
+    at a sequence's start."""
+
+    tokens: bytes
+    parent: Digest | None
+    salt: bytes
+
+
+class PageIndex:
+    """The contents of published pages, by digest.
+
+    A digest can be looked up for its page, but a page does not say which tokens it was computed from.
+    Those who need to know (watchers of events, saving the whole cache) switch recording on: it costs time
+    and some 200 bytes per page.
+
+    Bounded: when it has outgrown twice the pools, it forgets pages that are not cached, unless a cached
+    page continues them, because then their tokens are part of that page's name.
+
+    is_cached   whether a page can be found in any pool
+    recording   whether pages that are published from now on are remembered
+    """
+
+    def __init__(self, capacity: int, *, is_cached: abc.Callable[[Digest], bool]) -> None:
+        self.recording = False
+        self._is_cached = is_cached
+        self._contents: dict[Digest, PageContents] = {}
+        self._capacity = self._most = 2 * capacity
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def add(
+        self,
+        digests: abc.Iterable[Digest],
+        contents: abc.Iterable[bytes],
+        parent: Digest | None,
+        salt: bytes,
+    ) -> None:
+        """Remember consecutive pages of a sequence, the first of which follows ``parent``."""
+        for digest, tokens in zip(digests, contents, strict=True):
+            self._contents[digest] = PageContents(tokens, parent, salt)
+            parent = digest
+        if len(self._contents) > self._most:
+            self._contents = self.worth_keeping()
+            self._most = max(self._capacity, 2 * len(self._contents))
+
+    def cached(self, is_cached: abc.Callable[[Digest], bool]) -> dict[Digest, PageContents]:
+        """Return what the known pages hold for which ``is_cached``."""
+        return {digest: page for digest, page in self._contents.items() if is_cached(digest)}
+
+    def worth_keeping(self) -> dict[Digest, PageContents]:
+        """Return the pages that are cached, and those before them."""
+        contents, wanted = self._contents, set[Digest]()
+        for digest in contents:
+            at: Digest | None = digest if self._is_cached(digest) else None
+            while at is not None and at in contents and at not in wanted:
+                wanted.add(at)
+                at = contents[at].parent
+        return {digest: page for digest, page in contents.items() if digest in wanted}
+
+
+def parents_first(
+    contents: abc.Mapping[Digest, PageContents],
+) -> abc.Iterator[tuple[Digest, PageContents]]:
+    """Yield every page whose whole prefix is in ``contents``, parents before children."""
+    done = set[Digest]()
+    for digest in contents:
+        chain: list[Digest] = []
+        at: Digest | None = digest
+        while at is not None and at not in done and at in contents:
+            chain.append(at)
+            at = contents[at].parent
+        if at is not None and at not in done:
+            continue  # its beginning was evicted, or published before recording began
+        for known in reversed(chain):
+            done.add(known)
+            yield known, contents[known]

@@ -1,0 +1,1 @@
+"""Policies that are measured, documented and not the default."""

@@ -1,0 +1,254 @@
+"""KV group specifications: what the queries of each kind of layer see, and all arithmetic that follows.
+
+Layers that see the same positions form a group, which has page ids, a pool and a part of every page
+table of its own. A specification answers, without any state, which pages of a sequence a group needs,
+how many those can be, and how many are worth having. The block manager, the sizing of pools, the planner
+and the disk tier ask it; nobody else computes such a number.
+
+::
+
+    KVGroupSpec
+      FullAttention     queries see everything before them
+      SlidingWindow     queries see the last ``window`` positions and the first ``keep``
+        ResidualWindow  what is read in 16 bits of a group whose pages are quantized
+
+State of a fixed size per sequence (recurrent layers) is another kind of group, and its place is here:
+``max_pages`` of one slot, and ``needed_pages`` of the one that a snapshot is named by.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections import abc
+from dataclasses import dataclass, field
+
+from .types import PageTable
+
+UNBOUNDED = sys.maxsize
+
+
+def pages_for(num_positions: int, page_size: int) -> int:
+    """Return how many pages the first ``num_positions`` positions of a sequence fill or begin."""
+    return -(-num_positions // page_size)
+
+
+def pages_touched(num_positions: int, page_size: int) -> int:
+    """Return how many pages a run of positions can touch, wherever it begins."""
+    return (num_positions + page_size - 2) // page_size + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroupSpec(ABC):
+    """A group of layers that share page tables and a pool.
+
+    num_pages   size of the pool
+    window      queries at position p see positions > p - window (None: all up to p)
+    keep        the first ``keep`` positions stay visible whatever the window (attention sinks)
+
+    ``quantize_after`` in what follows is a page table's number: before that position, a residual window
+    shows all that its group shows. Other groups do not depend on it.
+    """
+
+    num_pages: int
+    window: int | None
+    keep: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that describe no layer."""
+        if self.num_pages < 1:
+            raise ValueError(f"num_pages must be at least 1, got {self.num_pages}; give the pool more memory")
+
+    @abstractmethod
+    def first_visible(self, position: int, quantize_after: int = 0) -> int:
+        """Return the first position, beside the kept ones, that queries from ``position`` on can see."""
+
+    @abstractmethod
+    def max_pages(self, page_size: int, *, max_chunk: int, quantize_after: int = 0) -> int:
+        """Return how many pages one sequence holds at most, however long it gets, if at most ``max_chunk``
+        of its positions are written at a time; ``UNBOUNDED`` if they grow with its length."""
+
+    @abstractmethod
+    def useful_pages(
+        self, page_size: int, *, max_running: int, max_step_tokens: int, quantize_after: int = 0
+    ) -> int:
+        """Return the largest pool that is of use: what running sequences hold, what is worth keeping of
+        prefixes that nobody holds, and once the pages of a step's tokens; ``UNBOUNDED`` if more pages are
+        always of use."""
+
+    @abstractmethod
+    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
+        """Return how many pages a table should reach for positions ``[0, num_tokens)`` and for those that it
+        has room reserved ahead for: all of them, or as far as a window and a chunk need it now."""
+
+    @abstractmethod
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:
+        """Return how many of a sequence's first pages some hit needs; later ones are never looked up."""
+
+    def kept_pages(self, page_size: int) -> int:
+        """Return how many pages hold the positions that stay visible."""
+        return pages_for(self.keep, page_size)
+
+    def max_positions(
+        self, page_size: int, *, max_chunk: int, num_pinned: int = 0, quantize_after: int = 0
+    ) -> int:
+        """Return how many positions one sequence can have, alone beside ``num_pinned`` pages."""
+        num_pages = self.num_pages - num_pinned
+        bounded = self.max_pages(page_size, max_chunk=max_chunk, quantize_after=quantize_after) <= num_pages
+        return UNBOUNDED if bounded else num_pages * page_size
+
+    def decode_pages(self, num_tokens: int, page_size: int) -> int:
+        """Return how many pages a sequence of so many positions holds while it is decoded."""
+        return min(pages_for(num_tokens, page_size), self.max_pages(page_size, max_chunk=1))
+
+    def needed_pages(self, num_pages: int, page_size: int, quantize_after: int = 0) -> abc.Iterable[int]:
+        """Yield the pages without which a sequence cannot go on after ``num_pages`` full ones, last first."""
+        first = self.first_visible(num_pages * page_size, quantize_after) // page_size
+        yield from range(num_pages - 1, first - 1, -1)
+        yield from range(min(first, self.kept_pages(page_size)) - 1, -1, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullAttention(KVGroupSpec):
+    """Layers whose queries see every position before them."""
+
+    window: None = field(init=False, default=None)
+    keep: int = field(init=False, default=0)
+
+    def first_visible(self, position: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+        return 0
+
+    def max_pages(self, page_size: int, *, max_chunk: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+        return UNBOUNDED
+
+    def useful_pages(
+        self,
+        page_size: int,  # noqa: ARG002
+        *,
+        max_running: int,  # noqa: ARG002
+        max_step_tokens: int,  # noqa: ARG002
+        quantize_after: int = 0,  # noqa: ARG002
+    ) -> int:
+        return UNBOUNDED
+
+    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:  # noqa: ARG002
+        return pages_for(max(num_tokens, table.reserved_ahead), table.page_size)
+
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+        return UNBOUNDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindow(KVGroupSpec):
+    """Layers whose queries see the last ``window`` positions, their own included, and the kept ones."""
+
+    window: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that describe no layer."""
+        KVGroupSpec.__post_init__(self)
+        if self.window < 1:
+            raise ValueError(
+                f"window must be at least 1, got {self.window}; layers without one are FullAttention"
+            )
+        if self.keep < 0:
+            raise ValueError(f"keep must be at least 0, got {self.keep}; 0 keeps nothing visible")
+
+    def first_visible(self, position: int, quantize_after: int = 0) -> int:
+        window = self.window_at(position, quantize_after)
+        return 0 if window is None else max(position - window + 1, 0)
+
+    def max_pages(self, page_size: int, *, max_chunk: int, quantize_after: int = 0) -> int:
+        touched = pages_touched(self.widest_window(quantize_after) - 1 + max_chunk, page_size)
+        return self.kept_pages(page_size) + touched
+
+    def useful_pages(
+        self, page_size: int, *, max_running: int, max_step_tokens: int, quantize_after: int = 0
+    ) -> int:
+        running = self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after) + 1  # one to go on to
+        step = self.max_pages(page_size, max_chunk=max_step_tokens, quantize_after=quantize_after)
+        return max_running * (running + self.cached_pages(page_size, quantize_after)) + step
+
+    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
+        page_size, after = table.page_size, table.quantize_after
+        kept = self.kept_pages(page_size)
+        first = max(self.first_visible(table.num_written, after) // page_size, kept)
+        most = self.max_pages(page_size, max_chunk=max_chunk, quantize_after=after)
+        ahead = min(pages_for(table.reserved_ahead, page_size), first - kept + most)
+        return max(pages_for(num_tokens, page_size), ahead)
+
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+        return UNBOUNDED  # those in front of its end are needed, wherever a hit ends
+
+    def window_at(self, position: int, quantize_after: int) -> int | None:  # noqa: ARG002
+        """Return the window of a query at ``position``; None if it sees everything."""
+        return self.window
+
+    def widest_window(self, quantize_after: int) -> int:  # noqa: ARG002
+        """Return the most positions that a query sees beside kept ones."""
+        return self.window
+
+    def cached_pages(self, page_size: int, quantize_after: int) -> int:  # noqa: ARG002
+        """Return how many pages are worth keeping of a prefix that nobody holds."""
+        return self.max_pages(page_size, max_chunk=1) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualWindow(SlidingWindow):
+    """The rows that queries read in 16 bits of a group that stores the same rows quantized (KIVI's and
+    Hugging Face's residual window). They are read by whole pages: from the page of position
+    p - window + 1 on, and before ``quantize_after`` wherever the other group's window shows.
+
+    residual_of    index of the other group
+    outer_window   its window (None: it is full attention); what leaves it is never seen again here
+    """
+
+    residual_of: int
+    outer_window: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that describe no layer."""
+        SlidingWindow.__post_init__(self)
+        if self.outer_window is not None and self.window > self.outer_window:
+            raise ValueError(
+                f"a residual window must be at most its group's, {self.outer_window}, got {self.window}"
+            )
+
+    def window_at(self, position: int, quantize_after: int) -> int | None:
+        return self.outer_window if position < quantize_after else self.window
+
+    def widest_window(self, quantize_after: int) -> int:
+        return max(self.window, min(quantize_after, self.outer_window or quantize_after))
+
+    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:
+        if self.window != 1:
+            return UNBOUNDED
+        kept = self.kept_pages(page_size)
+        if self.outer_window == 1:  # what the other group shows is the page being written
+            return kept
+        return max(kept, (quantize_after - 1) // page_size)
+
+    def cached_pages(self, page_size: int, quantize_after: int) -> int:
+        """Return how many pages are worth keeping of a prefix: the kept ones, and those that the next query
+        reads, of which there are none if it reads nothing but the page being written."""
+        widest = self.widest_window(quantize_after)
+        return self.kept_pages(page_size) + (pages_touched(widest, page_size) if widest > 1 else 0)
+
+
+def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:
+    """Raise ValueError unless every residual window shows a part of what the group does that it belongs to:
+    what that group has given back is then never seen again."""
+    for spec in specs:
+        if not isinstance(spec, ResidualWindow):
+            continue
+        if not 0 <= spec.residual_of < len(specs) or isinstance(specs[spec.residual_of], ResidualWindow):
+            raise ValueError(
+                "residual_of must be the index of a group that is no residual window itself, "
+                f"got {spec.residual_of}"
+            )
+        outer = specs[spec.residual_of]
+        if spec.outer_window != outer.window or (outer.window is not None and spec.keep != outer.keep):
+            raise ValueError(
+                f"the residual window of a group of window {outer.window}, keep {outer.keep} must name that "
+                f"window and have the same keep, got outer_window {spec.outer_window}, keep {spec.keep}"
+            )
