@@ -223,7 +223,7 @@ class EngineCore:
             pages_held=self._blocks.num_held,
             pages_idle_cached=self._blocks.num_idle_cached,
             pages_idle_empty=self._blocks.num_idle_empty,
-            twins=self._blocks.twin_counts,
+            residual=self._blocks.twin_counts,
             store=disk.counts() if disk is not None else None,
         )
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from octavo.block_manager import PageGroup
 from octavo.block_manager.group import pages_touched
-from octavo.kernels.groups import LayerGroup, group_layers, twin_groups
+from octavo.kernels.groups import LayerGroup, group_layers, residual_groups
 from octavo.kernels.interface import LayerSpec
-from octavo.kernels.residual import Residency
+from octavo.kernels.residual import ResidualSpec
 
 from ..api.errors import InvalidConfig
 from .budget import (
@@ -23,7 +23,7 @@ from .budget import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Groups of layers and their 16-bit twins, if there are any, bytes of a page in each (the twins' last),
+    """Groups of layers and their residual windows, if there are any, bytes of a page in each (those last),
     and how many pages are of use to a group.
 
     A group without a window can use any number. One with a window needs, for each running sequence,
@@ -32,15 +32,15 @@ class Sizing:
     """
 
     groups: tuple[LayerGroup, ...]
-    twins: tuple[LayerGroup, ...] = ()
+    residual: tuple[LayerGroup, ...] = ()
     group_bytes: tuple[int, ...]
     most_useful: tuple[int, ...]
     page_size: int
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
-        """The groups, then their twins."""
-        return self.groups + self.twins
+        """The groups, then their residual windows."""
+        return self.groups + self.residual
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
         """Of each of them, for ``num_pages`` of those that grow with a sequence's length."""
@@ -96,28 +96,28 @@ def sizing(
     max_running: int,
     max_step_tokens: int,
     max_pinned: int = 0,
-    residency: Residency | None = None,
-    num_twins: int | None = None,
+    residual: ResidualSpec | None = None,
+    num_residual: int | None = None,
 ) -> Sizing:
-    """InvalidConfig if a format cannot hold a layer's rows. ``num_twins``: 16-bit pages of each group
+    """InvalidConfig if a format cannot hold a layer's rows. ``num_residual``: residual pages of each group
     (None: as many as are of use)."""
     groups = group_layers(layers, max_model_len)
-    twins = () if residency is None else twin_groups(groups, residency, page_size)
+    beside = () if residual is None else residual_groups(groups, residual, page_size)
     bounded = groups[0].window is None  # else windows are all there is, and get all there is
-    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(twins)  # as large as fp16
+    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # as large as fp16
     most_useful = [
         _most_useful(group, page_size, max_running, max_step_tokens) + max_pinned
         if bounded and group.window is not None
         else sys.maxsize
         for group in groups
     ]
-    for twin, outer in zip(twins, groups, strict=False):
-        assert residency is not None
-        most = _useful_twins(twin, outer, residency, page_size, max_running, max_step_tokens)
-        most_useful.append(num_twins or most + max_pinned)
+    for own, outer in zip(beside, groups, strict=False):
+        assert residual is not None
+        most = _useful_residual(own, outer, residual, page_size, max_running, max_step_tokens)
+        most_useful.append(num_residual or most + max_pinned)
     return Sizing(
         groups=groups,
-        twins=twins,
+        residual=beside,
         group_bytes=tuple(
             page_bytes(
                 [layers[index] for index in group.members],
@@ -125,7 +125,7 @@ def sizing(
                 k_format=k_name,
                 v_format=v_name,
             )
-            for group, (k_name, v_name) in zip(groups + twins, formats, strict=True)
+            for group, (k_name, v_name) in zip(groups + beside, formats, strict=True)
         ),
         most_useful=tuple(most_useful),
         page_size=page_size,
@@ -140,19 +140,19 @@ def _most_useful(group: LayerGroup, page_size: int, max_running: int, max_step_t
     return 2 * max_running * per_sequence + one_alone
 
 
-def _useful_twins(
-    twin: LayerGroup,
+def _useful_residual(
+    own: LayerGroup,
     outer: LayerGroup,
-    residency: Residency,
+    residual: ResidualSpec,
     page_size: int,
     max_running: int,
     max_step_tokens: int,
 ) -> int:
     """For each running sequence what it reads in 16 bits and a page to go on to, once the pages of a step's
     tokens, and as many kept pages again for prefixes that nobody holds."""
-    assert twin.window is not None
-    seen = max(twin.window, min(residency.quantize_after, outer.window or residency.quantize_after))
-    kept, touched = -(-twin.keep // page_size), pages_touched(seen, page_size)
+    assert own.window is not None
+    seen = max(own.window, min(residual.quantize_after, outer.window or residual.quantize_after))
+    kept, touched = -(-own.keep // page_size), pages_touched(seen, page_size)
     cached = kept + (touched if seen > 1 else 0)
     step = pages_touched(seen - 1 + max_step_tokens, page_size)
     return max_running * (kept + touched + 1 + cached) + kept + step

@@ -24,6 +24,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import ModelRunner, load_runner
 from octavo.engine.executor.batch import build_batch
 from octavo.engine.executor.load.loader import materialize
+from octavo.engine.executor.native.model_ops import NativeOps
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.scheduler import Limits, Result, Scheduler
 from octavo.scheduler import Sequence as Served
@@ -129,7 +130,7 @@ def load_plain(folder: Path, case: Case) -> Module:
     plain: Module
     plain, _ = load_model(folder)
     if case.architecture in MIXTURES and case.dtype != mx.float32:
-        materialize(plain, native=True, exact=True, fuse=False)
+        materialize(plain, NativeOps(), exact=True, fuse=False)
     return plain
 
 

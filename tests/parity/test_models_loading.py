@@ -32,7 +32,7 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
 ) -> None:
     runner = load(folder, backend, kv_format=kv_format)
     info = runner.info
-    assert info.memory.pages == runner._model.pool.nbytes
+    assert info.memory.pages == sum(pages.nbytes for pages in runner._model.kv_cache.storages)
     row = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)["formats"][kv_format]
     assert info.memory.pages == 40 * row["bytes_per_page"]
     assert info.memory.weights > 0

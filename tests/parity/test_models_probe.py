@@ -22,8 +22,9 @@ from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.model_ops import model_ops
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 from octavo.kernels.reference.backend import ReferenceBackend
 
 Change = Callable[[pytest.MonkeyPatch], AttentionBackend]
@@ -50,7 +51,7 @@ def plain_logits(model: Module, token_ids: list[int]) -> mx.array:
 def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any) -> probe.ProbeResult:
     model, layout = load(folder, name, **config)
     selection = select_rows(model, vocab_size=layout.vocab_size)
-    materialize(model, native=backend.name == "cpu", exact=False, fuse=True)
+    materialize(model, model_ops(backend), exact=False, fuse=True)
     return probe.probe(model, layout, backend, selection, architecture=name)
 
 
@@ -157,10 +158,12 @@ def values_swapped_between_heads(patch: pytest.MonkeyPatch) -> AttentionBackend:
 def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
     begin = hook.StepContext.begin
 
-    def shifted(context: hook.StepContext, metadata: Any) -> None:
-        begin(context, dataclasses.replace(metadata, page_table=np.roll(metadata.page_table, 1, axis=0)))
+    def begin_shifted(context: hook.StepContext, metadata: Any) -> None:
+        (group,) = metadata.groups
+        shifted = dataclasses.replace(group, page_table=np.roll(group.page_table, 1, axis=0))
+        begin(context, dataclasses.replace(metadata, groups=(shifted,)))
 
-    patch.setattr(hook.StepContext, "begin", shifted)
+    patch.setattr(hook.StepContext, "begin", begin_shifted)
     return ReferenceBackend()
 
 
@@ -262,10 +265,11 @@ def test_masks_of_the_gather_tier_know_window_and_sinks(dims: int) -> None:
     context.begin(
         AttentionMetadata(
             positions=np.array([6, 1], np.int32),
-            slots=np.array([6, 9], np.int32),
             q_start=np.array([0, 1, 2], np.int32),
             kv_len=np.array([7, 2], np.int32),
-            page_table=np.array([[0], [1]], np.int32),
+            groups=(
+                GroupMetadata(slots=np.array([6, 9], np.int32), page_table=np.array([[0], [1]], np.int32)),
+            ),
             page_size=8,
         )
     )

@@ -177,10 +177,10 @@ def test_slices_are_the_rows_and_nothing_else() -> None:
     part = slice_rows(metadata, 3, 13)
     part.check(num_pages=40)
     assert part.positions.tolist() == [*range(2, 11), 0]
-    assert part.slots.tolist() == metadata.slots[3:13].tolist()
+    assert part.only_group().slots.tolist() == metadata.only_group().slots[3:13].tolist()
     assert part.q_start.tolist() == [0, 9, 10]
     assert part.kv_len.tolist() == [11, 1]
-    assert part.page_table.tolist() == [[3, 4], [5, 0]]
+    assert part.only_group().page_table.tolist() == [[3, 4], [5, 0]]
     assert slice_rows(metadata, 0, 17) is metadata
 
 

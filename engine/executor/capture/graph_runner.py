@@ -15,11 +15,12 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import mlx.core as mx
 
 from octavo.kernels.metadata import Ints
+from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
@@ -27,53 +28,6 @@ MAX_REPLAYS = 128  # shapes of steps whose graphs are kept
 MAX_SEEN = 1024  # shapes of steps that are remembered as seen once
 
 Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
-
-
-class Program(Protocol):
-    """``run`` computes ``outputs`` of the values of the arrays it was recorded with."""
-
-    @property
-    def outputs(self) -> list[mx.array]: ...
-
-    def run(self, values: Sequence[Ints]) -> None: ...
-
-
-class Programs(Protocol):
-    """Records programs that never run at the same time: they share memory."""
-
-    def record(
-        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
-    ) -> Program:
-        """What computes ``outputs`` from int32 arrays that are ``filled`` in each run and ``fixed`` ones;
-        ValueError names what cannot be recorded."""
-        ...
-
-
-@runtime_checkable
-class ReplayablePool(Protocol):
-    """A ``KVPool`` whose steps depend on arrays only, once their shapes are given."""
-
-    def step_values(self) -> list[Ints]:
-        """The indices and flags of the step that has begun, where NumPy holds them."""
-        ...
-
-    def step_inputs(self) -> list[mx.array]:
-        """The same as arrays of MLX's, in that order, then the pages of every layer."""
-        ...
-
-    def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        """Compute with these in their place."""
-        ...
-
-    def pending(self) -> list[mx.array]: ...
-
-    def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        """What a replayed graph gave in the place of ``pending()``."""
-        ...
-
-    def programs(self) -> Programs:
-        """What records programs of steps of one model."""
-        ...
 
 
 class Replay:
