@@ -111,11 +111,23 @@ class LayerShim:
         self._dtypes = (mx.float32, mx.float32)
         self._options = AttendOptions(scale=1.0)  # of the last call
 
-    def attend(self, queries: mx.array, *, scale: float, sinks: mx.array | None = None) -> mx.array:
+    @property
+    def is_paged(self) -> bool:
+        """Whether attention reads pages; otherwise K/V are gathered."""
+        return self.context.mask_dims is None
+
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
         """Attention of queries [T, Hq, D] over the layer's pages."""
         options = self._options
-        if options.scale != scale or options.sinks is not sinks:
-            self._options = options = AttendOptions(scale=scale, sinks=sinks)
+        if options.scale != scale or options.sinks is not sinks or options.softcap != softcap:
+            self._options = options = AttendOptions(scale=scale, sinks=sinks, softcap=softcap)
         return self.context.kv_cache.attend(self.layer, queries, options)
 
     @property
@@ -150,7 +162,7 @@ class LayerShim:
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What was written: also asked for by layers that reuse another layer's K/V."""
-        if self.context.mask_dims is not None:
+        if not self.is_paged:
             keys, values = self.context.kv_cache.gather(self.layer)
             return keys.astype(self._dtypes[0]), values.astype(self._dtypes[1])
         return (

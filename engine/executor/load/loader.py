@@ -17,6 +17,7 @@ from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.model_files import read_config
 from ..adapt.cache_adapter import install_hook
+from ..adapt.softcap import install_softcap
 from ..model_ops import MLXOps, ModelOps
 from .mlx_lm_import import utils as mlx_lm_utils
 
@@ -56,6 +57,7 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
     install_hook()
+    install_softcap()
     model.eval()
     if weights != "keep":
         with ops.quantizing():
