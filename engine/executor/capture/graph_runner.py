@@ -13,8 +13,10 @@ streams cannot be recorded; the probe finds out, and such models run their code 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_REPLAYS = 128  # shapes of steps whose graphs are kept
 MAX_SEEN = 1024  # shapes of steps that are remembered as seen once
+
+VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # of mx.array
 
 Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
@@ -81,6 +85,33 @@ class CannotRecord(Exception):
     """A graph has operations that no program can hold."""
 
 
+@contextmanager
+def values_unread() -> Iterator[None]:
+    """In this block model code that reads an array's values raises CannotRecord: a graph that depends on
+    them is one step's alone. To go on would also wait for ever, for recording evaluates constants while
+    MLX's thread waits for the interpreter. Other threads read as ever."""
+    recording = threading.get_ident()
+
+    def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
+        def read(*args: object, **options: object) -> object:
+            if threading.get_ident() == recording:
+                raise CannotRecord(f"the model reads values while it computes ({name})")
+            return original(*args, **options)
+
+        return read
+
+    readers: list[tuple[Any, str]] = [(mx.array, name) for name in VALUE_READERS]
+    readers += [(mx, "eval"), (mx, "async_eval")]
+    originals = [getattr(owner, name) for owner, name in readers]
+    for (owner, name), original in zip(readers, originals, strict=True):
+        setattr(owner, name, refuse(name, original))
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(readers, originals, strict=True):
+            setattr(owner, name, original)
+
+
 class Recorded:
     """A graph as a program: the graph is built once, of arrays that get the values of each step."""
 
@@ -102,7 +133,8 @@ class Recorded:
         fixed = [array for mine, count in zip(own, counts, strict=True) for array in mine[count:]]
         try:
             _bind(pools, own)
-            outputs = build(arrays, True)
+            with values_unread():
+                outputs = build(arrays, True)
             pending = [pool.pending() for pool in pools]
             self._program = programs.record(
                 filled, fixed, [*outputs, *(array for written in pending for array in written)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,12 +49,17 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
     Raises ModelLoadError when mlx-lm cannot load it, InvalidConfig when its weights cannot
     become what was asked.
     """
-    ops = MLXOps() if ops is None else ops
+    ops, said = MLXOps() if ops is None else ops, StringIO()
     architecture = read_config(path)["model_type"]
     install_hook()
     try:
-        with ops.loading():
+        with ops.loading(), redirect_stdout(said):
             model, _ = mlx_lm_utils.load_model(path, lazy=True)
+    except SystemExit as error:  # olmo, without a package of its own
+        first_line = said.getvalue().strip().partition("\n")[0] or f"it exits with {error.code}"
+        raise ModelLoadError(
+            f"mlx-lm cannot load {architecture!r} models as it is installed here: {first_line}"
+        ) from error
     except Exception as error:  # mlx-lm and model code of any architecture
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
