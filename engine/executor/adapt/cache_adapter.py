@@ -91,10 +91,12 @@ class Handle:
         self._dim = dim
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> tuple[int, int, mx.array, int]:
+        """Its length is each row's own, int32 [T]: model code that takes a position from it gets every row's,
+        and what needs one number for all of them is refused by MLX."""
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads
-        return context.metadata.num_tokens, heads, context.num_visible, self._dim
+        return context.metadata.num_tokens, heads, context.positions + 1, self._dim
 
     def astype(self, dtype: mx.Dtype) -> Handle:
         """Attention computes in the queries' dtype, whatever the pages hold."""
