@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -54,6 +55,31 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
             "or use --backend reference"
         )
     return Choice(ReferenceBackend(), f"plain MLX operations (the slow path): {problem}")
+
+
+def set_up_device() -> None:
+    """Have MLX compute on the Metal device or, where there is none, on the CPU."""
+    if not mx.metal.is_available():
+        mx.set_default_device(mx.cpu)
+        mx.disable_compile()  # on a CPU it would run a C++ compiler in the middle of serving
+
+
+def native_instructions() -> tuple[str, int]:
+    """Instruction set and threads of the native extension; ("none", 1) where it does not load."""
+    try:
+        from . import _ext
+    except ImportError:
+        return "none", 1
+    return _ext.isa(), _ext.threads()
+
+
+def kernel_clock(backend_name: str) -> Callable[[], float] | None:
+    """A clock that runs while kernels of the backend run: seconds. None if it has none."""
+    if backend_name != "cpu":
+        return None
+    from . import _ext
+
+    return _ext.kernel_seconds
 
 
 def _choose_metal(*, asked_for: bool) -> Choice:

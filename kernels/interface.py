@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .formats import page_format
 from .metadata import AttentionMetadata
+from .replay import ReplayablePool
 
 if TYPE_CHECKING:  # the control plane reads the specs below without importing MLX
     import mlx.core as mx
@@ -56,12 +57,33 @@ class PoolSpec:
         )
 
 
-class KVPool(Protocol):
-    """The pages of every layer, allocated once; the page ids are shared by all layers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendOptions:
+    """How attention weighs what it sees.
 
-    Per step, in this order: ``begin_step``, then per layer ``write`` and ``attend``, then
-    one ``mx.eval`` of the step's results together with ``pending()``, then
-    ``nonfinite_tokens``. At most one write per layer and step; no old handle survives it.
+    scale         multiplies a query's dot products
+    sinks         [Hq]  one more logit per query head in the softmax's denominator
+    softcap       c replaces a logit x by ``c * tanh(x / c)`` before anything is added
+    alibi_slopes  [Hq]  m adds ``m * (j - p)`` to the logit of position j for a query at p
+    mask          [T, L] or [T, Hq, L], L = max kv_len, in place of causality and window: bool, which
+                  positions a row sees; float, what is added to its logits, -1e30 and below where it
+                  sees nothing. Nothing past a sequence's end is seen, and a row that sees nothing gets zeros
+
+    No architecture of mlx-lm that is served passes ``alibi_slopes`` or ``mask``: they are for callers of
+    the kernels.
+    """
+
+    scale: float
+    sinks: mx.array | None = None
+    softcap: float | None = None
+    alibi_slopes: mx.array | None = None
+    mask: mx.array | None = None
+
+
+class PageStorage(Protocol):
+    """The pages of one pool, allocated once: a page id means one page in each layer of ``spec``.
+
+    Everything here happens between steps.
     """
 
     @property
@@ -72,6 +94,39 @@ class KVPool(Protocol):
         """Bytes held by the pool, exactly what the memory planner predicts."""
         ...
 
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy page ``source`` onto page ``target`` in every layer (copy-on-write), pair by pair."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """Bytes [len(pages), spec.page_bytes] of whole pages, laid out as in ``page_bytes``: a
+        copy, equal on every backend."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put bytes as from ``read_pages`` into these pages; ValueError, and no change, unless they
+        are the bytes of that many different pages."""
+        ...
+
+
+class PagedKVCache(Protocol):
+    """K/V of every layer of a model, in one pool of pages for each group of layers.
+
+    Per step, in this order: ``begin_step``, then per layer ``write`` and ``attend``, then
+    one ``mx.eval`` of the step's results together with ``pending()``, then
+    ``nonfinite_tokens``. At most one write per layer and step; no old handle survives it.
+    """
+
+    @property
+    def storages(self) -> tuple[PageStorage, ...]:
+        """The pools that page ids of a step's ``groups`` mean, in their order."""
+        ...
+
+    @property
+    def replayable(self) -> tuple[ReplayablePool, ...]:
+        """All pools, in any order, where steps can be recorded as programs; empty where they cannot."""
+        ...
+
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Check the indices (ValueError) and prepare what every layer of the step shares."""
         ...
@@ -80,36 +135,19 @@ class KVPool(Protocol):
         """Store keys [T, Hkv, D] and values [T, Hkv, Dv] in the step's slots, in page format."""
         ...
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         """Causal attention of queries [T, Hq, D] over the pages of their own sequences.
 
         Row t sees positions <= positions[t], inside the layer's window; query head h reads
-        K/V head ``h // (Hq // Hkv)``. ``sinks`` [Hq] adds one logit per head to the softmax's
-        denominator; ``softcap`` c replaces a logit x by ``c * tanh(x / c)`` before anything is added;
-        ``alibi_slopes`` [Hq] m adds ``m * (j - p)`` to the logit of position j for a query at p.
-
-        ``mask`` [T, L] or [T, Hq, L], L = max kv_len, takes the place of causality and window: bool,
-        which positions a row sees; float, what is added to its logits, -1e30 and below where it sees nothing.
-        Nothing past a sequence's end is seen, and a row that sees nothing gets zeros.
-
-        Returns [T, Hq, Dv] in the dtype of ``queries``. ValueError for shapes that do not fit, and
-        for what a backend has no kernel for: the reference backend has all of it.
+        K/V head ``h // (Hq // Hkv)``. Returns [T, Hq, Dv] in the dtype of ``queries``. ValueError for
+        shapes that do not fit, and for options a backend has no kernel for: the reference has all.
         """
         ...
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv], L = max kv_len, dequantized and
-        zero past a sequence's end: the slow path for models that need real arrays."""
+        """Dense K [T, Hkv, L, D] and V [T, Hkv, L, Dv], L = max kv_len: for each row what its own
+        sequence holds, dequantized, zero past the sequence's end; the slow path for models that need
+        real arrays."""
         ...
 
     def pending(self) -> list[mx.array]:
@@ -121,39 +159,40 @@ class KVPool(Protocol):
         Such rows are stored as zeros; the engine fails their requests."""
         ...
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy page ``source`` onto page ``target`` in every layer (copy-on-write), before
-        the next ``begin_step``."""
-        ...
 
-    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
-        """Bytes [len(pages), spec.page_bytes] of whole pages, laid out as in ``page_bytes``: a
-        copy, equal on every backend. Between steps only."""
-        ...
+class KVPool(PageStorage, PagedKVCache, Protocol):
+    """The pages of one group of layers, and attention over them: a cache of one storage, itself."""
 
-    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Put bytes as from ``read_pages`` into these pages, before the next ``begin_step``;
-        ValueError, and no change, unless they are the bytes of that many different pages."""
+    def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
+        """Dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv] of each sequence: as ``gather``, once for all of a
+        sequence's rows."""
         ...
 
 
 class AttentionBackend(Protocol):
-    """One device's kernels. ``name`` is "reference", "cpu" or "metal"."""
+    """One device's kernels. ``name`` is for people: "reference", "cpu" or "metal"."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def has_model_ops(self) -> bool:
+        """Whether the native extension it runs on (``kernels._ext``) also computes what a model does beside
+        attention: linear layers, norms, rotary embeddings, activations, sampling."""
+        ...
 
     def create_pool(self, spec: PoolSpec) -> KVPool:
         """Allocate a pool; ValueError names what the backend cannot hold."""
         ...
 
-    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
-        """Allocate a pool and the 16-bit twins of some of its pages (mixed.py); ValueError likewise."""
+    def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
+        """Allocate a pool of quantized pages and the 16-bit pages of its residual window
+        (residual.py); ValueError likewise."""
         ...
 
 
-def refuse_bias(backend: str, **given: object) -> None:
-    """ValueError if one of these arguments of ``KVPool.attend`` is not None: the backend has no kernel
+def refuse_option(backend: str, **given: object) -> None:
+    """ValueError if one of these of a call's ``AttendOptions`` is not None: the backend has no kernel
     for it, and says so rather than leave it out."""
     for name, value in given.items():
         if value is not None:

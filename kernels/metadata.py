@@ -7,7 +7,8 @@ on a machine without MLX.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,35 +17,38 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMetadata:
+    """Where the rows of a step lie in the pages of one group of layers.
+
+    slots       [T]     where each row's K/V goes: ``page * page_size + offset``
+    page_table  [B, P]  pages of sequence b; entries past its last page are 0, never read
+    """
+
+    slots: Ints
+    page_table: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
     """T tokens of B sequences; the rows of a sequence are adjacent and in order.
 
-    positions   [T]      position of each token in its sequence
-    slots       [T]      where its K/V goes: ``page * page_size + offset``
-    q_start     [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
-    kv_len      [B]      positions of sequence b with K/V once this step is written, so
-                         the last row of b sits at position ``kv_len[b] - 1``
-    page_table  [B, P]   pages of sequence b; entries past its last page are 0, never read
-    page_size            positions per page
-    quantize_after  [B]  queries of sequence b before this position read 16-bit pages alone, where a pool
-                         has both (mixed.py); None: 0
-    others               the same rows in the pages of the other groups of layers, in their order;
-                         only the first group's metadata has them
+    positions       [T]      position of each token in its sequence
+    q_start         [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
+    kv_len          [B]      positions of sequence b with K/V once this step is written, so
+                             the last row of b sits at position ``kv_len[b] - 1``
+    page_size                positions per page
+    groups                   one for each pool of pages: the groups of layers in their order, then
+                             the residual pages of each group, where there are any
+    quantize_after  [B]      queries of sequence b before this position read 16-bit pages alone, where
+                             there are residual pages (residual.py); None: 0
     """
 
     positions: Ints
-    slots: Ints
     q_start: Ints
     kv_len: Ints
-    page_table: Ints
     page_size: int
+    groups: tuple[GroupMetadata, ...]
     quantize_after: Ints | None = None
-    others: tuple[AttentionMetadata, ...] = ()
-
-    @property
-    def groups(self) -> tuple[AttentionMetadata, ...]:
-        """One for each group of layers, this one first."""
-        return (self, *self.others)
 
     @property
     def num_tokens(self) -> int:
@@ -54,19 +58,36 @@ class AttentionMetadata:
     def num_sequences(self) -> int:
         return len(self.kv_len)
 
+    @property
+    def row_sequences(self) -> Ints:
+        """The sequence of each row, [T]."""
+        counts = np.diff(self.q_start)
+        return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+
+    def select(self, groups: Iterable[int]) -> AttentionMetadata:
+        """The same step with these of its groups alone, in this order."""
+        return replace(self, groups=tuple(self.groups[index] for index in groups))
+
+    def only_group(self) -> GroupMetadata:
+        """The group of a step that has one; ValueError if it has several."""
+        if len(self.groups) != 1:
+            raise ValueError(f"a pool of one group takes the metadata of one group, got {len(self.groups)}")
+        return self.groups[0]
+
     def check(self, num_pages: int) -> None:
-        """Raise ValueError unless every index stays inside a pool of ``num_pages`` pages.
+        """Raise ValueError unless the step has one group, and every index stays inside a pool of
+        ``num_pages`` pages.
 
         MLX and the kernels do not check bounds: an index outside is a crash, so this
         runs on the host before each launch.
         """
-        tokens, sequences = len(self.positions), len(self.kv_len)
+        group, tokens, sequences = self.only_group(), len(self.positions), len(self.kv_len)
         for name, array, shape in (
             ("positions", self.positions, (tokens,)),
-            ("slots", self.slots, (tokens,)),
+            ("slots", group.slots, (tokens,)),
             ("q_start", self.q_start, (sequences + 1,)),
             ("kv_len", self.kv_len, (sequences,)),
-            ("page_table", self.page_table, (sequences, self.page_table.shape[-1])),
+            ("page_table", group.page_table, (sequences, group.page_table.shape[-1])),
         ):
             if array.dtype != np.int32 or array.shape != shape:
                 raise ValueError(f"{name} must be int32 {shape}, got {array.dtype} {array.shape}")
@@ -76,9 +97,9 @@ class AttentionMetadata:
         if not tokens:
             raise ValueError("a step must have at least one token; do not launch an empty one")
         for name, array, limit in (
-            ("slots", self.slots, num_pages * self.page_size),
-            ("page_table", self.page_table, num_pages),
-            ("kv_len", self.kv_len, self.page_table.shape[1] * self.page_size + 1),
+            ("slots", group.slots, num_pages * self.page_size),
+            ("page_table", group.page_table, num_pages),
+            ("kv_len", self.kv_len, group.page_table.shape[1] * self.page_size + 1),
         ):
             low, high = int(array.min()), int(array.max())
             if low < 0 or high >= limit:

@@ -8,7 +8,7 @@ steps of their own, so that a case's last step is a real mixed batch over existi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from format_rows import holds
-from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.interface import AttendOptions, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 from octavo.kernels.verify.oracle import TruthPool
 
 Floats = NDArray[np.float32]
@@ -158,12 +158,16 @@ def build_metadata(
     counts = [new for _, new, _ in members]
     return AttentionMetadata(
         positions=np.concatenate(positions),
-        slots=np.concatenate(slots).astype(np.int32),
         q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         kv_len=np.array([old + new for old, new, _ in members], np.int32),
-        page_table=page_table,
+        groups=(GroupMetadata(slots=np.concatenate(slots).astype(np.int32), page_table=page_table),),
         page_size=page_size,
     )
+
+
+def with_table(step: AttentionMetadata, page_table: NDArray[np.int32]) -> AttentionMetadata:
+    """A step of one group with other pages."""
+    return replace(step, groups=(replace(step.only_group(), page_table=page_table),))
 
 
 def shuffled_tables(case: Case, rng: np.random.Generator, num_pages: int) -> list[NDArray[np.int32]]:
@@ -200,7 +204,7 @@ class Extras:
         return {"softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes, "mask": self.mask}
 
     def arrays(self) -> dict[str, Any]:
-        """As ``KVPool.attend`` takes them."""
+        """As ``AttendOptions`` takes them."""
         mask = None if self.mask is None else mx.array(self.mask)
         return {
             "softcap": self.softcap,
@@ -263,7 +267,7 @@ def run_case(case: Case, pool: KVPool, *, dtype: mx.Dtype = mx.float32, seed: in
         pool.begin_step(metadata)
         pool.write(0, keys, values)
         extras = Extras.of(case, rng, metadata)
-        out = pool.attend(0, queries, scale=scale, **extras.arrays())
+        out = pool.attend(0, queries, AttendOptions(scale=scale, **extras.arrays()))
         mx.eval(out, *pool.pending())
         assert pool.nonfinite_tokens() == []
         assert out.dtype == dtype

@@ -12,7 +12,7 @@ from format_rows import holds
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.cpu.backend import CpuPool
 from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -23,10 +23,9 @@ def write_step(slots: NDArray[np.int32], page_size: int) -> AttentionMetadata:
     count = len(slots)
     return AttentionMetadata(
         positions=np.zeros(count, np.int32),
-        slots=slots,
         q_start=np.arange(count + 1, dtype=np.int32),
         kv_len=np.ones(count, np.int32),
-        page_table=(slots // page_size)[:, None].astype(np.int32),
+        groups=(GroupMetadata(slots=slots, page_table=(slots // page_size)[:, None].astype(np.int32)),),
         page_size=page_size,
     )
 

@@ -80,8 +80,9 @@ class LedgerRunner:
         if self._before_step is not None:
             self._before_step()
         self.num_steps += 1
-        for group, part in zip(self._groups, batch.attention.groups, strict=True):
-            part.check(group.num_pages)
+        assert len(batch.attention.groups) == len(self._groups)
+        for index, group in enumerate(self._groups):
+            batch.attention.select((index,)).check(group.num_pages)
         size = self.info.page_size
         for copy in batch.copies:
             ledger = self._ledgers[copy.group]
@@ -134,22 +135,23 @@ class LedgerRunner:
         """Write every row's entry in every group; then check what each sequence would read. Digests per
         row."""
         digests: list[bytes] = []
-        for part, ledger in zip(attention.groups, self._ledgers, strict=True):
-            digests = self._write_group(token_ids, part, ledger)
+        for number, ledger in enumerate(self._ledgers):
+            digests = self._write_group(token_ids, attention.select((number,)), ledger)
         if self._verify:
             for number, part in enumerate(attention.groups):
                 for b, pages in enumerate(part.page_table.tolist()):
-                    first = int(part.positions[part.q_start[b]])
-                    self._check(number, pages, first, int(part.kv_len[b]))
+                    first = int(attention.positions[attention.q_start[b]])
+                    self._check(number, pages, first, int(attention.kv_len[b]))
         return digests
 
     def _write_group(
         self, token_ids: list[int], attention: AttentionMetadata, ledger: list[Entry | None]
     ) -> list[bytes]:
         size, q_start = self.info.page_size, attention.q_start.tolist()
-        positions, slots = attention.positions.tolist(), attention.slots.tolist()
+        group = attention.only_group()
+        positions, slots = attention.positions.tolist(), group.slots.tolist()
         digests: list[bytes] = []
-        for b, pages in enumerate(attention.page_table.tolist()):
+        for b, pages in enumerate(group.page_table.tolist()):
             for row in range(q_start[b], q_start[b + 1]):
                 position = positions[row]
                 before = self._at(ledger, pages, position - 1) if position else None

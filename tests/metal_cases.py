@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attention_backends import poison
 from attention_cases import EVERY_FORMAT_PAIR, Case, Outcome, as_numpy, build_metadata, shuffled_tables
 from metal_backend import Emulator
-from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.pool import MetalPool
 from octavo.kernels.verify.oracle import TruthPool
@@ -150,7 +150,7 @@ def visible_rows(metadata: AttentionMetadata, layer: LayerSpec, num_pages: int) 
             keys = np.arange(position + 1)
             if layer.window is not None:
                 keys = keys[(keys > position - layer.window) | (keys < layer.keep)]
-            seen[metadata.page_table[b, keys // size], :, keys % size] = True
+            seen[metadata.only_group().page_table[b, keys // size], :, keys % size] = True
     return seen.ravel()
 
 
@@ -181,7 +181,9 @@ def run_watched(
     queries = _random(rng, (tokens, num_heads, case.head_dim), dtype)
     scale = case.head_dim**-0.5
     out = pool.attend(
-        0, queries, scale=scale, sinks=None if sinks is None else mx.array(sinks), softcap=case.softcap
+        0,
+        queries,
+        AttendOptions(scale=scale, sinks=None if sinks is None else mx.array(sinks), softcap=case.softcap),
     )
     assert out.dtype == dtype
     want = truth.attend(metadata, as_numpy(queries), scale=scale, sinks=sinks, softcap=case.softcap)

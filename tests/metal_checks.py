@@ -13,7 +13,7 @@ from metal_cases import visible_rows
 from metal_emulator import Count, Result
 from octavo.kernels import page_format
 from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 from octavo.kernels.metal.pool import MetalPool
 
 PAGES = ("k_codes", "k_scales", "v_codes", "v_scales")
@@ -32,10 +32,9 @@ def minimum_bytes(case: Case, formats: tuple[str, str]) -> int:
         pages = -(-(old + 1) // case.page_size)
         alone = AttentionMetadata(
             positions=position,
-            slots=position,
             q_start=np.array([0, 1], np.int32),
             kv_len=position + 1,
-            page_table=np.arange(pages, dtype=np.int32)[None],
+            groups=(GroupMetadata(slots=position, page_table=np.arange(pages, dtype=np.int32)[None]),),
             page_size=case.page_size,
         )
         rows = int(visible_rows(alone, case.layer, pages).sum())
@@ -60,10 +59,9 @@ def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
     count = len(slots)
     return AttentionMetadata(
         positions=np.arange(count, dtype=np.int32),
-        slots=slots,
         q_start=np.array([0, count], np.int32),
         kv_len=np.array([count], np.int32),
-        page_table=np.arange(pages, dtype=np.int32)[None],
+        groups=(GroupMetadata(slots=slots, page_table=np.arange(pages, dtype=np.int32)[None]),),
         page_size=16,
     )
 

@@ -1,4 +1,4 @@
-"""Attention over quantized pages and 16-bit twins: a case on a mixed pool, and its float64 truth."""
+"""Attention over quantized pages and residual pages: a case on a cache of both, and its float64 truth."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables
-from octavo.kernels.interface import PoolSpec
+from octavo.kernels.interface import AttendOptions, PoolSpec
 from octavo.kernels.metadata import Ints
-from octavo.kernels.residual import MixedPool
+from octavo.kernels.residual_cache import ResidualCache
 from octavo.kernels.verify.oracle import StoredPart
-from octavo.kernels.verify.oracle_residual import attend_mixed
+from octavo.kernels.verify.oracle_residual import attend_residual
 
 
-def twin_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> PoolSpec:
+def residual_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> PoolSpec:
     """As an engine makes them: a layer with a window keeps what it keeps."""
     keep = keep if case.window is None else case.keep
     layer = replace(case.layer, window=min(window, case.window or window), keep=keep)
     return replace(spec, layers=(layer,), k_format="bf16", v_format="bf16", num_pages=spec.num_pages + 3)
 
 
-def with_gaps(table: Ints, case: Case, first: int, twins: PoolSpec, after: int) -> Ints:
-    """A sequence's twins as they are when queries from position ``first`` on come: the others are given
-    back, and their entries are 0."""
-    (layer,), size = twins.layers, case.page_size
+def with_gaps(table: Ints, case: Case, first: int, residual: PoolSpec, after: int) -> Ints:
+    """A sequence's residual pages as they are when queries from position ``first`` on come: the others are
+    given back, and their entries are 0."""
+    (layer,), size = residual.layers, case.page_size
     assert layer.window is not None
     outer = first - (case.window or first + 1) + 1  # what the layer itself sees
     start = outer if first < after else max(outer, first - layer.window + 1)
@@ -38,11 +38,11 @@ def with_gaps(table: Ints, case: Case, first: int, twins: PoolSpec, after: int) 
 
 
 def run_mixed(
-    case: Case, pool: MixedPool[Any], after: list[int], *, dtype: mx.Dtype = mx.float32
+    case: Case, pool: ResidualCache[Any], after: list[int], *, dtype: mx.Dtype = mx.float32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Write every row of a case in two steps, attend in the last; what came out, and the truth."""
     rng = np.random.default_rng(3)
-    specs = pool.quantized.spec, pool.twins.spec
+    specs = pool.quantized.spec, pool.residual.spec
     tables = [shuffled_tables(case, rng, spec.num_pages) for spec in specs]
     parts = [[_empty(case, spec, part) for part in (0, 1)] for spec in specs]
     numbers = np.array(after, np.int32)
@@ -56,7 +56,7 @@ def run_mixed(
             for table, (old, _), number in zip(tables[1], sequences, after, strict=True)
         ]
         shown = build_metadata(sequences, gaps, case.page_size)
-        step = replace(whole[0], quantize_after=numbers[members], others=(shown,))
+        step = replace(whole[0], quantize_after=numbers[members], groups=(*whole[0].groups, *shown.groups))
         tokens = step.num_tokens
         queries, keys, values = (
             mx.array(rng.standard_normal((tokens, heads, dim)).astype(np.float32)).astype(dtype)
@@ -70,20 +70,20 @@ def run_mixed(
         pool.write(0, keys, values)
         out, extras = queries, Extras.of(case, rng, step)
         if sequences is case.sequences:
-            out = pool.attend(0, queries, scale=case.head_dim**-0.5, **extras.arrays())
+            out = pool.attend(0, queries, AttendOptions(scale=case.head_dim**-0.5, **extras.arrays()))
         mx.eval(out, *pool.pending())
         assert pool.nonfinite_tokens() == []
         assert out.dtype == dtype
         for stored, metadata in zip(parts, whole, strict=True):
             for part, rows in zip(stored, (keys, values), strict=True):
-                part.write(metadata.slots, as_numpy(rows))
-    want = attend_mixed(
+                part.write(metadata.only_group().slots, as_numpy(rows))
+    want = attend_residual(
         replace(whole[0], quantize_after=step.quantize_after),
         whole[1],
         ((parts[0][0], parts[0][1]), (parts[1][0], parts[1][1])),
         as_numpy(queries),
         layer=case.layer,
-        twin=specs[1].layers[0],
+        beside=specs[1].layers[0],
         scale=case.head_dim**-0.5,
         softcap=extras.softcap,
         sinks=extras.sinks,

@@ -72,12 +72,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "sliding_window_pattern": 2,
     },
+    "gemma2": {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16.0},
     "gpt_oss": _ALTERNATING | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 """What each architecture is known by in config.json, and how its configuration differs."""
 
 GATHERED: dict[str, dict[str, Any]] = {
-    "gemma2": {},
     "deepseek_v3": {
         "n_routed_experts": 4,
         "n_group": 2,

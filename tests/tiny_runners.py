@@ -16,7 +16,7 @@ from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.load import load as startup
 from octavo.engine.executor.sampling.sampler import SampleState
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 PROMPT = [7, 30, 200, 5, 99, 14, 3, 250, 41, 17, 6]
 PAGE_SIZE = 8
@@ -50,10 +50,9 @@ def make_batch(
         sample_rows=i32(rows),
         attention=AttentionMetadata(
             positions=np.concatenate(positions),
-            slots=np.concatenate(slots),
             q_start=i32([0, *np.cumsum(counts)]),
             kv_len=i32(start + len(tokens) for tokens, start, _ in work),
-            page_table=table,
+            groups=(GroupMetadata(slots=np.concatenate(slots), page_table=table),),
             page_size=PAGE_SIZE,
         ),
         copies=copies,

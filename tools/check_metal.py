@@ -24,8 +24,8 @@ import numpy as np  # noqa: E402
 from format_rows import holds  # noqa: E402
 from metal_emulator.assemble import KernelSource, assemble  # noqa: E402
 from metal_emulator.tensors import Tensor  # noqa: E402
-from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
-from octavo.kernels.metadata import AttentionMetadata  # noqa: E402
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata  # noqa: E402
 from octavo.kernels.metal.backend import MetalBackend  # noqa: E402
 from octavo.kernels.metal.in_place import InPlacePool  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
@@ -70,10 +70,9 @@ def mixed_step() -> AttentionMetadata:
     slots = [table[b, p // 32] * 32 + p % 32 for b, p in enumerate(at)]
     return AttentionMetadata(
         positions=np.concatenate(at),
-        slots=np.concatenate(slots).astype(np.int32),
         q_start=np.cumsum([0, *rows]).astype(np.int32),
         kv_len=np.array(lengths, np.int32),
-        page_table=table,
+        groups=(GroupMetadata(slots=np.concatenate(slots).astype(np.int32), page_table=table),),
         page_size=32,
     )
 
@@ -97,10 +96,12 @@ def run_step(
     pool.attend(
         0,
         mx.zeros((metadata.num_tokens, heads, layer.head_dim), dtype),
-        scale=0.1,
-        sinks=mx.zeros(heads) if options else None,
-        softcap=30.0 if options else None,
-        alibi_slopes=mx.zeros(heads) if options else None,
+        AttendOptions(
+            scale=0.1,
+            sinks=mx.zeros(heads) if options else None,
+            softcap=30.0 if options else None,
+            alibi_slopes=mx.zeros(heads) if options else None,
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
-from octavo.kernels.residual import SIXTEEN_BITS, Residency
+from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
 
 from .errors import InvalidConfig
 
@@ -29,11 +29,11 @@ class EngineConfig:
     kv_format         page format of K and V, or two as "K/V"
     k_format          of K alone, where it is another (None: kv_format)
     v_format          of V alone
-    keep_fp16_pages   first pages of each sequence that are read in 16 bits, where the others are quantized
-    recent_fp16_pages last pages, the one being written included, that are read so (0: none, unless one of
+    sink_pages        first pages of each sequence that are read in 16 bits, where the others are quantized
+    residual_pages    last pages, the one being written included, that are read so (0: none, unless one of
                       the two beside it asks for 16-bit pages; then the one being written is)
     quantize_after    tokens up to which a sequence is read in 16 bits alone; a request may have its own
-    num_fp16_pages    16-bit pages of each kind of layer (None: as many as are of use, within the same memory)
+    num_residual_pages  16-bit pages of each kind of layer (None: all of use, within the same memory)
     page_size         positions per page
     kv_memory         bytes for the page pool (None: a share of the machine's memory)
     num_pages         pages of the pool; give this or kv_memory
@@ -70,10 +70,10 @@ class EngineConfig:
     kv_format: str = "bf16"
     k_format: str | None = None
     v_format: str | None = None
-    keep_fp16_pages: int = 0
-    recent_fp16_pages: int = 0
+    sink_pages: int = 0
+    residual_pages: int = 0
     quantize_after: int = 0
-    num_fp16_pages: int | None = None
+    num_residual_pages: int | None = None
     page_size: int = 32
     kv_memory: int | None = None
     num_pages: int | None = None
@@ -136,7 +136,7 @@ class EngineConfig:
             "threads",
             "kv_memory",
             "num_pages",
-            "num_fp16_pages",
+            "num_residual_pages",
             "max_model_len",
             "max_waiting_tokens",
         )
@@ -150,7 +150,7 @@ class EngineConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
-        self._check_residency()
+        self._check_residual()
         self._check_streaming()
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
@@ -184,8 +184,8 @@ class EngineConfig:
         """Under max_kv_size; four sinks are what window attention needs to stay stable."""
         return 4 if self.keep_tokens is None else self.keep_tokens
 
-    def _check_residency(self) -> None:
-        for name in ("keep_fp16_pages", "recent_fp16_pages", "quantize_after"):
+    def _check_residual(self) -> None:
+        for name in ("sink_pages", "residual_pages", "quantize_after"):
             if (value := getattr(self, name)) < 0:
                 raise InvalidConfig(f"{name} must be at least 0, got {value}; 0 asks for no 16-bit pages")
             if value and {self.page_formats.k, self.page_formats.v} <= set(SIXTEEN_BITS):
@@ -193,20 +193,20 @@ class EngineConfig:
                     f"{name} is {value}, but all pages of {self.page_formats} are 16-bit pages; give a "
                     "smaller kv_format, or leave it out"
                 )
-        if self.num_fp16_pages is not None and self.residency is None:
+        if self.num_residual_pages is not None and self.residual is None:
             raise InvalidConfig(
-                f"num_fp16_pages is {self.num_fp16_pages}, but nothing asks for 16-bit pages; set "
-                "recent_fp16_pages to 1, or leave it out"
+                f"num_residual_pages is {self.num_residual_pages}, but nothing asks for 16-bit pages; set "
+                "residual_pages to 1, or leave it out"
             )
 
     @property
-    def residency(self) -> Residency | None:
+    def residual(self) -> ResidualSpec | None:
         """What is read in 16 bits beside quantized pages; None: there are pages of one kind."""
-        if not (self.keep_fp16_pages or self.recent_fp16_pages or self.quantize_after):
+        if not (self.sink_pages or self.residual_pages or self.quantize_after):
             return None
-        return Residency(
-            keep_pages=self.keep_fp16_pages,
-            recent_pages=max(self.recent_fp16_pages, 1),
+        return ResidualSpec(
+            sink_pages=self.sink_pages,
+            residual_pages=max(self.residual_pages, 1),
             quantize_after=self.quantize_after,
         )
 

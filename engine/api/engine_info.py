@@ -26,7 +26,7 @@ class ModelInfo:
     weights        "bf16", "int4", ...: what the linear layers compute with
     num_pages      of the pool that every sequence needs for its whole length; where layers have
                    windows, ``groups`` says what each kind of layer has (empty: one kind), and then
-                   its 16-bit twins, if there are any
+                   its residual windows, if there are any
     quantize_after  of requests that say nothing of it
     """
 

@@ -30,7 +30,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """How the engine stands now. ``twins``: 16-bit pages beside quantized ones, and ``store``:
+    """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, and ``store``:
     of the pages on disk, if there are any."""
 
     num_running: int = 0
@@ -38,7 +38,7 @@ class Gauges:
     pages_held: int = 0
     pages_idle_cached: int = 0
     pages_idle_empty: int = 0
-    twins: PageCounts | None = None
+    residual: PageCounts | None = None
     store: StoreCounts | None = None
 
 

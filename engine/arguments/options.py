@@ -21,7 +21,7 @@ from .usage import checked
 DEFAULTS = EngineConfig()
 _SETTINGS = (
     "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
-    "keep_fp16_pages", "recent_fp16_pages", "quantize_after", "num_fp16_pages",
+    "sink_pages", "residual_pages", "quantize_after", "num_residual_pages",
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
@@ -42,8 +42,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--exact", action="store_const", const=True, help="refuse paths that change the arithmetic")
     add("--no-fuse", dest="fuse", action="store_const", const=False, help="run the model's layers unfused")
     add_format_arguments(group)
-    add_residency_arguments(group)
-    add("--num-fp16-pages", type=int, metavar="N", help="16-bit pages of each kind of layer (all of use)")
+    add_residual_arguments(group)
+    add("--num-residual-pages", type=int, metavar="N", help="16-bit pages of each kind of layer (all of use)")
     add("--page-size", type=int, metavar="N", help=f"positions per page ({DEFAULTS.page_size})")
     pool = group.add_mutually_exclusive_group()
     pool.add_argument(
@@ -96,12 +96,12 @@ def add_format_arguments(group: argparse._ActionsContainer) -> None:
     add("--v-format", choices=FORMAT_NAMES, help="format of V alone (that of --kv-format)")
 
 
-def add_residency_arguments(group: argparse._ActionsContainer) -> None:
+def add_residual_arguments(group: argparse._ActionsContainer) -> None:
     """What is read in 16 bits beside quantized pages; all default to None."""
     add = group.add_argument
-    add("--keep-fp16-pages", type=int, metavar="N",
-        help=f"read the first pages of a sequence in 16 bits ({DEFAULTS.keep_fp16_pages})")  # fmt: skip
-    add("--recent-fp16-pages", type=int, metavar="N",
+    add("--sink-pages", type=int, metavar="N",
+        help=f"read the first pages of a sequence in 16 bits ({DEFAULTS.sink_pages})")  # fmt: skip
+    add("--residual-pages", type=int, metavar="N",
         help="and the last ones; 1: the page being written (none; 1 beside one of the others)")  # fmt: skip
     add("--quantize-after", type=int, metavar="TOKENS",
         help="read sequences up to this long in 16 bits alone; requests may have their own number "

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
-import mlx.core as mx
 from tqdm import tqdm
 
 from octavo.kernels import FORMAT_NAMES
-from octavo.kernels.backends import BackendName, choose_backend
+from octavo.kernels.backends import BackendName, choose_backend, native_instructions, set_up_device
 from octavo.kernels.bench.kernel_timings import AttentionTiming, LinearTiming, time_attention, time_linear
 from octavo.kernels.bench.roofline import Roofline, measure_roofline
 
@@ -42,11 +41,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         choice = choose_backend(args.backend, args.threads)
     except ValueError as error:
         raise InvalidConfig(str(error)) from error
-    if not mx.metal.is_available():
-        mx.set_default_device(mx.cpu)
-    native = choice.backend.name == "cpu"
-    threads = _native_threads() if native else 1
-    roofline = measure_roofline(threads=threads, native=native, available=available_memory())
+    set_up_device()
+    native = choice.backend.has_model_ops
+    threads = native_instructions()[1] if native else 1
+    roofline = measure_roofline(threads=threads, available=available_memory())
     rows = args.rows or ((1, 8, 32, 512) if native else (1, 8))
     grid = [(name, context) for context in args.contexts for name in args.formats]
     attention: list[AttentionTiming] = []
@@ -62,7 +60,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             bar.update()
         linear = list(time_linear(rows, native=native))
         bar.update()
-    again = measure_roofline(threads=threads, native=native, available=available_memory())
+    again = measure_roofline(threads=threads, available=available_memory())
     roofline = roofline.best_of(again)
     print(f"{choice.backend.name}: {choice.reason}\nmachine, {threads} threads: {roofline}")
     for reason in refused.values():
@@ -78,12 +76,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
     _print_tables(result)
     return result
-
-
-def _native_threads() -> int:
-    from octavo.kernels import _ext
-
-    return _ext.threads()
 
 
 def _rates(timing: AttentionTiming | LinearTiming, roofline: Roofline) -> dict[str, float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
+
+from octavo.kernels.backends import kernel_clock
 
 from ..core.engine_core import EngineCore
 
@@ -40,7 +41,7 @@ class Phases:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._kernel_seconds = _kernel_clock(core.info.backend)
+        self._kernel_seconds = kernel_clock(core.info.backend)
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._last = self._kernels = 0.0
 
@@ -68,11 +69,3 @@ class Phases:
             return StepParts(kernels=None, **ms)
         kernels = 1e3 * self._kernels / num_steps
         return StepParts(kernels=kernels, **ms | {"run": ms["run"] - kernels})
-
-
-def _kernel_clock(backend: str) -> Callable[[], float] | None:
-    if backend != "cpu":
-        return None
-    from octavo.kernels import _ext
-
-    return _ext.kernel_seconds

@@ -42,7 +42,7 @@ DEFAULT_FORMATS = (*FORMAT_NAMES, RECIPE, "int8/fp4")
 SEQUENCES = 8  # computed at once
 SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
 ROW_DIM = 128
-RESIDENCY = ("keep_fp16_pages", "recent_fp16_pages", "quantize_after", "num_fp16_pages")  # of quantized pages
+RESIDUAL = ("sink_pages", "residual_pages", "quantize_after", "num_residual_pages")  # of quantized pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _measure(args: argparse.Namespace, pair: FormatPair, documents: list[Documen
     """One engine with such pages, over all documents; the first engine makes them."""
     settings = {"max_running": SEQUENCES, **given_settings(args)}
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
-        settings = {name: value for name, value in settings.items() if name not in RESIDENCY}
+        settings = {name: value for name, value in settings.items() if name not in RESIDUAL}
     if settings.keys().isdisjoint({"num_pages", "kv_memory"}):
         page_size = settings.get("page_size", EngineConfig().page_size)
         settings["num_pages"] = -(-SEQUENCES * (max(args.lengths) + SPARE_TOKENS) // page_size)

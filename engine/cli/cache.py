@@ -86,10 +86,12 @@ async def _stats(client: Client, args: argparse.Namespace) -> Result:
 
 
 def _twin_lines(stats: GetStatsResponse) -> list[str]:
-    twins = stats.fp16_pages
-    if not stats.HasField("fp16_pages"):
+    residual = stats.residual_pages
+    if not stats.HasField("residual_pages"):
         return []
-    return [f"16-bit pages: {twins.held} held, {twins.idle_cached} cached, {twins.idle_empty} empty"]
+    return [
+        f"residual pages: {residual.held} held, {residual.idle_cached} cached, {residual.idle_empty} empty"
+    ]
 
 
 def _stats_lines(stats: GetStatsResponse) -> list[str]:

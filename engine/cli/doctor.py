@@ -67,14 +67,14 @@ def _model_config(args: argparse.Namespace) -> EngineConfig | None:
 def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> dict[str, Any]:
     """Backend, instruction set, threads, versions and self-test, as ``--json`` prints them. ``exact``: of
     native attention without arithmetic of 8 bits."""
-    from octavo.kernels.backends import choose_backend
+    from octavo.kernels.backends import choose_backend, native_instructions
     from octavo.kernels.verify.selftest import run_selftest
 
     try:
         choice = choose_backend(backend_name, threads, exact=exact)
     except ValueError as error:
         raise InvalidConfig(str(error)) from error
-    isa, num_threads = _native()
+    isa, num_threads = native_instructions()
     results = run_selftest(choice.backend)
     return {
         "backend": choice.backend.name,
@@ -82,7 +82,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         "isa": {"cpu": isa, "metal": "Metal, compiled by MLX"}.get(
             choice.backend.name, "none (plain MLX operations)"
         ),
-        "threads": num_threads if choice.backend.name == "cpu" else 1,
+        "threads": num_threads if choice.backend.has_model_ops else 1,
         "exact": exact,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
@@ -92,15 +92,6 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         ],
         "ok": all(result.ok for result in results),
     }
-
-
-def _native() -> tuple[str, int]:
-    """Instruction set and threads of the native extension, if there is one."""
-    try:
-        from octavo.kernels import _ext
-    except ImportError:
-        return "none", 1
-    return _ext.isa(), _ext.threads()
 
 
 def _versions() -> dict[str, str]:

@@ -15,14 +15,17 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     from ..executor.load.discover import discover_layout
     from ..executor.load.loader import load_model
     from ..executor.load.prepare import choose_device, make_ready
+    from ..executor.model_ops import model_ops
     from ..memory.model_files import resolve_model
 
     path = resolve_model(config.model)
     choice = choose_device(config)
-    loaded = load_model(path, weights=config.weights, native=choice.backend.name == "cpu")
+    ops = model_ops(choice.backend)
+    loaded = load_model(path, weights=config.weights, ops=ops)
     layout = discover_layout(loaded.model, loaded.architecture)
     ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
     result, report, fusion = ready.result, ready.report, ready.fusion
+    unfused = _unfused_reason(config, None if ops.fusion is not None else choice.backend.name)
     return {
         "name": config.model,
         "architecture": loaded.architecture,
@@ -38,21 +41,18 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
         "merged": report.merged if report else {},
         "apart": [asdict(kept) for kept in report.apart] if report else [],
         "fused": fusion is not None and not fusion.not_fused,
-        "not_fused": _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_fused,
+        "not_fused": unfused if fusion is None else fusion.not_fused,
         "replayed": ready.replays,
-        "not_replayed": (
-            _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_replayed
-        ),
+        "not_replayed": (unfused if fusion is None else fusion.not_replayed),
         "head_chooses": ready.chooses,
-        "head_does_not_choose": (
-            _unfused_reason(config, choice.backend.name) if fusion is None else fusion.not_chosen
-        ),
+        "head_does_not_choose": (unfused if fusion is None else fusion.not_chosen),
     }
 
 
-def _unfused_reason(config: EngineConfig, backend: str) -> str:
-    if backend != "cpu":
-        return f"the {backend} backend runs MLX's own modules"
+def _unfused_reason(config: EngineConfig, without: str | None) -> str:
+    """``without``: the backend's name, if it fuses nothing."""
+    if without is not None:
+        return f"the {without} backend runs MLX's own modules"
     return "asked not to fuse" if not config.fuse else "the model needs dense keys and values"
 
 

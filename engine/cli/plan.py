@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
-from octavo.kernels.residual import Residency
+from octavo.kernels.residual import ResidualSpec
 
 from ..api.config import EngineConfig
 from ..arguments.options import (
@@ -13,7 +13,7 @@ from ..arguments.options import (
     add_attention_sink_arguments,
     add_format_arguments,
     add_json_argument,
-    add_residency_arguments,
+    add_residual_arguments,
     memory_size,
     print_json,
 )
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
     add_attention_sink_arguments(parser)
     add_format_arguments(parser)
-    add_residency_arguments(parser)
+    add_residual_arguments(parser)
     add_json_argument(parser)
 
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         context=args.context,
         page_size=args.page_size,
         formats=_formats(args),
-        residency=_residency(args),
+        residual=_residual(args),
         max_kv_size=args.max_kv_size,
         keep_tokens=args.keep_tokens,
     )
@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result["fits"] else 1
 
 
-def _residency(args: argparse.Namespace) -> Residency | None:
-    names = ("keep_fp16_pages", "recent_fp16_pages", "quantize_after")
+def _residual(args: argparse.Namespace) -> ResidualSpec | None:
+    names = ("sink_pages", "residual_pages", "quantize_after")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return EngineConfig(kv_format="fp4", **given).residency  # of whichever format is quantized
+    return EngineConfig(kv_format="fp4", **given).residual  # of whichever format is quantized
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:

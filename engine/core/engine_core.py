@@ -226,7 +226,7 @@ class EngineCore:
             pages_held=self._blocks.num_held,
             pages_idle_cached=self._blocks.num_idle_cached,
             pages_idle_empty=self._blocks.num_idle_empty,
-            twins=self._blocks.residual_counts,
+            residual=self._blocks.residual_counts,
             store=self._store_counts() if self._store_counts is not None else None,
         )
 

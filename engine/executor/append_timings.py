@@ -17,7 +17,7 @@ import numpy as np
 from octavo.kernels import page_format
 from octavo.kernels.bench.kernel_timings import HEAD_DIM, KV_HEADS
 from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 LAYERS = 4  # what a step prepares once is shared by them, as in a model
 REPEATS = 3
@@ -167,11 +167,11 @@ def _zeros(count: int) -> mx.array:
 def _step(table: Ints, position: int, page_size: int) -> AttentionMetadata:
     """One token of one sequence."""
     slot = table[0, position // page_size] * page_size + position % page_size
+    group = GroupMetadata(slots=np.array([slot], np.int32), page_table=table[:, : position // page_size + 1])
     return AttentionMetadata(
         positions=np.array([position], np.int32),
-        slots=np.array([slot], np.int32),
         q_start=np.array([0, 1], np.int32),
         kv_len=np.array([position + 1], np.int32),
-        page_table=table[:, : position // page_size + 1],
         page_size=page_size,
+        groups=(group,),
     )

@@ -55,7 +55,7 @@ class ModelRunner(Protocol):
         ...
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        """Bytes of whole pages of one group of layers, a copy; see ``KVPool.read_pages``. Between steps."""
+        """Bytes of whole pages of one group, a copy: see ``PageStorage.read_pages``. Between steps."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:

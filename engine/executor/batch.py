@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.block_manager import PageCopy, PageTable
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 from octavo.scheduler import Step, Work
 
 
@@ -61,31 +61,30 @@ def _build_decodes(step: Step, page_size: int) -> Batch:
     work = step.work
     starts = [item.start for item in work]
     kv_len = np.array([item.stop for item in work], np.int32)
-    positions, quantize_after = np.array(starts, np.int32), _quantize_after(work)
     rows = counting(len(work) + 1)
 
-    def in_group(group: int, others: tuple[AttentionMetadata, ...] = ()) -> AttentionMetadata:
+    def in_group(group: int) -> GroupMetadata:
         slots = [
             table.parts[group].pages[start // page_size] * page_size + start % page_size
             for start, table in zip(starts, map(_table, work), strict=True)
         ]
         assert len(set(slots)) == len(slots), f"two rows of a step would write one slot: {slots}"
-        return AttentionMetadata(
-            positions=positions,
-            slots=np.array(slots, np.int32),
-            q_start=rows,
-            kv_len=kv_len,
-            page_table=_page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group),
-            page_size=page_size,
-            quantize_after=quantize_after,
-            others=others,
-        )
+        tables = _page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group)
+        return GroupMetadata(slots=np.array(slots, np.int32), page_table=tables)
 
+    attention = AttentionMetadata(
+        positions=np.array(starts, np.int32),
+        q_start=rows,
+        kv_len=kv_len,
+        page_size=page_size,
+        groups=tuple(map(in_group, range(_num_groups(work)))),
+        quantize_after=_quantize_after(work),
+    )
     every = all(samples and not siblings for *_, samples, siblings in work)
     return Batch(
         token_ids=_token_ids(work),
         sample_rows=counting(len(work)) if every else _sample_rows(work, rows),
-        attention=in_group(0, tuple(in_group(group) for group in range(1, _num_groups(work)))),
+        attention=attention,
         copies=step.copies,
     )
 
@@ -115,27 +114,25 @@ def _build_mixed(step: Step, page_size: int) -> Batch:
     sequence_of_row = np.repeat(np.arange(len(work), dtype=np.int32), counts)
     positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
     pages, offsets = np.divmod(positions, np.int32(page_size))
-    quantize_after = _quantize_after(work)
 
-    def in_group(group: int, others: tuple[AttentionMetadata, ...] = ()) -> AttentionMetadata:
+    def in_group(group: int) -> GroupMetadata:
         page_table = _page_tables(work, -(-int(stops.max()) // page_size), page_size, group)
         slots = page_table[sequence_of_row, pages] * page_size + offsets
         assert _all_different(slots), f"two rows of a step would write one slot: {slots.tolist()}"
-        return AttentionMetadata(
-            positions=positions,
-            slots=slots,
-            q_start=q_start,
-            kv_len=stops,
-            page_table=page_table,
-            page_size=page_size,
-            quantize_after=quantize_after,
-            others=others,
-        )
+        return GroupMetadata(slots=slots, page_table=page_table)
 
+    attention = AttentionMetadata(
+        positions=positions,
+        q_start=q_start,
+        kv_len=stops,
+        page_size=page_size,
+        groups=tuple(map(in_group, range(_num_groups(work)))),
+        quantize_after=_quantize_after(work),
+    )
     return Batch(
         token_ids=_token_ids(work),
         sample_rows=_sample_rows(work, q_start),
-        attention=in_group(0, tuple(in_group(group) for group in range(1, _num_groups(work)))),
+        attention=attention,
         copies=step.copies,
     )
 

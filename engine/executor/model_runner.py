@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.block_manager import ResidualWindow
-from octavo.kernels.groups import page_pools
+from octavo.kernels.interface import PageStorage
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
 
@@ -31,7 +31,7 @@ GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier hold
 
 
 class PagedRunner:
-    """``ModelRunner`` over a page pool.
+    """``ModelRunner`` over a paged KV cache.
 
     ``dense_row_bytes`` is what one row of one layer takes per visible position in the gather
     tier (None: paged tier): a step is then computed in slices of rows that stay below
@@ -68,7 +68,7 @@ class PagedRunner:
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
-        for group, pages in enumerate(page_pools(self._model.pool) if batch.copies else ()):
+        for group, pages in enumerate(self._storages if batch.copies else ()):
             if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
                 pages.copy_pages(pairs)
         if self._chooses and batch.scored is None and all(state.plain_greedy for state in states):
@@ -140,21 +140,25 @@ class PagedRunner:
         """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
         of the step."""
         self._model.evaluate(out)
-        return [first + row for row in self._model.pool.nonfinite_tokens()]
+        return [first + row for row in self._model.kv_cache.nonfinite_tokens()]
 
     @functools.cached_property
     def page_kind(self) -> PageKind:
         """Computed when it is first asked for: it reads a little of every tensor on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        specs = tuple(pool.spec for pool in page_pools(self._model.pool))
-        twins = any(isinstance(group, ResidualWindow) for group in self._info.groups)
-        return PageKind(name, specs, f"quantize_after {self._info.quantize_after}" if twins else "")
+        specs = tuple(storage.spec for storage in self._storages)
+        residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)
+        return PageKind(name, specs, f"quantize_after {self._info.quantize_after}" if residual else "")
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        return page_pools(self._model.pool)[group].read_pages(pages)
+        return self._storages[group].read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        page_pools(self._model.pool)[group].write_pages(pages, data)
+        self._storages[group].write_pages(pages, data)
+
+    @property
+    def _storages(self) -> tuple[PageStorage, ...]:
+        return self._model.kv_cache.storages
 
     def _slices(self, batch: Batch) -> Iterator[tuple[int, int]]:
         total = len(batch.token_ids)

@@ -9,13 +9,12 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 
-from octavo.kernels.groups import page_pools
-from octavo.kernels.interface import KVPool
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.interface import PagedKVCache
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 from .adapt.cache_adapter import HookError, LayerShim, StepContext
 from .adapt.output_head import RowSelection
-from .capture.graph_runner import Build, Replay, ReplayablePool
+from .capture.graph_runner import Build, Replay
 from .load.discover import CacheLayout
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
@@ -38,36 +37,34 @@ class Choices:
 
 
 class PagedModel:
-    """A model and a pool. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
-    every row; ``replay``: graphs of steps that repeat are replayed where the pool allows it."""
+    """A model and its KV cache. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
+    every row; ``replay``: graphs of steps that repeat are replayed where the cache allows it."""
 
     def __init__(
         self,
         model: Module,
         layout: CacheLayout,
-        pool: KVPool,
+        kv_cache: PagedKVCache,
         *,
         mask_dims: int | None = None,
         selection: RowSelection | None = None,
         replay: bool = False,
     ) -> None:
-        self.pool = pool
+        self.kv_cache = kv_cache
         self.selection = selection
         self._model = model
-        self._context = StepContext(pool, mask_dims=mask_dims)
+        self._context = StepContext(kv_cache, mask_dims=mask_dims)
         self._shims = [
             UnusedShim() if index is None else LayerShim(self._context, index, layout.layers[index])
             for index in layout.pool_index
         ]
-        self.replay: Replay | None = None
-        pools = [part for part in page_pools(pool) if isinstance(part, ReplayablePool)]
-        if replay and mask_dims is None and len(pools) == len(page_pools(pool)):
-            self.replay = Replay(pools)
+        replays = replay and mask_dims is None and kv_cache.replayable
+        self.replay: Replay | None = Replay(kv_cache.replayable) if replays else None
 
     def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
         """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
 
-        ``evaluate`` them, or with ``pool.pending()`` whatever is made of them, exactly once, before the
+        ``evaluate`` them, or with ``kv_cache.pending()`` whatever is made of them, exactly once, before the
         next call.
         """
         return self._step(self._build_logits, token_ids, metadata, rows)[0]
@@ -87,7 +84,7 @@ class PagedModel:
     def evaluate(self, out: Sequence[mx.array]) -> None:
         """Compute what the last step gave, and its writes, unless that is done."""
         if self.replay is None or not self.replay.is_computed:
-            mx.eval(*out, *self.pool.pending())
+            mx.eval(*out, *self.kv_cache.pending())
 
     def _step(
         self, build: Build, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None
@@ -149,11 +146,12 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
     q_start = np.clip(metadata.q_start[begin : end + 1], first, stop)
     return AttentionMetadata(
         positions=metadata.positions[first:stop],
-        slots=metadata.slots[first:stop],
         q_start=q_start - np.int32(first),
         kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
-        page_table=metadata.page_table[begin:end],
+        groups=tuple(
+            GroupMetadata(slots=group.slots[first:stop], page_table=group.page_table[begin:end])
+            for group in metadata.groups
+        ),
         page_size=metadata.page_size,
         quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],
-        others=tuple(slice_rows(other, first, stop) for other in metadata.others),
     )

@@ -150,7 +150,7 @@ class Admission:
             raise InvalidRequest(
                 f"quantize_after is {after}, but this engine has no 16-bit pages beside quantized ones (its "
                 f"pages are {self._info.kv_format}); leave it out, or start the engine with "
-                "--recent-fp16-pages 1"
+                "--residual-pages 1"
             )
         return None if after == default else after
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.interface import LayerSpec
-from octavo.kernels.residual import SIXTEEN_BITS, Residency
+from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
 
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
@@ -56,13 +56,13 @@ def plan(
     context: int | None = None,
     page_size: int = 32,
     formats: Sequence[FormatPair] = tuple(map(format_pair, (*FORMAT_NAMES, RECIPE))),
-    residency: Residency | None = None,
+    residual: ResidualSpec | None = None,
     max_kv_size: int | None = None,
     keep_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
-    cannot hold this model's rows. ``residency``: what is read in 16 bits beside quantized pages.
+    cannot hold this model's rows. ``residual``: what is read in 16 bits beside quantized pages.
     ``max_kv_size``, ``keep_tokens``: as in EngineConfig.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
@@ -96,7 +96,7 @@ def plan(
                 max_model_len=positions,
                 max_running=settings.max_running,
                 max_step_tokens=settings.max_step_tokens,
-                residency=None if {pair.k, pair.v} <= set(SIXTEEN_BITS) else residency,
+                residual=None if {pair.k, pair.v} <= set(SIXTEEN_BITS) else residual,
             )
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
@@ -177,14 +177,14 @@ def _check_weights(path: Path, name: str, width: int) -> None:
 
 def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
     """Pages are those of the first group. "per page" and "per token" are bytes of all groups, before a
-    sequence has outgrown any window; 16-bit twins, which are groups of their own, are not in them."""
+    sequence has outgrown any window; residual windows, which are groups of their own, are not in them."""
     pages = max(size.pages_within(budget), 0)
     bytes_per_page = sum(size.group_bytes[: len(size.groups)])
     groups: list[dict[str, Any]] = [
         {
             "window": group.window,
             "keep": group.keep,
-            "fp16_twins": index >= len(size.groups),
+            "residual": index >= len(size.groups),
             "layers": len(group.members),
             "bytes_per_page": group_bytes,
             "pages": group_pages,
@@ -233,13 +233,13 @@ def render(result: Mapping[str, Any]) -> str:
         f"{group['pages_per_sequence']} per sequence"
         for name, row in result["formats"].items()
         for group in row["groups"]
-        if group["fp16_twins"]
+        if group["residual"]
     ]
     lines += [
         f"{group['layers']} layers see {_seen(group)}: {group['pages_per_sequence']} pages of "
         "their own per sequence, however long"
         for group in groups
-        if group["window"] is not None and not group["fp16_twins"]
+        if group["window"] is not None and not group["residual"]
     ]
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     if not result["fits"]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from octavo.block_manager import FullAttention, KVGroupSpec, ResidualWindow, SlidingWindow
 from octavo.block_manager.spec import UNBOUNDED
-from octavo.kernels.groups import LayerGroup, group_layers, twin_groups
+from octavo.kernels.groups import LayerGroup, group_layers, residual_groups
 from octavo.kernels.interface import LayerSpec
-from octavo.kernels.residual import Residency
+from octavo.kernels.residual import ResidualSpec
 
 from ..api.errors import InvalidConfig
 from .budget import (
@@ -25,21 +25,21 @@ class Sizing:
     """What each group of layers sees, and bytes of a page in each: how a budget becomes pools.
 
     groups        of layers
-    twins         their residual windows, if there are any: last in what follows
+    residual      their residual windows, if there are any: last in what follows
     specs         of all of them, with the largest pool that is of use as ``num_pages``
     group_bytes   of one page of each
     """
 
     groups: tuple[LayerGroup, ...]
-    twins: tuple[LayerGroup, ...] = ()
     specs: tuple[KVGroupSpec, ...]
+    residual: tuple[LayerGroup, ...] = ()
     group_bytes: tuple[int, ...]
     page_size: int
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
         """The groups, then their residual windows."""
-        return self.groups + self.twins
+        return self.groups + self.residual
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
         """Return the pages of each, for ``num_pages`` of those that grow with a sequence's length."""
@@ -89,34 +89,34 @@ def sizing(
     max_running: int,
     max_step_tokens: int,
     max_pinned: int = 0,
-    residency: Residency | None = None,
-    num_twins: int | None = None,
+    residual: ResidualSpec | None = None,
+    num_residual: int | None = None,
 ) -> Sizing:
-    """InvalidConfig if a format cannot hold a layer's rows. ``num_twins``: 16-bit pages of each group
+    """InvalidConfig if a format cannot hold a layer's rows. ``num_residual``: residual pages of each group
     (None: as many as are of use)."""
     groups = group_layers(layers, max_model_len)
-    twins = () if residency is None else twin_groups(groups, residency, page_size)
+    beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
-    specs += [_residual_spec(twin, index, specs[index]) for index, twin in enumerate(twins)]
+    specs += [_residual_spec(own, index, specs[index]) for index, own in enumerate(beside)]
     bounded = groups[0].window is None  # else windows are all there is, and get all there is
-    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(twins)  # as large as fp16
+    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # as large as fp16
 
     def sized(spec: KVGroupSpec) -> KVGroupSpec:
-        if isinstance(spec, ResidualWindow) and num_twins:
-            return replace(spec, num_pages=num_twins)
+        if isinstance(spec, ResidualWindow) and num_residual:
+            return replace(spec, num_pages=num_residual)
         if not bounded and not isinstance(spec, ResidualWindow):
             return spec
         useful = spec.useful_pages(
             page_size,
             max_running=max_running,
             max_step_tokens=max_step_tokens,
-            quantize_after=0 if residency is None else residency.quantize_after,
+            quantize_after=0 if residual is None else residual.quantize_after,
         )
         return replace(spec, num_pages=useful + max_pinned)
 
     return Sizing(
         groups=groups,
-        twins=twins,
+        residual=beside,
         specs=tuple(map(sized, specs)),
         group_bytes=tuple(
             page_bytes(
@@ -125,7 +125,7 @@ def sizing(
                 k_format=k_name,
                 v_format=v_name,
             )
-            for group, (k_name, v_name) in zip(groups + twins, formats, strict=True)
+            for group, (k_name, v_name) in zip(groups + beside, formats, strict=True)
         ),
         page_size=page_size,
     )
@@ -138,12 +138,12 @@ def _spec(group: LayerGroup) -> KVGroupSpec:
     return SlidingWindow(num_pages=UNBOUNDED, window=group.window, keep=group.keep)
 
 
-def _residual_spec(twin: LayerGroup, index: int, outer: KVGroupSpec) -> ResidualWindow:
-    assert twin.window is not None
+def _residual_spec(own: LayerGroup, index: int, outer: KVGroupSpec) -> ResidualWindow:
+    assert own.window is not None
     return ResidualWindow(
         num_pages=UNBOUNDED,
-        window=twin.window,
-        keep=twin.keep,
+        window=own.window,
+        keep=own.keep,
         residual_of=index,
         outer_window=outer.window,
     )

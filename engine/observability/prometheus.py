@@ -67,8 +67,8 @@ class Metrics:
         self._pages = gauge(
             "kv_pages", "Pages of the KV pool by state; the states add up to the pool.", "state"
         )
-        self._twins = gauge(
-            "kv_fp16_pages",
+        self._residual = gauge(
+            "kv_residual_pages",
             "16-bit pages beside quantized ones by state, if there are any.",
             "state",
         )
@@ -180,8 +180,8 @@ class Metrics:
         }
         for state, count in pages.items():
             self._pages.labels(state).set(count)
-            if gauges.twins is not None:
-                self._twins.labels(state).set(getattr(gauges.twins, state))
+            if gauges.residual is not None:
+                self._residual.labels(state).set(getattr(gauges.residual, state))
         self._store.counts = gauges.store
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 

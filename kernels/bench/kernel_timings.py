@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from .. import page_format
-from ..interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata, Ints
+from ..interface import AttendOptions, AttentionBackend, KVPool, LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata, GroupMetadata, Ints
 from .roofline import best_seconds
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
@@ -121,10 +121,9 @@ def _step(tables: Ints, context: int, rows: int, page_size: int) -> AttentionMet
     slots = tables[:, at // page_size] * page_size + at % page_size
     return AttentionMetadata(
         positions=np.tile(at, sequences),
-        slots=slots.astype(np.int32).ravel(),
         q_start=np.arange(sequences + 1, dtype=np.int32) * np.int32(rows),
         kv_len=np.full(sequences, context, np.int32),
-        page_table=tables,
+        groups=(GroupMetadata(slots=slots.astype(np.int32).ravel(), page_table=tables),),
         page_size=page_size,
     )
 
@@ -137,7 +136,7 @@ def _attend_seconds(pool: KVPool, step: AttentionMetadata) -> float:
     pool.begin_step(step)
 
     def attend() -> None:
-        mx.eval([pool.attend(layer, queries, scale=HEAD_DIM**-0.5) for layer in layers])
+        mx.eval([pool.attend(layer, queries, AttendOptions(scale=HEAD_DIM**-0.5)) for layer in layers])
 
     return best_seconds(attend, repeats=3) / len(layers)
 

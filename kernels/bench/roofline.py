@@ -37,15 +37,15 @@ class Roofline:
         )
 
 
-def measure_roofline(*, threads: int, native: bool, available: int) -> Roofline:
+def measure_roofline(*, threads: int, available: int) -> Roofline:
     """Best of several runs on ``threads`` threads, in a buffer of at most half of ``available`` bytes.
 
-    ``native`` also tries the native linear layer, whose bf16 rate may be far above float32's.
-    Call it on the thread that uses MLX.
+    Where there are native kernels, their linear layer is tried too, whose bf16 rate may be far above
+    float32's. Call it on the thread that uses MLX.
     """
     rates = {"float32, NumPy": _numpy_matmul_rate()}
-    if native:
-        rates["bf16, native, in cache"] = _native_matmul_rate()
+    if (native := _native_matmul_rate()) is not None:
+        rates["bf16, native, in cache"] = native
     by = max(rates, key=lambda name: rates[name])
     return Roofline(_read_rate(threads, min(READ_BYTES, available // 2)) / 1e9, rates[by] / 1e9, by)
 
@@ -75,8 +75,12 @@ def _numpy_matmul_rate() -> float:
     return 2 * left.size * TILE / best_seconds(lambda: left @ right)
 
 
-def _native_matmul_rate() -> float:
-    from .. import _ext
+def _native_matmul_rate() -> float | None:
+    """None where the native extension does not load."""
+    try:
+        from .. import _ext
+    except ImportError:
+        return None
 
     weight = _ext.pack_dense(mx.ones((TILE, TILE), mx.bfloat16))
     x = mx.ones((512, TILE), mx.bfloat16)

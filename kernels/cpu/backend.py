@@ -15,10 +15,11 @@ import mlx.core as mx
 import numpy as np
 
 from .. import _ext
-from ..interface import KVPool, LayerSpec, PoolSpec
+from ..interface import AttendOptions, LayerSpec, PagedKVCache, PageStorage, PoolSpec
 from ..masks import check_mask
-from ..metadata import AttentionMetadata, Ints
+from ..metadata import AttentionMetadata, GroupMetadata, Ints
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
+from ..replay import ReplayablePool
 
 FEWEST_COLUMNS = 64  # of the page tables that steps are given
 
@@ -55,19 +56,28 @@ class CpuPool:
         return self._spec
 
     @property
+    def storages(self) -> tuple[PageStorage, ...]:
+        return (self,)
+
+    @property
+    def replayable(self) -> tuple[ReplayablePool, ...]:
+        return (self,)
+
+    @property
     def nbytes(self) -> int:
         return sum(pages.nbytes for pages in self._layers)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
-        if not _is_inside(metadata, self._spec.num_pages):
+        group = metadata.only_group()
+        if not _is_inside(metadata, group, self._spec.num_pages):
             metadata.check(self._spec.num_pages)
         self._values = [
-            metadata.slots,
+            group.slots,
             metadata.q_start,
             metadata.kv_len,
-            _widened(metadata.page_table),
+            _widened(group.page_table),
             _or_zeros(metadata.quantize_after, metadata.num_sequences),
             np.zeros(metadata.num_tokens, np.int32),
         ]
@@ -88,21 +98,13 @@ class CpuPool:
         if self._likes[layer].dtype != keys.dtype:
             self._likes[layer] = mx.array(0, keys.dtype)
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         step, spec = self.step, self._spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
-        mask = check_mask(mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest)
+        mask = check_mask(
+            options.mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest
+        )
         return _ext.attend(
             self._layouts[layer],
             self._layers[layer],
@@ -110,18 +112,25 @@ class CpuPool:
             step.page_table,
             step.q_start,
             step.kv_len,
-            scale,
+            options.scale,
             spec.window or 0,
             spec.keep,
-            softcap or 0.0,
-            sinks,
-            alibi_slopes,
+            options.softcap or 0.0,
+            options.sinks,
+            options.alibi_slopes,
             mask,
             self.exact,
         )
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """As ``KVPool.gather``, in the dtype of the keys last written."""
+        """As ``PagedKVCache.gather``, in the dtype of the keys last written."""
+        counts = np.diff(self._values[1])
+        rows = mx.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+        keys, values = self.gather_sequences(layer)
+        return keys[rows], values[rows]
+
+    def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
+        """K [B, Hkv, L, D] and V of each sequence: as ``gather``, once for all of its rows."""
         step = self.step
         keys, values = _ext.gather_pages(
             self._layouts[layer],
@@ -221,17 +230,17 @@ class CpuPrograms:
         return _ext.Program(self._arena, list(filled), list(fixed), list(outputs))
 
 
-def _is_inside(metadata: AttentionMetadata, num_pages: int) -> bool:
+def _is_inside(metadata: AttentionMetadata, group: GroupMetadata, num_pages: int) -> bool:
     """Whether ``metadata.check`` would pass; it takes longer, and says why not."""
     after = metadata.quantize_after
     if after is not None and (after.dtype != np.int32 or after.shape != metadata.kv_len.shape):
         return False
     return _ext.indices_are_inside(
         metadata.positions,
-        metadata.slots,
+        group.slots,
         metadata.q_start,
         metadata.kv_len,
-        metadata.page_table,
+        group.page_table,
         metadata.page_size,
         num_pages,
     )
@@ -280,10 +289,14 @@ class CpuBackend:
     def name(self) -> str:
         return "cpu"
 
+    @property
+    def has_model_ops(self) -> bool:
+        return True
+
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec, exact=self._exact)
 
-    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
-        from .residual import CpuMixedPool
+    def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
+        from .residual import CpuResidualCache
 
-        return CpuMixedPool(CpuPool(spec, exact=self._exact), CpuPool(twins, exact=self._exact))
+        return CpuResidualCache(CpuPool(spec, exact=self._exact), CpuPool(residual, exact=self._exact))

@@ -1,51 +1,44 @@
-"""Attention over quantized pages and their 16-bit twins in one native call."""
+"""Attention over quantized pages and their residual pages in one native call."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 from .. import _ext
+from ..interface import AttendOptions
 from ..masks import check_mask
-from ..residual import MixedPool
+from ..residual_cache import ResidualCache
 from .backend import CpuPool
 
 
-class CpuMixedPool(MixedPool[CpuPool]):
+class CpuResidualCache(ResidualCache[CpuPool]):
     """Each pool is attended over by the kernels of its formats; their partial results are joined."""
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
-        quantized, twins = self.quantized, self.twins
-        step, spec, twin = quantized.step, quantized.spec.layers[layer], twins.spec.layers[layer]
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        quantized, residual = self.quantized, self.residual
+        step, spec, beside = quantized.step, quantized.spec.layers[layer], residual.spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
-        mask = check_mask(mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest)
+        mask = check_mask(
+            options.mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest
+        )
         return _ext.attend_mixed(
             *quantized.pages(layer),
-            *twins.pages(layer),
+            *residual.pages(layer),
             _ext.shortcut(queries),
             step.page_table,
-            twins.step.page_table,
+            residual.step.page_table,
             step.q_start,
             step.kv_len,
             step.quantize_after,
-            scale,
+            options.scale,
             spec.window or 0,
             spec.keep,
-            twin.window or 0,
-            twin.keep,
-            softcap or 0.0,
-            sinks,
-            alibi_slopes,
+            beside.window or 0,
+            beside.keep,
+            options.softcap or 0.0,
+            options.sinks,
+            options.alibi_slopes,
             mask,
             quantized.exact,
         )

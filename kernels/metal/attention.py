@@ -12,7 +12,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ..interface import LayerSpec, PoolSpec
+from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata
 from .attention_units import AttentionConfig
 from .launch import KernelLibrary, Launch, padded
@@ -104,20 +104,17 @@ class PagedAttention:
         self._params: dict[tuple[float, float | None], mx.array] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        self._step = _Step(metadata, padded(metadata.positions), padded(metadata.page_table))
+        self._step = _Step(metadata, padded(metadata.positions), padded(metadata.only_group().page_table))
 
     def attend(
         self,
         layer: int,
         queries: mx.array,
         pages: StoredPages,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-        softcap: float | None,
-        slopes: mx.array | None,
+        options: AttendOptions,
     ) -> mx.array:
-        """queries [T, Hq, D] -> [T, Hq, Dv] in their dtype."""
+        """queries [T, Hq, D] -> [T, Hq, Dv] in their dtype; no mask."""
+        sinks, slopes = options.sinks, options.alibi_slopes
         step, spec = self._begun, self._spec.layers[layer]
         tokens, num_heads = step.metadata.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
@@ -132,7 +129,7 @@ class PagedAttention:
             k_format=self._spec.k_format,
             v_format=self._spec.v_format,
             sinks=sinks is not None,
-            softcap=softcap is not None,
+            softcap=options.softcap is not None,
             alibi=slopes is not None,
             ordered=bool(pages.written),
         )
@@ -140,7 +137,7 @@ class PagedAttention:
             "queries": queries,
             "positions": step.positions,
             "page_table": step.page_table,
-            "params": self._device_params(scale, softcap),
+            "params": self._device_params(options.scale, options.softcap),
         }
         for name, array in (("sinks", sinks), ("slopes", slopes)):
             if array is not None:

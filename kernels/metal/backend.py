@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..interface import KVPool, PoolSpec
+from ..interface import PagedKVCache, PoolSpec
 from ..verify.selftest import first_failure
 from .in_place import InPlacePool, copies_pages
 from .launch import KernelLibrary
@@ -21,6 +21,10 @@ class MetalBackend:
         return "metal"
 
     @property
+    def has_model_ops(self) -> bool:
+        return False
+
+    @property
     def library(self) -> KernelLibrary:
         return self._library
 
@@ -32,22 +36,22 @@ class MetalBackend:
         kind = InPlacePool if self._writes_in_place else MetalPool
         return kind(spec, self._library)
 
-    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
+    def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         if any(layer.window is not None for layer in spec.layers):
             raise ValueError(
                 "the metal backend has no attention over quantized pages and 16-bit ones in layers with a "
-                "window; leave keep_fp16_pages, recent_fp16_pages and quantize_after out, or use the "
+                "window; leave sink_pages, residual_pages and quantize_after out, or use the "
                 "reference backend"
             )
-        for layer in twins.layers:
-            if layer.keep % twins.page_size:
+        for layer in residual.layers:
+            if layer.keep % residual.page_size:
                 raise ValueError(
                     f"the metal backend reads whole pages in 16 bits: keep must be a multiple of the "
-                    f"{twins.page_size} positions of a page, got {layer.keep}"
+                    f"{residual.page_size} positions of a page, got {layer.keep}"
                 )
-        from .residual import MetalMixedPool
+        from .residual import MetalResidualCache
 
-        return MetalMixedPool(self.create_pool(spec), self.create_pool(twins))
+        return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
 
     def try_in_place(self) -> str:
         """Write pages in place from now on, if a self-test that writes, reads back and attends

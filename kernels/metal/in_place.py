@@ -16,9 +16,9 @@ import numpy as np
 
 from ..formats import PageFormat
 from ..interface import LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata
+from ..metadata import AttentionMetadata, GroupMetadata
 from ..page_bytes import PageBytes
-from .attention import Partials, Parts, StoredPages
+from .attention import StoredPages
 from .copy import copy_pages
 from .launch import KernelLibrary, padded
 from .pool import MetalPool, rows_launch
@@ -39,31 +39,12 @@ class InPlacePool(MetalPool):
         super().begin_step(metadata)
         self._rows = {}
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
-        out = super().attend(
-            layer, queries, scale=scale, sinks=sinks, softcap=softcap, alibi_slopes=alibi_slopes, mask=mask
-        )
-        self._last_read[layer] = out
-        return out
+    def _was_read(self, layer: int, result: mx.array) -> None:
+        self._last_read[layer] = result
 
-    def partials(self, layer: int, queries: mx.array, parts: Parts) -> Partials:
-        partials = super().partials(layer, queries, parts)
-        self._last_read[layer] = partials.stats
-        return partials
-
-    def gather(self, layer: int) -> tuple[mx.array, mx.array]:
+    def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
         mx.eval(self._written[layer])
-        dense = super().gather(layer)
+        dense = super().gather_sequences(layer)
         mx.eval(dense)  # before the next write
         return dense
 
@@ -112,7 +93,9 @@ class InPlacePool(MetalPool):
     def _target_rows(self, heads: int) -> mx.array:
         """The step's rows of the pool, [T * Hkv] or more."""
         if heads not in self._rows:
-            page, offset = np.divmod(self._step.slots[:, None].astype(np.int64), self._spec.page_size)
+            page, offset = np.divmod(
+                self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
+            )
             rows = (page * heads + np.arange(heads)) * self._spec.page_size + offset
             self._rows[heads] = padded(rows.astype(np.uint32).ravel())
         return self._rows[heads]
@@ -128,9 +111,9 @@ def copies_pages(library: KernelLibrary) -> bool:
     pool.begin_step(_one_page(0))
     pool.write(0, rows, -rows)
     pool.copy_pages([(0, 2), (2, 3)])
-    pages = [pool.gather(0)]
+    pages = [pool.gather_sequences(0)]
     pool.begin_step(_one_page(3))
-    pages.append(pool.gather(0))
+    pages.append(pool.gather_sequences(0))
     (keys, values), (copied_keys, copied_values) = pages
     same = mx.array_equal(keys, copied_keys) & mx.array_equal(values, copied_values)
     return bool(same & (keys != 0).any())
@@ -141,9 +124,8 @@ def _one_page(page: int) -> AttentionMetadata:
     positions = np.arange(16, dtype=np.int32)
     return AttentionMetadata(
         positions=positions,
-        slots=16 * page + positions,
         q_start=np.array([0, 16], np.int32),
         kv_len=np.array([16], np.int32),
-        page_table=np.array([[page]], np.int32),
+        groups=(GroupMetadata(slots=16 * page + positions, page_table=np.array([[page]], np.int32)),),
         page_size=16,
     )

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..formats import PageFormat, page_format
-from ..interface import PoolSpec, refuse_bias
+from ..interface import AttendOptions, PoolSpec, refuse_option
 from ..metadata import AttentionMetadata
 from ..reference.backend import ReferencePool
 from .attention import PagedAttention, Partials, Parts, StoredPages
@@ -51,31 +51,21 @@ class MetalPool(ReferencePool):
         self._unstorable = bad if self._unstorable is None else mx.logical_or(self._unstorable, bad)
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
-        refuse_bias("metal", mask=mask)
-        return self._attention.attend(
-            layer,
-            queries,
-            self._pages(layer),
-            scale=scale,
-            sinks=sinks,
-            softcap=softcap,
-            slopes=alibi_slopes,
-        )
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        refuse_option("metal", mask=options.mask)
+        out = self._attention.attend(layer, queries, self._pages(layer), options)
+        self._was_read(layer, out)
+        return out
+
+    def _was_read(self, layer: int, result: mx.array) -> None:
+        """Attention over the pages of ``layer`` gives ``result``: a read that later writes must await. MLX's
+        scatter, which writes them here, sees to that."""
 
     def partials(self, layer: int, queries: mx.array, parts: Parts) -> Partials:
         """See ``PagedAttention.partials``."""
-        return self._attention.partials(layer, queries, self._pages(layer), parts)
+        partials = self._attention.partials(layer, queries, self._pages(layer), parts)
+        self._was_read(layer, partials.stats)
+        return partials
 
     def _pages(self, layer: int) -> StoredPages:
         keys, values = self._parts[layer]

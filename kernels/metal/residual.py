@@ -1,4 +1,4 @@
-"""Attention over quantized pages and their 16-bit twins on Metal.
+"""Attention over quantized pages and their residual pages on Metal.
 
 What a row reads of either kind is a run of whole pages, or two. Put one after the other they are a short
 sequence of their own, seen up to its end: a row's table is rewritten so on the host, once per step, and the
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..interface import PoolSpec, refuse_bias
+from ..interface import AttendOptions, PoolSpec, refuse_option
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
-from ..residual import MixedPool, twin_starts
+from ..residual import residual_starts
+from ..residual_cache import ResidualCache
 from .attention import Parts
 from .attention_units import DECODE_TILE
 from .launch import padded
@@ -45,7 +46,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Rows [R] of the step that are divided alike, and what they read: quantized, and of the twins."""
+    """Rows [R] of the step that are divided alike, and what they read of quantized and of residual pages."""
 
     rows: Ints
     runs: tuple[_Run, _Run]
@@ -60,7 +61,7 @@ class _Kind:
     positions: Ints
 
 
-class MetalMixedPool(MixedPool[MetalPool]):
+class MetalResidualCache(ResidualCache[MetalPool]):
     """Rows of prompts go through the kernel that decodes, one by one: slower than tiles of them."""
 
     _tables: tuple[tuple[mx.array, mx.array], tuple[mx.array, mx.array]]  # positions, page_table
@@ -69,7 +70,7 @@ class MetalMixedPool(MixedPool[MetalPool]):
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
-        kinds = _kinds(metadata, self.twins.spec)
+        kinds = _kinds(metadata, self.residual.spec)
         first, second = ((padded(kind.positions), padded(kind.page_table)) for kind in kinds)
         self._tables = first, second
         counts = np.diff(metadata.q_start)
@@ -77,45 +78,28 @@ class MetalMixedPool(MixedPool[MetalPool]):
         self._routes = []
         for chosen, most in ((alone, None), (~alone, 1)):
             if len(rows := np.flatnonzero(chosen).astype(np.int32)):
-                quantized, twins = (_run(rows, kind.positions[rows], most) for kind in kinds)
-                self._routes.append(_Route(rows, (quantized, twins)))
+                quantized, residual = (_run(rows, kind.positions[rows], most) for kind in kinds)
+                self._routes.append(_Route(rows, (quantized, residual)))
         order = restore_order(*(route.rows for route in self._routes))
         self._order = None if order is None else mx.array(order)
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
-        refuse_bias("metal", alibi_slopes=alibi_slopes, mask=mask)
-        self.quantized.check_queries(layer, queries, None, None)
-        outs = [self._attend(layer, queries, route, (scale, softcap), sinks) for route in self._routes]
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        refuse_option("metal", alibi_slopes=options.alibi_slopes, mask=options.mask)
+        self.quantized.check_queries(layer, queries, options)
+        outs = [self._attend(layer, queries, route, options) for route in self._routes]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return (out if self._order is None else out[self._order]).astype(queries.dtype)
 
-    def _attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        route: _Route,
-        factors: tuple[float, float | None],
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _attend(self, layer: int, queries: mx.array, route: _Route, options: AttendOptions) -> mx.array:
         """Of the rows of one route, float32 [R, Hq, Dv]."""
         heads, dim = queries.shape[1], self.quantized.spec.layers[layer].value_dim
         top = mx.full((len(route.rows), heads), _LOWEST)
-        if sinks is not None:
+        if (sinks := options.sinks) is not None:
             sinks = sinks.astype(mx.float32) * _LOG2_E
             top = mx.maximum(top, sinks)
         parts = []
         for pool, run, (positions, table) in zip(
-            (self.quantized, self.twins), route.runs, self._tables, strict=True
+            (self.quantized, self.residual), route.runs, self._tables, strict=True
         ):
             if not run.count:
                 continue
@@ -124,8 +108,8 @@ class MetalMixedPool(MixedPool[MetalPool]):
                 count=run.count,
                 positions=positions,
                 page_table=table,
-                scale=factors[0],
-                softcap=factors[1],
+                scale=options.scale,
+                softcap=options.softcap,
             )
             found = pool.partials(layer, queries, wanted)
             tops = mx.where(run.live[..., None], found.stats[run.index][..., 0], _LOWEST)  # [R, S, Hq]
@@ -146,18 +130,18 @@ def _exp2(x: mx.array) -> mx.array:
     return mx.exp(x * _LN_2)
 
 
-def _kinds(metadata: AttentionMetadata, twins: PoolSpec) -> tuple[_Kind, _Kind]:
-    """What each row reads: quantized pages [kept, start), twins [0, kept) and [start, its own]."""
-    size, layer = metadata.page_size, twins.layers[0]
+def _kinds(metadata: AttentionMetadata, residual: PoolSpec) -> tuple[_Kind, _Kind]:
+    """What each row reads: quantized pages [kept, start), residual pages [0, kept) and [start, its own]."""
+    size, layer = metadata.page_size, residual.layers[0]
     assert layer.window is not None
-    counts = np.diff(metadata.q_start)
-    sequence = np.repeat(np.arange(len(counts)), counts)
+    counts, sequence = np.diff(metadata.q_start), metadata.row_sequences
     after = np.zeros(len(counts), np.int32) if metadata.quantize_after is None else metadata.quantize_after
     positions = metadata.positions
-    start = twin_starts(positions, after[sequence], window=layer.window, page_size=size) // size
+    start = residual_starts(positions, after[sequence], window=layer.window, page_size=size) // size
     kept = np.minimum(start, layer.keep // size)
-    column = np.arange(metadata.page_table.shape[1])
-    tables, (shown,) = metadata.page_table[sequence], metadata.others
+    pages, shown = metadata.groups
+    column = np.arange(pages.page_table.shape[1])
+    tables = pages.page_table[sequence]
     own = np.where(column < kept[:, None], column, column + (start - kept)[:, None])
     own = np.minimum(own, positions[:, None] // size)
     earlier = np.minimum(column + kept[:, None], np.maximum(start - 1, 0)[:, None])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..interface import LayerSpec
+from ..interface import AttendOptions, LayerSpec
 from ..masks import HIDDEN
 from ..metadata import AttentionMetadata, Ints
 
@@ -33,7 +33,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """What ``KVPool.attend`` was given besides: slopes [Hq] and a mask [T, 1 or Hq, L]."""
+    """What ``PagedKVCache.attend`` was given besides: slopes [Hq] and a mask [T, 1 or Hq, L]."""
 
     slopes: mx.array | None = None
     mask: mx.array | None = None
@@ -80,7 +80,7 @@ def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:
         groups.append(
             Group(
                 rows=mx.array(rows),
-                tables=mx.array(metadata.page_table[members, :num_pages]),
+                tables=mx.array(metadata.only_group().page_table[members, :num_pages]),
                 positions=mx.array(metadata.positions[rows]),
                 lengths=mx.array(lengths),
             )
@@ -95,8 +95,7 @@ def attend_group(
     values: mx.array,
     *,
     spec: LayerSpec,
-    sinks: mx.array | None,
-    softcap: float | None,
+    options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
     """queries [B, n, Hq, D], scaled, over keys [B, Hkv, L, D] and values [B, Hkv, L, Dv].
@@ -111,13 +110,21 @@ def attend_group(
     folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(sequences, kv_heads, shared * n, -1)
     logits = (folded @ keys.swapaxes(-1, -2)).reshape(sequences, kv_heads, shared, n, length)
-    if softcap is not None:
-        logits = softcap * mx.tanh(logits / softcap)
-    logits = bias.hide(bias.add_slopes(logits, group), group, spec)
-    weights = softmax(logits, None if sinks is None else sinks.reshape(1, kv_heads, shared, 1, 1))
+    weights = attention_weights(logits, group, spec=spec, options=options, bias=bias)
     out = weights.reshape(sequences, kv_heads, shared * n, length) @ values
     out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
     return out.reshape(sequences * n, num_heads, -1)
+
+
+def attention_weights(
+    logits: mx.array, group: Group, *, spec: LayerSpec, options: AttendOptions, bias: Bias
+) -> mx.array:
+    """Softmax of logits [B, Hkv, G, n, L] over what each row sees."""
+    if (softcap := options.softcap) is not None:
+        logits = softcap * mx.tanh(logits / softcap)
+    logits = bias.hide(bias.add_slopes(logits, group), group, spec)
+    sinks = options.sinks
+    return softmax(logits, None if sinks is None else sinks.reshape(1, *logits.shape[1:3], 1, 1))
 
 
 def _visible(group: Group, spec: LayerSpec, length: int) -> mx.array:

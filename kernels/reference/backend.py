@@ -17,10 +17,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..interface import KVPool, LayerSpec, PoolSpec
+from ..interface import AttendOptions, LayerSpec, PagedKVCache, PageStorage, PoolSpec
 from ..masks import check_mask, check_slopes
 from ..metadata import AttentionMetadata
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
+from ..replay import ReplayablePool
 from .attention import Bias, Group, attend_group, group_sequences
 from .codecs import codec, hadamard
 
@@ -43,6 +44,14 @@ class ReferencePool:
     @property
     def spec(self) -> PoolSpec:
         return self._spec
+
+    @property
+    def storages(self) -> tuple[PageStorage, ...]:
+        return (self,)
+
+    @property
+    def replayable(self) -> tuple[ReplayablePool, ...]:
+        return ()
 
     @property
     def nbytes(self) -> int:
@@ -81,20 +90,10 @@ class ReferencePool:
         self._unstorable = unstorable
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         spec = self._spec.layers[layer]
-        bias = self.check_queries(layer, queries, alibi_slopes, mask)
-        wide = queries.astype(mx.float32) * scale
+        bias = self.check_queries(layer, queries, options)
+        wide = queries.astype(mx.float32) * options.scale
         if self._codecs[0].format.rotates(spec.head_dim):
             wide = hadamard(wide)
         outs = [
@@ -104,8 +103,7 @@ class ReferencePool:
                 self._read(layer, 0, group.tables),
                 self._read(layer, 1, group.tables),
                 spec=spec,
-                sinks=sinks,
-                softcap=softcap,
+                options=options,
                 bias=bias,
             )
             for group in self._groups
@@ -115,17 +113,15 @@ class ReferencePool:
             out = hadamard(out)
         return out.astype(queries.dtype)
 
-    def check_queries(
-        self, layer: int, queries: mx.array, alibi_slopes: mx.array | None, mask: mx.array | None
-    ) -> Bias:
-        """ValueError unless they fit the layer and the step."""
+    def check_queries(self, layer: int, queries: mx.array, options: AttendOptions) -> Bias:
+        """ValueError unless queries and what is added to logits fit the layer and the step."""
         heads, dim = self._spec.layers[layer].num_kv_heads, self._spec.layers[layer].head_dim
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
             raise ValueError(f"queries must be ({tokens}, a multiple of {heads}, {dim}), got {queries.shape}")
-        check_slopes(alibi_slopes, num_heads)
-        length = int(self._step.kv_len.max())
-        return Bias(alibi_slopes, check_mask(mask, tokens=tokens, num_heads=num_heads, length=length))
+        slopes, length = options.alibi_slopes, int(self._step.kv_len.max())
+        check_slopes(slopes, num_heads)
+        return Bias(slopes, check_mask(options.mask, tokens=tokens, num_heads=num_heads, length=length))
 
     @property
     def groups(self) -> list[Group]:
@@ -149,9 +145,15 @@ class ReferencePool:
         return self._codecs[1].format.rotates(self._spec.layers[layer].value_dim)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """As ``KVPool.gather``, in the dtypes of the keys and values last written."""
+        """As ``PagedKVCache.gather``, in the dtypes of the keys and values last written."""
+        rows = mx.array(self._step.row_sequences)
+        keys, values = self.gather_sequences(layer)
+        return keys[rows], values[rows]
+
+    def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
+        """K [B, Hkv, L, D] and V of each sequence: as ``gather``, once for all of its rows."""
         metadata = self._step
-        tables, lengths = mx.array(metadata.page_table), mx.array(metadata.kv_len)
+        tables, lengths = mx.array(metadata.groups[0].page_table), mx.array(metadata.kv_len)
         longest = int(metadata.kv_len.max())
         dense = []
         for part in (0, 1):
@@ -236,7 +238,9 @@ class ReferencePool:
     def _targets(self, num_kv_heads: int) -> mx.array:
         """Rows [T, Hkv] of the pool arrays that the step writes."""
         if num_kv_heads not in self._slot_rows:
-            page, offset = np.divmod(self._step.slots[:, None].astype(np.int64), self._spec.page_size)
+            page, offset = np.divmod(
+                self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
+            )
             rows = (page * num_kv_heads + np.arange(num_kv_heads)) * self._spec.page_size + offset
             self._slot_rows[num_kv_heads] = mx.array(rows)
         return self._slot_rows[num_kv_heads]
@@ -269,10 +273,14 @@ class ReferenceBackend:
     def name(self) -> str:
         return "reference"
 
+    @property
+    def has_model_ops(self) -> bool:
+        return False
+
     def create_pool(self, spec: PoolSpec) -> ReferencePool:
         return ReferencePool(spec)
 
-    def create_mixed_pool(self, spec: PoolSpec, twins: PoolSpec) -> KVPool:
-        from .residual import ReferenceMixedPool
+    def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
+        from .residual import ReferenceResidualCache
 
-        return ReferenceMixedPool(ReferencePool(spec), ReferencePool(twins))
+        return ReferenceResidualCache(ReferencePool(spec), ReferencePool(residual))

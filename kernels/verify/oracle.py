@@ -37,7 +37,7 @@ def dense_attention(
     and values [L, Hkv, Dv] of positions 0..L-1. Returns [T, Hq, Dv].
 
     Position j is visible from p if j <= p and (no window, or j > p - window, or j < keep); or as a
-    ``mask`` [T, 1 or Hq, L] says (``KVPool.attend``). A row that sees nothing gets zeros.
+    ``mask`` [T, 1 or Hq, L] says (``AttendOptions``). A row that sees nothing gets zeros.
     """
     group = queries.shape[1] // keys.shape[1]
     k = np.repeat(keys.astype(np.float64), group, axis=1)
@@ -120,7 +120,8 @@ class TruthLayer:
 
     def write(self, metadata: AttentionMetadata, keys: NDArray[Any], values: NDArray[Any]) -> list[int]:
         """Store the step's rows; returns the tokens that were not storable."""
-        stored = self.keys.write(metadata.slots, keys) & self.values.write(metadata.slots, values)
+        slots = metadata.only_group().slots
+        stored = self.keys.write(slots, keys) & self.values.write(slots, values)
         return np.flatnonzero(~stored).tolist()
 
     def attend(
@@ -134,7 +135,7 @@ class TruthLayer:
         slopes: NDArray[Any] | None = None,
         mask: NDArray[Any] | None = None,
     ) -> Float64s:
-        """As ``KVPool.attend``, in float64."""
+        """As ``PagedKVCache.attend``, in float64."""
         out = np.empty((*queries.shape[:2], self.spec.value_dim))
         for b, length in enumerate(metadata.kv_len):
             rows = slice(metadata.q_start[b], metadata.q_start[b + 1])
@@ -158,7 +159,8 @@ class TruthLayer:
 def sequence_slots(metadata: AttentionMetadata, sequence: int, length: int) -> Ints:
     """Slots of positions 0..length-1 of one sequence."""
     page, offset = np.divmod(np.arange(length, dtype=np.int32), np.int32(metadata.page_size))
-    return np.asarray(metadata.page_table[sequence, page] * metadata.page_size + offset, np.int32)
+    table = metadata.only_group().page_table[sequence]
+    return np.asarray(table[page] * metadata.page_size + offset, np.int32)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Attention over quantized pages and their 16-bit twins in float64 NumPy: what kernels are tested against."""
+"""Attention over quantized and residual pages in float64 NumPy: what kernels are tested against."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from numpy.typing import NDArray
 
 from ..interface import LayerSpec
 from ..metadata import AttentionMetadata
-from ..residual import twin_starts
+from ..residual import residual_starts
 from .oracle import Float64s, StoredPart, dense_attention, sequence_slots
 
 Parts = tuple[StoredPart, StoredPart]  # K and V
 
 
-def attend_mixed(
+def attend_residual(
     pages: AttentionMetadata,
-    twins: AttentionMetadata,
+    residual: AttentionMetadata,
     stored: tuple[Parts, Parts],
     queries: NDArray[Any],
     *,
     layer: LayerSpec,
-    twin: LayerSpec,
+    beside: LayerSpec,
     mask: NDArray[Any] | None = None,
     **options: Any,
 ) -> Float64s:
-    """``KVPool.attend`` of a mixed pool, row by row: which kind of page it reads each position from differs.
+    """``PagedKVCache.attend`` over both kinds of pages, row by row: which of them it reads a position from
+    differs.
 
-    stored    every row of the sequences, quantized and as 16 bits, at the slots of ``pages`` and ``twins``
-    layer     what a row sees; twin: what it reads of the twins
+    stored    every row of the sequences, quantized and as 16 bits, at the slots of ``pages`` and
+              ``residual``, two metadata of one group
+    layer     what a row sees; beside: what it reads of the residual pages
     options   of ``dense_attention``
     """
-    assert twin.window is not None
+    assert beside.window is not None
     after = pages.quantize_after
     out = np.empty((*queries.shape[:2], layer.value_dim))
     for b, length in enumerate(pages.kv_len.tolist()):
         quantized, whole = (
             [part.read(sequence_slots(metadata, b, length)) for part in parts]
-            for metadata, parts in zip((pages, twins), stored, strict=True)
+            for metadata, parts in zip((pages, residual), stored, strict=True)
         )
         seen, number = np.arange(length), np.zeros(1, np.int32) if after is None else after[b : b + 1]
         for t in range(pages.q_start[b], pages.q_start[b + 1]):
             at = pages.positions[t : t + 1]
-            start = twin_starts(at, number, window=twin.window, page_size=pages.page_size)
-            from_twin = ((seen >= start) | (seen < twin.keep))[:, None, None]
-            keys, values = (np.where(from_twin, *both) for both in zip(whole, quantized, strict=True))
+            start = residual_starts(at, number, window=beside.window, page_size=pages.page_size)
+            in_16_bits = ((seen >= start) | (seen < beside.keep))[:, None, None]
+            keys, values = (np.where(in_16_bits, *both) for both in zip(whole, quantized, strict=True))
             out[t : t + 1] = dense_attention(
                 queries[t : t + 1],
                 keys,

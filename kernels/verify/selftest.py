@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import FORMAT_NAMES, page_format
-from ..interface import AttentionBackend, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata
+from ..interface import AttendOptions, AttentionBackend, LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata, GroupMetadata
 from ..residual import SIXTEEN_BITS
 from .oracle import TruthPool
-from .selftest_residual import attend_over_twins
+from .selftest_residual import attend_over_residual
 
 TOLERANCE = 0.02
 """Largest error relative to the largest output: kernels may round queries and weights to bf16."""
@@ -56,7 +56,7 @@ _VARIANTS = (
 
 
 def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
-    """Write and attend in every format: stored rows, attention, twins, and rows with NaN.
+    """Write and attend in every format: stored rows, attention, residual pages, and rows with NaN.
 
     A format that the backend refuses is one result that says so: refusing is not failing.
     """
@@ -73,7 +73,7 @@ def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
             results += _attempt(f"{name}, {variant.name}", partial(_check, backend, name, variant))
         results += _attempt(f"{name}, long", partial(_check_long, backend, name))
         if name not in SIXTEEN_BITS:
-            results += _attempt(f"{name} beside 16-bit pages", partial(_check_mixed, backend, name))
+            results += _attempt(f"{name} beside 16-bit pages", partial(_check_residual, backend, name))
         results += _attempt(f"NaN is reported, {name}", partial(_check_nonfinite, backend, name))
     return results
 
@@ -130,9 +130,9 @@ def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> li
         out = pool.attend(
             0,
             mx.array(queries),
-            scale=0.125,
-            sinks=None if sinks is None else mx.array(sinks),
-            softcap=variant.softcap,
+            AttendOptions(
+                scale=0.125, sinks=None if sinks is None else mx.array(sinks), softcap=variant.softcap
+            ),
         )
         dense = pool.gather(0)
         mx.eval(out, *dense, *pool.pending())
@@ -158,10 +158,9 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
         slots = table[at[first:end] // _PAGE_SIZE] * _PAGE_SIZE + at[first:end] % _PAGE_SIZE
         metadata = AttentionMetadata(
             positions=at[first:end],
-            slots=slots,
             q_start=np.array([0, end - first], np.int32),
             kv_len=np.array([end], np.int32),
-            page_table=table[None],
+            groups=(GroupMetadata(slots=slots, page_table=table[None]),),
             page_size=_PAGE_SIZE,
         )
         keys, values = (rng.standard_normal((end - first, 1, 64)).astype(np.float32) for _ in range(2))
@@ -170,19 +169,19 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
         truth.write(metadata, keys, values)
         if end == length:
             queries = rng.standard_normal((1, 2, 64)).astype(np.float32)
-            out = pool.attend(0, mx.array(queries), scale=0.125)
+            out = pool.attend(0, mx.array(queries), AttendOptions(scale=0.125))
             want = truth.attend(metadata, queries, scale=0.125)
         mx.eval(out, *pool.pending())
     return [_result(f"attend, {format_name}, {length} positions", _relative_error(np.array(out), want))]
 
 
-def _check_mixed(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """Queries that read some positions from quantized pages and some from their 16-bit twins."""
+def _check_residual(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
+    """Queries that read some positions from quantized pages and some from residual pages."""
     name = f"{format_name} beside 16-bit pages"
     try:
         spec = _pool_spec(format_name, _VARIANTS[0].layer)
         steps = [_metadata(sequences) for sequences in ([(0, old) for old, _ in _SEQUENCES], _SEQUENCES)]
-        got, want = attend_over_twins(backend, spec, steps)
+        got, want = attend_over_residual(backend, spec, steps)
     except ValueError as refusal:
         return [SelfTestResult(f"{name} is refused: {refusal}", 0.0, ok=True)]
     return [_result(f"attend, {name}", _relative_error(got, want))]
@@ -198,7 +197,7 @@ def _check_nonfinite(backend: AttentionBackend, format_name: str) -> list[SelfTe
     spoilt[3, 1, 17] = np.nan
     pool.begin_step(metadata)
     pool.write(0, mx.array(spoilt), mx.array(rows))
-    out = pool.attend(0, mx.array(rows), scale=0.125)
+    out = pool.attend(0, mx.array(rows), AttendOptions(scale=0.125))
     mx.eval(out, *pool.pending())
     finite = bool(np.isfinite(np.array(out)).all())
     ok = finite and pool.nonfinite_tokens() == [3]
@@ -215,9 +214,8 @@ def _stored_error(
     fmt, errors = page_format(format_name), []
     for array, written in zip(dense, rows, strict=True):
         got = np.array(array).swapaxes(1, 2)
-        sequence = np.repeat(np.arange(metadata.num_sequences), np.diff(metadata.q_start))
         want = fmt.restore(*fmt.store(written)[:2])
-        errors.append(_relative_error(got[sequence, metadata.positions], want))
+        errors.append(_relative_error(got[np.arange(metadata.num_tokens), metadata.positions], want))
     return max(errors)
 
 
@@ -250,9 +248,8 @@ def _metadata(sequences: tuple[tuple[int, int], ...] | list[tuple[int, int]]) ->
     ]
     return AttentionMetadata(
         positions=np.concatenate(at),
-        slots=np.concatenate(slots).astype(np.int32),
         q_start=np.cumsum([0] + [new for _, _, new in members]).astype(np.int32),
         kv_len=np.array([old + new for _, old, new in members], np.int32),
-        page_table=tables,
+        groups=(GroupMetadata(slots=np.concatenate(slots).astype(np.int32), page_table=tables),),
         page_size=_PAGE_SIZE,
     )

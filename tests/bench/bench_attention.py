@@ -21,8 +21,8 @@ import numpy as np
 from octavo.kernels import _ext, page_format
 from octavo.kernels.cpu.backend import CpuPool
 from octavo.kernels.formats import format_pair
-from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 
 def build_step(tables: np.ndarray, context: int, rows: int, page_size: int) -> AttentionMetadata:
@@ -32,10 +32,11 @@ def build_step(tables: np.ndarray, context: int, rows: int, page_size: int) -> A
     count = len(tables)
     return AttentionMetadata(
         positions=np.tile(positions, count),
-        slots=slots.ravel().astype(np.int32),
         q_start=np.arange(0, (count + 1) * rows, rows, dtype=np.int32),
         kv_len=np.full(count, context, np.int32),
-        page_table=np.ascontiguousarray(tables),
+        groups=(
+            GroupMetadata(slots=slots.ravel().astype(np.int32), page_table=np.ascontiguousarray(tables)),
+        ),
         page_size=page_size,
     )
 
@@ -80,7 +81,7 @@ def attend_seconds(
         outs = []
         for tables in groups:
             pool.begin_step(build_step(tables, context, rows, args.page_size))
-            outs.append(pool.attend(0, queries, scale=args.dim**-0.5))
+            outs.append(pool.attend(0, queries, AttendOptions(scale=args.dim**-0.5)))
         mx.eval(outs)
 
     return best_seconds(run, args.seconds) / len(groups)

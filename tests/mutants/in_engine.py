@@ -6,7 +6,7 @@ from mutant import Mutant
 
 BATCH = "engine/executor/batch.py"
 REPLAY = "engine/executor/capture/graph_runner.py"
-LOADER = "engine/executor/load/loader.py"
+NATIVE_OPS = "engine/executor/native/model_ops.py"
 BACKEND = "kernels/cpu/backend.py"
 MAPPED = "engine/executor/native/mapped.py"
 
@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "a decode step does not see its own token",
         BATCH,
-        "np.array([item.stop for item in work], np.int32)\n    positions,",
-        "np.array([item.start for item in work], np.int32)\n    positions,",
+        "kv_len = np.array([item.stop for item in work], np.int32)\n    rows =",
+        "kv_len = np.array([item.start for item in work], np.int32)\n    rows =",
     ),
     Mutant(
         "a decode step draws once for all siblings",
@@ -51,18 +51,15 @@ MUTANTS = (
     Mutant(
         "a decode step forgets when to quantize",
         BATCH,
-        "            page_table=_page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group),\n"
-        "            page_size=page_size,\n            quantize_after=quantize_after,\n",
-        "            page_table=_page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group),\n"
-        "            page_size=page_size,\n",
+        "        quantize_after=_quantize_after(work),\n    )\n    every",
+        "    )\n    every",
     ),
     Mutant(
         "a decode step has one group",
         BATCH,
-        "        sample_rows=counting(len(work)) if every else _sample_rows(work, rows),\n"
-        "        attention=in_group(0, tuple(in_group(group) for group in range(1, _num_groups(work)))),",
-        "        sample_rows=counting(len(work)) if every else _sample_rows(work, rows),\n"
-        "        attention=in_group(0),",
+        "groups=tuple(map(in_group, range(_num_groups(work)))),\n"
+        "        quantize_after=_quantize_after(work),\n    )\n    every",
+        "groups=(in_group(0),),\n        quantize_after=_quantize_after(work),\n    )\n    every",
     ),
     Mutant(
         "two decodes may write one slot",
@@ -135,14 +132,14 @@ MUTANTS = (
     Mutant(
         "pages outside of the pool reach the kernels",
         BACKEND,
-        "if not _is_inside(metadata, self._spec.num_pages):",
+        "if not _is_inside(metadata, group, self._spec.num_pages):",
         "if False:",
     ),
     # weights
     Mutant("tensors begin where their header ends, less its length", MAPPED, "8 + length +", "length +"),
     Mutant(
         "weights that were not packed stay in the file",
-        LOADER,
+        NATIVE_OPS,
         "model.update(tree_map(_ext.copy_of, model.parameters()))",
         "pass",
     ),

@@ -62,7 +62,7 @@ ENGINE = {
         EVERY_ROOM, ("tests/parity/test_models_runner.py", "tests/parity/test_cpu_fusion.py")
     ),
     in_engine.MAPPED: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
-    in_engine.LOADER: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
+    in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
 }
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from attention_backends import BACKENDS, TestedBackend, poison
 from attention_cases import Case, as_numpy, build_metadata, shuffled_tables
-from octavo.kernels.groups import GroupedPool
-from octavo.kernels.interface import KVPool
+from octavo.kernels.interface import AttendOptions, PagedKVCache
+from octavo.kernels.kv_cache import GroupedKVCache
 from octavo.kernels.metadata import AttentionMetadata
 
 SEQUENCES = ((0, 21), (0, 1), (0, 9), (0, 9))
@@ -35,7 +35,7 @@ class Step:
         self.pool.write(0, mx.array(self.keys), mx.array(self.values))
 
     def attend(self, **given: mx.array | float | None) -> Floats:
-        out = self.pool.attend(0, mx.array(self.queries), scale=0.2, **given)  # type: ignore[arg-type]
+        out = self.pool.attend(0, mx.array(self.queries), AttendOptions(scale=0.2, **given))  # type: ignore[arg-type]
         mx.eval(out, *self.pool.pending())
         return as_numpy(out).astype(np.float64)
 
@@ -111,10 +111,10 @@ def test_slopes_add_the_distance(step: Step) -> None:
 
 
 def test_grouped_pools_hand_masks_on(step: Step) -> None:
-    pool: KVPool = GroupedPool([step.pool], [[0]])
+    cache: PagedKVCache = GroupedKVCache([step.pool], [[0]])
     mask = mx.array(np.random.default_rng(1).random((TOKENS, LONGEST)) < 0.4)
     slopes = mx.ones(HEADS)
-    out = pool.attend(0, mx.array(step.queries), scale=0.2, mask=mask, alibi_slopes=slopes)
+    out = cache.attend(0, mx.array(step.queries), AttendOptions(scale=0.2, mask=mask, alibi_slopes=slopes))
     np.testing.assert_array_equal(as_numpy(out), step.attend(mask=mask, alibi_slopes=slopes))
 
 
@@ -164,6 +164,8 @@ def test_pages_that_no_row_sees_are_not_read() -> None:
             pool.begin_step(build_metadata(sequences, tables, 16))
             pool.write(0, mx.array(keys[rows]), mx.array(values[rows]))
             mx.eval(pool.pending())
-        outs.append(as_numpy(pool.attend(0, mx.array(queries[260:]), scale=0.2, mask=mx.array(seen))))
+        outs.append(
+            as_numpy(pool.attend(0, mx.array(queries[260:]), AttendOptions(scale=0.2, mask=mx.array(seen))))
+        )
     np.testing.assert_array_equal(outs[0], outs[1])
     assert np.isfinite(outs[0]).all()

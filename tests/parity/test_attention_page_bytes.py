@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from format_rows import formats_and_dims, tricky_rows
 from octavo.kernels import FORMAT_NAMES, page_format
-from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 from octavo.kernels.reference.backend import ReferencePool
 from octavo.kernels.reference.codecs import codec, hadamard
 
@@ -62,10 +62,9 @@ def test_a_pool_stores_the_formats_bytes(name: str, dtype: mx.Dtype) -> None:
     pool.begin_step(
         AttentionMetadata(
             positions=at,
-            slots=slots,
             q_start=np.array([0, 20], np.int32),
             kv_len=np.array([20], np.int32),
-            page_table=np.arange(5, dtype=np.int32)[None],
+            groups=(GroupMetadata(slots=slots, page_table=np.arange(5, dtype=np.int32)[None]),),
             page_size=4,
         )
     )
@@ -97,10 +96,13 @@ def test_steps_and_copies_write_in_place(name: str) -> None:
         pool.begin_step(
             AttentionMetadata(
                 positions=np.array([position], np.int32),
-                slots=np.array([5 * 16 + position], np.int32),
                 q_start=np.array([0, 1], np.int32),
                 kv_len=np.array([position + 1], np.int32),
-                page_table=np.array([[5]], np.int32),
+                groups=(
+                    GroupMetadata(
+                        slots=np.array([5 * 16 + position], np.int32), page_table=np.array([[5]], np.int32)
+                    ),
+                ),
                 page_size=16,
             )
         )
@@ -108,7 +110,7 @@ def test_steps_and_copies_write_in_place(name: str) -> None:
         outs = []
         for index in range(2):
             pool.write(index, rows, rows)
-            outs.append(pool.attend(index, rows, scale=0.1))
+            outs.append(pool.attend(index, rows, AttendOptions(scale=0.1)))
         mx.eval(outs, *pool.pending())
         pool.copy_pages([(5, 7 + position)])
         assert _addresses(pool) == before
@@ -129,15 +131,16 @@ def test_fp4_pages_hold_almost_four_times_the_tokens() -> None:
         pool.begin_step(
             AttentionMetadata(
                 positions=at,
-                slots=at,
                 q_start=np.array([0, tokens], np.int32),
                 kv_len=np.array([tokens], np.int32),
-                page_table=np.arange(pool.spec.num_pages, dtype=np.int32)[None],
+                groups=(
+                    GroupMetadata(slots=at, page_table=np.arange(pool.spec.num_pages, dtype=np.int32)[None]),
+                ),
                 page_size=page_size,
             )
         )
         pool.write(0, mx.array(rows), mx.array(-rows))
-        dense = pool.gather(0)
+        dense = pool.gather_sequences(0)
         mx.eval(*dense, *pool.pending())
         fmt = page_format(name)
         stored = fmt.restore(*fmt.store(rows)[:2]).swapaxes(0, 1)

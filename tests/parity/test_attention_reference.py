@@ -20,7 +20,7 @@ from attention_cases import (
     shuffled_tables,
 )
 from octavo.kernels import FORMAT_NAMES, page_format
-from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.interface import AttendOptions, AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.verify.oracle import TruthPool, sequence_slots
 
 PAIR_IDS = ["-".join(pair) for pair in EVERY_FORMAT_PAIR]
@@ -96,7 +96,7 @@ def test_many_layers_in_one_step(
         k = rng.standard_normal((tokens, spec.num_kv_heads, spec.head_dim)).astype(np.float32)
         v = rng.standard_normal((tokens, spec.num_kv_heads, spec.value_dim)).astype(np.float32)
         pool.write(layer, mx.array(k), mx.array(v))
-        outs.append(pool.attend(layer, mx.array(q), scale=0.2))
+        outs.append(pool.attend(layer, mx.array(q), AttendOptions(scale=0.2)))
         inputs.append((q, k, v))
     mx.eval(outs, *pool.pending())
     for truth, out, (q, k, v) in zip(TruthPool(pool.spec).layers, outs, inputs, strict=True):
@@ -115,7 +115,7 @@ def test_gather_returns_the_stored_rows(formats: tuple[str, str], backend: Atten
     k, v = (rng.standard_normal((29, 2, dim)).astype(np.float32) for dim in (64, 128))
     pool.begin_step(metadata)
     pool.write(0, mx.array(k), mx.array(v))
-    dense = pool.gather(0)
+    dense = pool.gather_sequences(0)
     mx.eval(*dense, *pool.pending())
     for array, rows, name in zip(dense, (k, v), formats, strict=True):
         fmt = page_format(name)
@@ -139,8 +139,8 @@ def test_rows_with_nan_are_stored_as_zeros_and_reported(
     k[2, 1, 5], v[7, 0, 63], v[7, 1, 0] = np.nan, np.inf, -np.inf
     pool.begin_step(metadata)
     pool.write(0, mx.array(k), mx.array(v))
-    out = pool.attend(0, mx.array(q), scale=0.2)
-    dense_k, dense_v = pool.gather(0)
+    out = pool.attend(0, mx.array(q), AttendOptions(scale=0.2))
+    dense_k, dense_v = pool.gather_sequences(0)
     mx.eval(out, dense_k, dense_v, *pool.pending())
     assert pool.nonfinite_tokens() == [2, 7]
     assert np.isfinite(as_numpy(out)).all()
@@ -162,12 +162,12 @@ def test_copied_pages_read_like_their_sources(formats: tuple[str, str], backend:
     k, v = (mx.array(rng.standard_normal((8, 2, 64)).astype(np.float32)) for _ in range(2))
     pool.begin_step(metadata)
     pool.write(0, k, v)
-    before = [as_numpy(array) for array in pool.gather(0)]
+    before = [as_numpy(array) for array in pool.gather_sequences(0)]
     mx.eval(*pool.pending())
     pool.copy_pages([(2, 0), (5, 6), (0, 1)])  # the last source is a page just copied
     for first in (0, 1):
         pool.begin_step(build_metadata([(7, 1)], [np.array([first, 6], np.int32)], 4))
-        for got, want in zip(pool.gather(0), before, strict=True):
+        for got, want in zip(pool.gather_sequences(0), before, strict=True):
             assert (as_numpy(got) == want).all()
     with pytest.raises(ValueError, match="7"):
         pool.copy_pages([(0, 7)])
@@ -185,7 +185,7 @@ def test_the_pool_holds_what_the_planner_counts(name: str, backend: AttentionBac
 def test_slots_follow_the_page_table() -> None:
     metadata = build_metadata([(5, 2)], [np.array([3, 0, 9], np.int32)], 3)
     assert sequence_slots(metadata, 0, 7).tolist() == [9, 10, 11, 0, 1, 2, 27]
-    assert metadata.slots.tolist() == [2, 27]
+    assert metadata.only_group().slots.tolist() == [2, 27]
 
 
 def test_a_step_outside_the_pool_is_refused(backend: AttentionBackend) -> None:

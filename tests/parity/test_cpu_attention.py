@@ -25,7 +25,7 @@ from attention_cases import (  # noqa: E402
 )
 from octavo.kernels import _ext  # noqa: E402
 from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
-from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.verify.oracle import TruthPool  # noqa: E402
 
 # Of the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed point;
@@ -86,7 +86,7 @@ def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, ex
         truth.write(metadata, as_numpy(keys), as_numpy(values))
     queries = rows_of(rng, (tokens, case.kv_heads * case.group, case.head_dim), dtype)
     extras = Extras.of(case, rng, metadata)
-    out = pool.attend(0, queries, scale=0.1, **extras.arrays())
+    out = pool.attend(0, queries, AttendOptions(scale=0.1, **extras.arrays()))
     want = truth.attend(metadata, as_numpy(queries), scale=0.1, **extras.truth())
     return float(np.abs(as_numpy(out) - want).max() / np.abs(want).max())
 
@@ -127,7 +127,7 @@ def attend_once(
     mx.eval(pool.pending())
     count = len(rows[0])
     pool.begin_step(build_metadata([(length - count, count)], tables, 32))
-    return as_numpy(pool.attend(0, queries, scale=scale))
+    return as_numpy(pool.attend(0, queries, AttendOptions(scale=scale)))
 
 
 @pytest.mark.parametrize("name", sorted(BYTES))
@@ -225,14 +225,14 @@ class Batch:
         lengths = [self.lengths[i] for i in members]
         self.pool.begin_step(build_metadata(lengths, [self.tables[i] for i in members], 16))
         queries = mx.concatenate([self.rows[i][0][self.lengths[i][0] :] for i in members])
-        out = as_numpy(self.pool.attend(0, queries, scale=0.125))
+        out = as_numpy(self.pool.attend(0, queries, AttendOptions(scale=0.125)))
         ends = np.cumsum([new for _, new in lengths])
         return dict(zip(members, np.split(out, ends[:-1]), strict=True))
 
     def attend_part(self, member: int, first: int, stop: int) -> NDArray[np.float32]:
         """Rows ``first`` to ``stop`` of a member, alone."""
         self.pool.begin_step(build_metadata([(first, stop - first)], [self.tables[member]], 16))
-        return as_numpy(self.pool.attend(0, self.rows[member][0][first:stop], scale=0.125))
+        return as_numpy(self.pool.attend(0, self.rows[member][0][first:stop], AttendOptions(scale=0.125)))
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
@@ -279,9 +279,9 @@ def test_slopes_add_the_distance(formats: tuple[str, str]) -> None:
         )
         pool.begin_step(metadata)
         pool.write(0, keys, values)
-        out = as_numpy(pool.attend(0, queries, scale=0.125, alibi_slopes=mx.array(slopes)))
+        out = as_numpy(pool.attend(0, queries, AttendOptions(scale=0.125, alibi_slopes=mx.array(slopes))))
         mx.eval(pool.pending())
-    stored_keys, stored_values = (np.repeat(as_numpy(rows), 2, axis=1) for rows in pool.gather(0))
+    stored_keys, stored_values = (np.repeat(as_numpy(rows), 2, axis=1) for rows in pool.gather_sequences(0))
     for b, (old, new) in enumerate(lengths):
         rows = slice(metadata.q_start[b], metadata.q_start[b + 1])
         distance = np.arange(old + new) - np.arange(old, old + new)[:, None]
@@ -292,14 +292,14 @@ def test_slopes_add_the_distance(formats: tuple[str, str]) -> None:
         want = np.einsum("htl,hld->thd", weights, stored_values[b, :, : old + new])
         assert np.abs(out[rows] - want).max() < TOLERANCE[mx.float32] * np.abs(want).max()
     with pytest.raises(ValueError, match=r"alibi_slopes must be \(4,\), one per query head, got \(3\)"):
-        pool.attend(0, queries, scale=0.125, alibi_slopes=mx.zeros(3))
+        pool.attend(0, queries, AttendOptions(scale=0.125, alibi_slopes=mx.zeros(3)))
 
 
 def test_queries_need_not_be_contiguous() -> None:
     batch = Batch(("fp4", "fp4"), mx.bfloat16)
     want = batch.attend([1])[1]
     fused = mx.concatenate([mx.ones((9, 3, 64), mx.bfloat16), batch.rows[1][0][40:]], axis=1)
-    got = as_numpy(batch.pool.attend(0, fused[:, 3:], scale=0.125))
+    got = as_numpy(batch.pool.attend(0, fused[:, 3:], AttendOptions(scale=0.125)))
     np.testing.assert_array_equal(got, want)
 
 
@@ -323,7 +323,7 @@ def test_a_thousand_steps_in_place_equal_truth(name: str) -> None:
         outs = []
         for index, (q, k, v) in enumerate(rows):
             pool.write(index, mx.array(k), mx.array(v))
-            outs.append(pool.attend(index, mx.array(q), scale=0.2))
+            outs.append(pool.attend(index, mx.array(q), AttendOptions(scale=0.2)))
         mx.eval(outs, pool.pending())
         for index, (q, k, v) in enumerate(rows):
             truth.layers[index].write(metadata, k, v)

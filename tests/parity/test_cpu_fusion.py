@@ -24,7 +24,7 @@ from octavo.engine.executor.load.loader import load_model
 from octavo.engine.executor.load.prepare import ReadyModel, choose_device, make_ready
 from octavo.engine.executor.paged_model import PagedModel
 from octavo.kernels.interface import PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 _ext = require_extension()
 
@@ -144,10 +144,14 @@ def step_of(written: Ints, counts: Sequence[int], tables: Ints) -> AttentionMeta
     positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for start, stop in runs])
     return AttentionMetadata(
         positions=positions,
-        slots=tables[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
         q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         kv_len=stops,
-        page_table=tables,
+        groups=(
+            GroupMetadata(
+                slots=tables[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
+                page_table=tables,
+            ),
+        ),
         page_size=8,
     )
 
@@ -166,7 +170,7 @@ def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.arr
         metadata = step_of(written, counts, tables)
         ids = rng.integers(0, layout.vocab_size, metadata.num_tokens).astype(np.int32)
         out = paged.forward(ids, metadata, metadata.q_start[1:] - np.int32(1))
-        mx.eval(out, *paged.pool.pending())
+        mx.eval(out, *paged.kv_cache.pending())
         logits.append(out.astype(mx.float32))
         mx.eval(logits[-1])  # the next step may write over the results of this one
         written = metadata.kv_len
@@ -225,7 +229,7 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
         written[: len(counts)] = metadata.kv_len
     assert replayed.replay is not None
     assert replayed.replay.num_replayed >= 11, "each of the four kinds from its second step on"
-    assert memories == [replayed.pool]
+    assert memories == [replayed.kv_cache]
 
 
 @pytest.mark.parametrize("architecture", tiny_models.CONFIGS)

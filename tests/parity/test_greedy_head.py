@@ -20,7 +20,7 @@ from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.load import load as startup
 from octavo.engine.executor.paged_model import Choices
 from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState, chosen
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 _ext = require_extension()
 
@@ -45,10 +45,13 @@ def step(runner: paged.PagedRunner, tokens: list[list[int]], start: int, params:
     ends = np.cumsum(counts).astype(np.int32)
     attention = AttentionMetadata(
         positions=positions,
-        slots=table[owners, positions // 8] * np.int32(8) + positions % np.int32(8),
         q_start=np.concatenate([[0], ends]).astype(np.int32),
         kv_len=np.array([start + n for n in counts], np.int32),
-        page_table=table,
+        groups=(
+            GroupMetadata(
+                slots=table[owners, positions // 8] * np.int32(8) + positions % np.int32(8), page_table=table
+            ),
+        ),
         page_size=8,
     )
     ids = np.concatenate(tokens).astype(np.int32)

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 import tiny_models
 from native import require_extension
 from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.native.model_ops import NativeOps
 
 _ext = require_extension()
 
@@ -85,8 +86,8 @@ def parameters(model: Module) -> list[tuple[str, mx.array]]:
 
 def test_a_model_that_was_loaded_no_longer_needs_its_file(tmp_path: Path) -> None:
     folder = tiny_models.make_model(tmp_path / "model", "llama")
-    loaded = load_model(folder, weights="keep", native=True)
-    materialize(loaded.model, native=True, exact=False, fuse=False)
+    loaded = load_model(folder, weights="keep", ops=NativeOps())
+    materialize(loaded.model, NativeOps(), exact=False, fuse=False)
     before = {name: np.array(a.astype(mx.float32)) for name, a in parameters(loaded.model)}
     for file in folder.glob("*.safetensors"):
         size = file.stat().st_size

@@ -26,6 +26,7 @@ from metal_cases import (
     whole_grid,
 )
 from metal_emulator import FAST_MATH
+from octavo.kernels.interface import AttendOptions
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 FP4 = ("fp4", "fp4")
@@ -95,7 +96,7 @@ def test_a_sequence_gets_the_same_bits_in_any_batch() -> None:
             pool.begin_step(metadata)
             pool.write(0, k, v)
             mx.eval(pool.pending())
-        return np.split(as_numpy(pool.attend(0, q, scale=0.125)), metadata.q_start[1:-1])
+        return np.split(as_numpy(pool.attend(0, q, AttendOptions(scale=0.125))), metadata.q_start[1:-1])
 
     alone, together = serve(3), serve(len(crowd.sequences))
     for a, b in zip(alone, together, strict=False):
@@ -118,7 +119,7 @@ def test_alibi_slopes_bend_the_logits() -> None:
         )
         pool.begin_step(metadata)
         pool.write(0, mx.array(keys), mx.array(values))
-        out = pool.attend(0, mx.array(queries), scale=0.125, alibi_slopes=mx.array(slopes))
+        out = pool.attend(0, mx.array(queries), AttendOptions(scale=0.125, alibi_slopes=mx.array(slopes)))
         mx.eval(out, *pool.pending())
     got = as_numpy(out)[1:]  # the chunk: all its keys are of this step
     q, k, v = (x[1:].astype(np.float64) for x in (queries, keys, values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,13 +10,14 @@ import numpy as np
 import pytest
 
 from attention_backends import poison
-from attention_cases import Case, build_metadata, run_case
+from attention_cases import Case, build_metadata, run_case, with_table
 from metal_backend import Emulator, needs_compiler
 from metal_cases import EVERYTHING, TOLERANCES
 from metal_emulator import MetalRuntimeError
 from metal_in_place import WritingDevice, check_copies
 from octavo.kernels import backends
 from octavo.kernels.backends import choose_backend
+from octavo.kernels.interface import AttendOptions
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary
@@ -110,15 +110,15 @@ def test_pages_are_copied_and_gathered(in_place: bool) -> None:
     step = build_metadata([(0, 16)], [np.array([0], np.int32)], 16)
     pool.begin_step(step)
     pool.write(0, *rows)
-    want = [np.array(array) for array in pool.gather(0)]
+    want = [np.array(array) for array in pool.gather_sequences(0)]
     mx.eval(pool.pending())
     pool.copy_pages([(0, 2), (2, 3)])
-    pool.begin_step(replace(step, page_table=np.array([[3]], np.int32)))
-    for got, array in zip(pool.gather(0), want, strict=True):
+    pool.begin_step(with_table(step, np.array([[3]], np.int32)))
+    for got, array in zip(pool.gather_sequences(0), want, strict=True):
         np.testing.assert_array_equal(np.array(got), array)
     pool.write_pages([1], pool.read_pages([0]))
-    pool.begin_step(replace(step, page_table=np.array([[1]], np.int32)))
-    for got, array in zip(pool.gather(0), want, strict=True):
+    pool.begin_step(with_table(step, np.array([[1]], np.int32)))
+    for got, array in zip(pool.gather_sequences(0), want, strict=True):
         np.testing.assert_array_equal(np.array(got), array)
     with pytest.raises(ValueError, match="page 99 lies outside the pool"):
         pool.copy_pages([(0, 99)])
@@ -146,7 +146,7 @@ def test_a_copy_waits_for_writers_and_readers_and_they_for_it() -> None:
     for pairs in ([(0, 2), (2, 3)], []):
         pool.begin_step(step)
         pool.write(0, rows, rows)
-        out = pool.attend(0, rows, scale=0.1)
+        out = pool.attend(0, rows, AttendOptions(scale=0.1))
         mx.eval(out, pool.pending())
         pool.copy_pages(pairs)
     kinds = [name.split("_")[1] for name, _, _ in calls]

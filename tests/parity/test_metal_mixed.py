@@ -1,4 +1,4 @@
-"""Attention over quantized pages and 16-bit twins on the Metal kernels, executed from their source."""
+"""Attention over quantized pages and residual pages on the Metal kernels, executed from their source."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from attention_cases import CASES, Case
 from metal_backend import Emulator, needs_compiler
 from metal_cases import TOLERANCES
 from metal_in_place import WritingDevice
-from mixed_cases import run_mixed, twin_spec
+from mixed_cases import residual_spec, run_mixed
 from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.residual import MixedPool
+from octavo.kernels.residual_cache import ResidualCache
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 NAMED = {case.name: case for case in CASES}
@@ -25,11 +25,11 @@ SPLIT = Case(name="split", page_size=32, sinks=True, sequences=((1100, 1), (3, 1
 
 def create(
     backend: MetalBackend, case: Case, formats: tuple[str, str], window: int, keep: int
-) -> MixedPool[Any]:
+) -> ResidualCache[Any]:
     spec = case.spec(*formats)
-    pool = backend.create_mixed_pool(spec, twin_spec(case, spec, window=window, keep=keep))
-    assert isinstance(pool, MixedPool)
-    for part in (pool.quantized, pool.twins):
+    pool = backend.create_residual_pool(spec, residual_spec(case, spec, window=window, keep=keep))
+    assert isinstance(pool, ResidualCache)
+    for part in (pool.quantized, pool.residual):
         poison(part)
     return pool
 
@@ -58,7 +58,7 @@ def test_rows_read_each_position_from_the_kind_of_page_they_should(
 
 
 def test_layers_with_a_window_are_refused() -> None:
-    with pytest.raises(ValueError, match="in layers with a window; leave keep_fp16_pages"):
+    with pytest.raises(ValueError, match="in layers with a window; leave sink_pages"):
         create(Emulator().backend(), NAMED["window17"], ("fp4", "fp4"), 1, 0)
 
 

@@ -13,6 +13,7 @@ from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.model_ops import MLXOps
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 
@@ -24,7 +25,7 @@ def test_models_are_paged(tmp_path: Path, name: str) -> None:
     loaded = load_model(tiny_models.make_model(tmp_path, name, dtype=mx.bfloat16), weights="keep")
     layout = discover_layout(loaded.model, name)
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
-    materialize(loaded.model, native=False, exact=False, fuse=True)
+    materialize(loaded.model, MLXOps(), exact=False, fuse=True)
     result = probe.probe(loaded.model, layout, emulator.backend(), selection, architecture=name)
     assert result.tier == "paged", probe.describe(result)
     assert emulator.ran("chunk")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention_cases import build_metadata
-from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.launch import KernelLibrary, padded
@@ -129,15 +129,15 @@ def test_pools_that_kernels_cannot_read_are_refused(change: dict[str, object], m
 def test_wrong_shapes_are_refused_before_a_launch() -> None:
     pool = MetalBackend(KernelLibrary()).create_pool(pool_spec())
     with pytest.raises(ValueError, match="no step has begun"):
-        pool.attend(0, mx.zeros((1, 1, 64)), scale=1.0)
+        pool.attend(0, mx.zeros((1, 1, 64)), AttendOptions(scale=1.0))
     with pytest.raises(ValueError, match=r"slots must lie in \[0, 64\)"):
         pool.begin_step(step((100, 1)))
     pool.begin_step(step((10, 1)))
     with pytest.raises(ValueError, match=r"keys must be \(1, 1, 64\)"):
         pool.write(0, mx.zeros((2, 1, 64)), mx.zeros((1, 1, 64)))
     with pytest.raises(ValueError, match="queries must be"):
-        pool.attend(0, mx.zeros((2, 1, 64)), scale=1.0)
+        pool.attend(0, mx.zeros((2, 1, 64)), AttendOptions(scale=1.0))
     with pytest.raises(ValueError, match=r"sinks must be \(2,\), one per query head, got \(3,\)"):
-        pool.attend(0, mx.zeros((1, 2, 64)), scale=1.0, sinks=mx.zeros(3))
+        pool.attend(0, mx.zeros((1, 2, 64)), AttendOptions(scale=1.0, sinks=mx.zeros(3)))
     with pytest.raises(ValueError, match=r"query heads per KV head must be 1 to 16 .* got 17"):
-        pool.attend(0, mx.zeros((1, 17, 64)), scale=1.0)
+        pool.attend(0, mx.zeros((1, 17, 64)), AttendOptions(scale=1.0))

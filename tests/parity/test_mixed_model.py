@@ -1,4 +1,4 @@
-"""Models over quantized pages with 16-bit twins: what they compute depends on a sequence's tokens alone."""
+"""Models over quantized pages with residual pages: what they compute depends on a sequence's tokens alone."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ def prompts() -> list[list[int]]:
 
 
 def serve(
-    runner: ModelRunner, sequences: list[Sequence], *, chunk: int = CHUNK, num_twins: int | None = None
+    runner: ModelRunner, sequences: list[Sequence], *, chunk: int = CHUNK, num_residual: int | None = None
 ) -> dict[str, tuple[list[int], list[float]]]:
     """Greedy tokens and their logprobs by sequence; the second and later ones come when the pages of the
-    first can be found. ``num_twins``: how many of its 16-bit pages the manager may use."""
+    first can be found. ``num_residual``: how many of its 16-bit pages the manager may use."""
     groups = tuple(
-        replace(group, num_pages=num_twins) if num_twins and isinstance(group, ResidualWindow) else group
+        replace(group, num_pages=num_residual)
+        if num_residual and isinstance(group, ResidualWindow)
+        else group
         for group in runner.info.groups
     )
     blocks = BlockManager(groups, PAGE_SIZE, max_chunk=chunk, quantize_after=runner.info.quantize_after)
@@ -93,8 +95,8 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
     folder = tiny_models.make_model(tmp_path, architecture)
     config = replace(CONFIG, backend=backend)
     answers = []
-    for settings in ({"kv_format": "bf16"}, {"keep_fp16_pages": 80}, {"quantize_after": 10**6}):
-        if architecture == "gemma3_text" and "keep_fp16_pages" in settings:
+    for settings in ({"kv_format": "bf16"}, {"sink_pages": 80}, {"quantize_after": 10**6}):
+        if architecture == "gemma3_text" and "sink_pages" in settings:
             continue  # its windows keep nothing
         runner = load(folder, replace(config, **settings))
         answers.append(serve(runner, requests()))
@@ -110,16 +112,16 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
             np.testing.assert_allclose(other[name][1], logprobs, rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("settings", [{"recent_fp16_pages": 1}, {"keep_fp16_pages": 1, "quantize_after": 50}])
+@pytest.mark.parametrize("settings", [{"residual_pages": 1}, {"sink_pages": 1, "quantize_after": 50}])
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
-def test_served_together_in_other_chunks_or_short_of_twins_equals_served_alone(
+def test_served_together_in_other_chunks_or_short_of_residual_pages_equals_served_alone(
     tmp_path: Path, architecture: str, settings: dict[str, int]
 ) -> None:
     folder = tiny_models.make_model(tmp_path, architecture)
     runner = load(folder, replace(CONFIG, **settings))  # type: ignore[arg-type]
     together = serve(runner, requests())
     short = 12 if "quantize_after" in settings else 5
-    in_need = serve(runner, requests(), num_twins=short)
+    in_need = serve(runner, requests(), num_residual=short)
     in_chunks = serve(runner, requests(), chunk=7)
     for request in requests():
         for member in (request, *request.siblings):

@@ -20,7 +20,7 @@ def generate(config: EngineConfig, quantize_after: int | None = None) -> Request
 
 
 def test_a_restarted_engine_goes_on_from_both_kinds_of_pages(tmp_path: Path) -> None:
-    for settings in ({"recent_fp16_pages": 1}, {"keep_fp16_pages": 2}, {"quantize_after": 400}):
+    for settings in ({"residual_pages": 1}, {"sink_pages": 2}, {"quantize_after": 400}):
         config = replace(CONFIG, cache_dir=tmp_path, **settings)  # type: ignore[arg-type]
         cold, warm = generate(config), generate(config)
         assert (cold.cached_tokens, warm.cached_tokens) == (0, 288), "nobody else's pages will do"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import load_runner
+from octavo.engine.executor.capture import graph_runner
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model
 from octavo.engine.memory.budget import page_bytes
@@ -32,7 +35,7 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
 ) -> None:
     runner = load(folder, backend, kv_format=kv_format)
     info = runner.info
-    assert info.memory.pages == runner._model.pool.nbytes
+    assert info.memory.pages == sum(pages.nbytes for pages in runner._model.kv_cache.storages)
     row = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)["formats"][kv_format]
     assert info.memory.pages == 40 * row["bytes_per_page"]
     assert info.memory.weights > 0
@@ -134,6 +137,50 @@ def test_models_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InvalidConfig, match="multiple of 64"):
         load_model(folder, weights="int4")
+
+
+def test_a_model_that_reads_values_while_it_computes_is_loaded(tmp_path: Path, backend: str) -> None:
+    """dbrx asks which experts it needs: its steps cannot be recorded, and trying to waited for ever."""
+    folder = tiny_models.make_model(
+        tmp_path,
+        "dbrx",
+        dtype=mx.float32,
+        d_model=64,
+        n_heads=4,
+        n_layers=1,
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        ffn_config={"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    )
+    runner = load(folder, backend)
+    assert runner.info.tier == "paged"
+    assert runner._model.replay is None
+    runner.close()
+
+
+def test_values_are_read_as_ever_outside_of_recording_and_on_other_threads() -> None:
+    array, elsewhere = mx.array([3]), []
+    with graph_runner.values_unread():
+        for read in (array.tolist, array.item, lambda: int(array), lambda: mx.eval(array + 1)):
+            with pytest.raises(graph_runner.CannotRecord, match="reads values while it computes"):
+                read()
+        thread = threading.Thread(target=lambda: elsewhere.append(array.tolist()))
+        thread.start()
+        thread.join()
+    assert elsewhere == [[3]]
+    assert (array.tolist(), array.item(), int(array)) == ([3], 3, 3)
+
+
+def test_a_model_whose_own_package_is_missing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """mlx-lm ends the process there."""
+    if importlib.util.find_spec("hf_olmo") is not None:
+        pytest.skip("olmo's package is installed")
+    (tmp_path / "config.json").write_text('{"model_type": "olmo"}')
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros(1)})
+    with pytest.raises(ModelLoadError, match=r"'olmo' models as it is installed here: .*ai2-olmo"):
+        load_model(tmp_path, weights="keep")
+    assert capsys.readouterr().out == ""
 
 
 def test_failures_to_load_are_one_clear_line(tmp_path: Path, folder: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attention_backends import BACKENDS, TestedBackend
+from attention_cases import with_table
 from cpu_pages import hard_rows, write_step
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
@@ -91,10 +92,9 @@ def test_a_pool_attends_over_pages_that_were_put_there(backend: TestedBackend) -
     step = write_step(np.array([15], np.int32), 8)
     dense = []
     for pool, table in ((source, [1, 2]), (target, [6, 2])):
-        pool.begin_step(
-            replace(step, kv_len=np.array([16], np.int32), page_table=np.array([table], np.int32))
-        )
-        dense.append([np.array(part) for index in range(2) for part in pool.gather(index)])
+        whole = replace(step, kv_len=np.array([16], np.int32))
+        pool.begin_step(with_table(whole, np.array([table], np.int32)))
+        dense.append([np.array(part) for index in range(2) for part in pool.gather_sequences(index)])
     for want, got in zip(*dense, strict=True):
         np.testing.assert_array_equal(got, want)
         assert want.any()
@@ -142,14 +142,9 @@ def test_another_format_is_what_the_format_stores_of_the_values(name: str) -> No
     pool = BACKENDS[0].create().create_pool(source)
     fill(pool, seed=13)
     got = convert_pages(source, pool.read_pages([2, 3]), target)
-    pool.begin_step(
-        replace(
-            write_step(np.array([31], np.int32), 8),
-            kv_len=np.array([16], np.int32),
-            page_table=np.array([[2, 3]], np.int32),
-        )
-    )
-    keys, values = (np.array(part.astype(mx.float32))[0] for part in pool.gather(0))
+    step = replace(write_step(np.array([31], np.int32), 8), kv_len=np.array([16], np.int32))
+    pool.begin_step(with_table(step, np.array([[2, 3]], np.int32)))
+    keys, values = (np.array(part.astype(mx.float32))[0] for part in pool.gather_sequences(0))
     parts = []
     for fmt, rows in ((page_format(name), keys), (page_format("bf16"), values)):
         for stored in fmt.store(rows)[:2]:

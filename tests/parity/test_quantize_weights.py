@@ -13,6 +13,8 @@ import tiny_models
 from native import require_extension
 from octavo.engine.api.config import Weights
 from octavo.engine.executor.load.loader import load_model
+from octavo.engine.executor.model_ops import MLXOps
+from octavo.engine.executor.native.model_ops import NativeOps
 
 _ext = require_extension()
 
@@ -36,7 +38,7 @@ def test_weights_quantized_while_loading_are_those_of_mlx(
 
     monkeypatch.setattr(_ext, "quantize_weights", counted)
     folder = tiny_models.make_model(tmp_path / "model", architecture)
-    ours, theirs = (load_model(folder, weights=weights, native=native).model for native in (True, False))
+    ours, theirs = (load_model(folder, weights=weights, ops=ops).model for ops in (NativeOps(), MLXOps()))
     wanted = parameters(theirs)
     assert any(name.endswith("scales") for name in wanted)
     got = parameters(ours)

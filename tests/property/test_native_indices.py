@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native import require_extension
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 _ext = require_extension()
 
@@ -40,7 +40,9 @@ def agrees(step: dict[str, Any]) -> bool:
     """Whether the step is right; both must say the same."""
     native = _ext.indices_are_inside(**step, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
     try:
-        AttentionMetadata(**step, page_size=PAGE_SIZE).check(NUM_PAGES)
+        shared = {name: step[name] for name in ("positions", "q_start", "kv_len")}
+        group = GroupMetadata(slots=step["slots"], page_table=step["page_table"])
+        AttentionMetadata(**shared, groups=(group,), page_size=PAGE_SIZE).check(NUM_PAGES)
         right = True
     except ValueError:
         right = False

@@ -55,7 +55,7 @@ async def test_a_request_may_say_after_how_many_tokens_it_is_quantized() -> None
         dense = await answer(client)
         with pytest.raises(InvalidRequest, match="no 16-bit pages beside quantized ones"):
             await answer(client, quantize_after=8)
-    async with serving(kv_format="fp4", recent_fp16_pages=1, num_fp16_pages=40) as (client, engine, metrics):
+    async with serving(kv_format="fp4", residual_pages=1, num_residual_pages=40) as (client, engine, metrics):
         mixed = await answer(client)
         assert mixed.cached == 0
         assert await answer(client) == replace(mixed, cached=192)
@@ -70,7 +70,7 @@ async def test_a_request_may_say_after_how_many_tokens_it_is_quantized() -> None
         await eventually(lambda: all_idle(engine), "pages come back")
         stats = await client.cache.stats()
         assert_all_idle(stats, 40)
-        assert b'octavo_kv_fp16_pages{state="held"} 0.0' in metrics.render()
+        assert b'octavo_kv_residual_pages{state="held"} 0.0' in metrics.render()
 
 
 async def client_long(client: Client) -> None:
@@ -78,8 +78,8 @@ async def client_long(client: Client) -> None:
     await collect(client.generate(PROMPT, params))
 
 
-def assert_all_idle(stats: cache_pb2.GetStatsResponse, num_twins: int) -> None:
-    twins = stats.fp16_pages
-    assert twins.held == 0
-    assert twins.idle_cached + twins.idle_empty == num_twins
-    assert twins.idle_cached > 0, "those of the requests that were read in 16 bits alone"
+def assert_all_idle(stats: cache_pb2.GetStatsResponse, num_residual: int) -> None:
+    residual = stats.residual_pages
+    assert residual.held == 0
+    assert residual.idle_cached + residual.idle_empty == num_residual
+    assert residual.idle_cached > 0, "those of the requests that were read in 16 bits alone"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ import pytest
 
 from octavo.kernels import FORMAT_NAMES, backends
 from octavo.kernels.backends import choose_backend
-from octavo.kernels.interface import PoolSpec
+from octavo.kernels.interface import AttendOptions, PoolSpec
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 from octavo.kernels.verify.selftest import run_selftest
 
@@ -84,7 +85,7 @@ def test_metal_by_name_is_not_tested_first() -> None:
     results = run_selftest(choice.backend)
     failed = [result for result in results if not result.ok]
     assert len(failed) == len(results) == 7 * len(FORMAT_NAMES) - 4, (
-        "affine: no rows of 96; 16 bits: no twins"
+        "affine: no rows of 96; 16 bits: no residual pages"
     )
     assert not any(result.ok for result in failed)
     assert all("No Metal back-end" in result.name for result in failed)
@@ -116,7 +117,9 @@ def test_cpu_says_what_it_runs_on(no_metal: None) -> None:
 
 def test_the_reference_passes_the_selftest() -> None:
     results = run_selftest(ReferenceBackend())
-    assert len(results) == 11 * len(FORMAT_NAMES) - 2 * 2 - 2, "affine: no rows of 96; 16 bits: no twins"
+    assert len(results) == 11 * len(FORMAT_NAMES) - 2 * 2 - 2, (
+        "affine: no rows of 96; 16 bits: no residual pages"
+    )
     assert all(result.ok for result in results), results
 
 
@@ -126,19 +129,8 @@ class _Blind(ReferencePool):
     def nonfinite_tokens(self) -> list[int]:
         return []
 
-    def attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        alibi_slopes: mx.array | None = None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
-        del softcap
-        return super().attend(layer, queries, scale=scale, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        return super().attend(layer, queries, replace(options, softcap=None))
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         del pairs

@@ -79,13 +79,13 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
             sample_rows += [len(tokens) - 1] * (1 + len(item.siblings))
     assert batch.token_ids.tolist() == tokens
     assert batch.attention.positions.tolist() == positions
-    assert batch.attention.slots.tolist() == slots
+    assert batch.attention.groups[0].slots.tolist() == slots
     assert batch.attention.q_start.tolist() == q_start
     assert batch.attention.kv_len.tolist() == [item.stop for item in step.work]
     assert batch.sample_rows.tolist() == sample_rows
     assert len(batch.sample_rows) == len(step.sampled())
     assert batch.copies == step.copies
-    for item, row in zip(step.work, batch.attention.page_table.tolist(), strict=True):
+    for item, row in zip(step.work, batch.attention.groups[0].page_table.tolist(), strict=True):
         assert item.sequence.table is not None
         used = -(-item.stop // size)
         assert row[:used] == item.sequence.table.pages[:used].tolist()
@@ -101,9 +101,10 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
             for position in range(item.start, item.stop)
         ]
         assert metadata.slots.tolist() == expected
-        after = [0] * len(tables) if metadata.quantize_after is None else metadata.quantize_after.tolist()
+        whole = batch.attention
+        after = [0] * len(tables) if whole.quantize_after is None else whole.quantize_after.tolist()
         assert after == [table.quantize_after for table in tables]
-        metadata.check(64)
+        whole.select((group,)).check(64)
     arrays = (batch.token_ids, batch.sample_rows)
     assert all(values.dtype == np.int32 for values in arrays)
 
@@ -115,7 +116,7 @@ def test_page_tables_can_grow_after_their_step_was_built() -> None:
     assert item.sequence.table is not None
     item.sequence.table.pages.append(5)
     item.sequence.table.pages[0] = 9
-    assert batch.attention.page_table.tolist() == [[3, 4]]
+    assert batch.attention.only_group().page_table.tolist() == [[3, 4]]
 
 
 @pytest.mark.parametrize("start", [0, 1], ids=["chunks", "decodes"])
@@ -142,15 +143,12 @@ def test_every_group_has_its_own_pages_in_the_batch() -> None:
         assert step is not None
         batch = build_batch(step, 4)
         scheduler.commit(step, [Result(7) for _ in step.sampled()])
-    first, second = batch.attention.groups
-    assert first.positions is second.positions
     assert step is not None
     table = step.work[0].sequence.table
     assert table is not None
-    for metadata, part in zip((first, second), table.parts, strict=True):
+    for metadata, part in zip(batch.attention.groups, table.parts, strict=True):
         assert metadata.page_table.tolist() == [part.pages[:6].tolist()] or part.window_start
         assert metadata.slots.tolist() == [
             metadata.page_table[0, position // 4] * 4 + position % 4
-            for position in metadata.positions.tolist()
+            for position in batch.attention.positions.tolist()
         ]
-    assert not second.others

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from native import at_every_level, require_extension, run_at_level
@@ -15,11 +14,12 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from attention_cases import with_table  # noqa: E402
 from cpu_pages import digest, expected_pages, hard_rows, make_spec, write_step, written_pages  # noqa: E402
 from format_rows import formats_and_dims  # noqa: E402
 from octavo.kernels import FORMAT_NAMES, _ext, page_format  # noqa: E402
 from octavo.kernels.cpu.backend import CpuPool  # noqa: E402
-from octavo.kernels.interface import LayerSpec, PoolSpec  # noqa: E402
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
 
 DIMS = (8, 16, 24, 32, 64, 80, 96, 128, 192, 256)
 
@@ -134,13 +134,13 @@ def test_wrong_rows_are_refused_by_name_and_shape() -> None:
             pool.write(0, keys, values)
     for queries in (mx.zeros((3, 3, 64)), mx.zeros((3, 2, 32)), mx.zeros((2, 2, 64))):
         with pytest.raises(ValueError, match="queries"):
-            pool.attend(0, queries, scale=1.0)
+            pool.attend(0, queries, AttendOptions(scale=1.0))
     with pytest.raises(ValueError, match="sinks"):
-        pool.attend(0, mx.zeros((3, 2, 64)), scale=1.0, sinks=mx.zeros(3))
+        pool.attend(0, mx.zeros((3, 2, 64)), AttendOptions(scale=1.0, sinks=mx.zeros(3)))
     with pytest.raises(ValueError, match="got 9"):
         pool.copy_pages([(0, 9)])
     pool.write(0, good_keys, good_values)  # nothing above has harmed the pool
-    mx.eval(pool.attend(0, mx.zeros((3, 2, 64)), scale=1.0), *pool.pending())
+    mx.eval(pool.attend(0, mx.zeros((3, 2, 64)), AttendOptions(scale=1.0)), *pool.pending())
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident size from /proc")
@@ -167,7 +167,7 @@ def test_steps_keep_their_shapes_while_a_sequence_grows() -> None:
     for num_pages in (1, 4, 5, 64, 65, 256):
         table = np.arange(num_pages, dtype=np.int32)[None] % pool.spec.num_pages
         step = write_step(np.zeros(1, np.int32), 2)
-        pool.begin_step(replace(step, page_table=table))
+        pool.begin_step(with_table(step, table))
         *_, given, _, _ = pool.step_values()
         np.testing.assert_array_equal(given[:, :num_pages], table)
         assert not given[:, num_pages:].any()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,21 +19,70 @@ LIGHT = (
     "octavo.scheduler",
     "octavo.engine",
     "octavo.engine.api.config",
+    "octavo.engine.cache_sim.run",
+    "octavo.engine.cli",
+    "octavo.engine.client.client",
+    "octavo.engine.core.engine_thread",
+    "octavo.engine.executor.base",
     "octavo.engine.executor.batch",
+    "octavo.engine.executor.sampling.sampler",
     "octavo.engine.frontend.async_engine",
     "octavo.engine.grpc",
-    "octavo.engine.client.client",
+    "octavo.engine.grpc.vllm.service",
+    "octavo.engine.inspection.prefix_cache_inspector",
+    "octavo.engine.kv_store.disk_tier",
+    "octavo.engine.memory.model_files",
+    "octavo.engine.memory.planner",
+    "octavo.engine.memory.sizing",
     "octavo.engine.observability.prometheus",
-    "octavo.engine.cli",
-    "octavo.kernels.metadata",
     "octavo.kernels.formats",
+    "octavo.kernels.groups",
+    "octavo.kernels.kv_cache",
+    "octavo.kernels.metadata",
+    "octavo.kernels.residual_cache",
 )
-BELOW = {  # room: the rooms it may import
+BELOW = {  # top-level folder: those it may import
     "block_manager": set(),
     "scheduler": {"block_manager"},
     "kernels": set(),
     "engine": {"block_manager", "scheduler", "kernels", "proto", "v1"},
     "proto": {"v1"},
+}
+ENGINE_ROOMS = {  # room of engine: the rooms it may import
+    "api": set(),
+    "tokenizer": {"api"},
+    "memory": {"api"},
+    "inspection": {"api"},
+    "observability": {"api"},
+    "plots": {"api"},
+    "structured_output": {"api", "tokenizer"},
+    "kv_store": {"api", "memory"},
+    "cache_sim": {"api", "plots"},
+    "executor": {"api", "kv_store", "memory", "structured_output"},
+    "core": {"api", "executor", "inspection", "kv_store", "structured_output", "tokenizer"},
+    "frontend": {"api", "core", "structured_output", "tokenizer"},
+    "grpc": {"api", "core", "frontend", "inspection", "tokenizer"},
+    "client": {"api", "grpc"},
+    "arguments": {"api", "client", "grpc", "memory"},
+    "bench": {
+        "api", "arguments", "client", "core", "executor", "frontend", "kv_store", "memory", "plots",
+        "tokenizer",
+    },
+    "cli": {
+        "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "memory",
+        "observability", "plots",
+    },
+}  # fmt: skip
+TENSOR_LIBRARIES = {"mlx", "mlx_lm"}
+ON_TENSORS = {  # parts of kernels that import MLX or are of use with it alone: who may import them
+    "octavo.kernels._ext": {"executor"},
+    "octavo.kernels.backends": {"executor", "bench", "cli"},
+    "octavo.kernels.bench": {"bench"},
+    "octavo.kernels.cpu": set(),
+    "octavo.kernels.kv_cache": {"executor"},
+    "octavo.kernels.metal": set(),
+    "octavo.kernels.reference": set(),
+    "octavo.kernels.verify": {"cli"},
 }
 
 
@@ -39,16 +91,57 @@ def python_files(*folders: str) -> list[Path]:
     return [path for path in files if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
 
 
-def imported(path: Path) -> set[str]:
-    """Absolute names imported anywhere in a file, inside functions too."""
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
+    """Absolute names imported anywhere in a file, inside functions too; relative ones as ``octavo.`` names,
+    where the file lies in a checkout."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+        elif isinstance(node, ast.ImportFrom):
+            home = "octavo", *path.relative_to(ROOT).parent.parts
+            above = home[: len(home) - node.level + 1] if node.level else ()
+            module = ".".join((*above, *([node.module] if node.module else [])))
+            names.add(module)
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return frozenset(names)
+
+
+def spelled_out(path: Path) -> set[str]:
+    """Names of modules as the file's own absolute imports spell them."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {node.module for node in nodes if not node.level and node.module}
+
+
+def engine_room(name: str) -> str | None:
+    """The room of engine that ``octavo.engine.room.module`` or a file's module lies in."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["octavo", "engine"] and len(parts) > 2 else None
+
+
+def room_of(path: Path) -> str | None:
+    return engine_room(".".join(("octavo", *path.relative_to(ROOT).parts)))
+
+
+def engine_arrows() -> dict[str, set[str]]:
+    """Which rooms of engine each of them imports, anywhere in its files."""
+    arrows: dict[str, set[str]] = {}
+    for path in python_files("engine"):
+        room = room_of(path)
+        if room is not None and room != "__init__":
+            used = {other for name in imported(path) if (other := engine_room(name)) is not None}
+            arrows.setdefault(room, set()).update(used & ENGINE_ROOMS.keys() - {room})
+    return arrows
+
+
+def circle(arrows: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """Those that cannot be put in an order in which each comes after what it imports."""
+    try:
+        tuple(TopologicalSorter(arrows).static_order())
+    except CycleError as error:
+        return tuple(error.args[1])
+    return ()
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -78,6 +171,50 @@ def test_dependencies_point_downwards(room: str) -> None:
         assert rooms <= allowed, f"{path.relative_to(ROOT)} imports {rooms - allowed}"
 
 
+@pytest.mark.parametrize("room", sorted(ENGINE_ROOMS))
+def test_rooms_of_engine_import_what_lies_below_them(room: str) -> None:
+    for path in python_files(f"engine/{room}"):
+        rooms = {other for name in imported(path) if (other := engine_room(name)) in ENGINE_ROOMS}
+        outside = rooms - ENGINE_ROOMS[room] - {room}
+        assert not outside, f"{path.relative_to(ROOT)} imports {outside}"
+
+
+def test_every_room_of_engine_has_its_rule() -> None:
+    folders = {path.parent.name for path in (ROOT / "engine").glob("*/__init__.py")}
+    assert folders == ENGINE_ROOMS.keys()
+
+
+def test_no_rooms_of_engine_import_each_other() -> None:
+    assert circle(ENGINE_ROOMS) == ()
+    assert circle(engine_arrows()) == ()
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
+
+
+def test_the_executor_alone_computes_with_tensors() -> None:
+    for path in python_files("engine"):
+        room, names = room_of(path), imported(path)
+        libraries = {name.split(".")[0] for name in names} & TENSOR_LIBRARIES
+        assert room == "executor" or not libraries, f"{path.relative_to(ROOT)} imports {libraries}"
+        for part, users in ON_TENSORS.items():
+            uses = any(name == part or name.startswith(f"{part}.") for name in names)
+            assert not uses or room in users, f"{path.relative_to(ROOT)} imports {part}"
+
+
+def test_kernels_know_no_model_code() -> None:
+    for path in python_files("kernels"):
+        models = {name for name in imported(path) if name.split(".")[0] == "mlx_lm"}
+        models |= {name for name in imported(path) if name.startswith("mlx.nn")}
+        assert not models, f"{path.relative_to(ROOT)} imports {models}"
+
+
+@pytest.mark.parametrize("folder", sorted(set(ROOMS) - {"proto"}))
+def test_imports_inside_a_folder_are_relative(folder: str) -> None:
+    """So that editors and tools that draw imports follow them."""
+    for path in python_files(folder):
+        own = {name for name in spelled_out(path) if f"{name}.".startswith(f"octavo.{folder}.")}
+        assert not own, f"{path.relative_to(ROOT)} spells out {own}"
+
+
 def test_nobody_imports_a_bare_room() -> None:
     """``import engine`` works from the root of a checkout and makes a second copy of the module."""
     for path in python_files(*ROOMS, "tests", "tools", "src"):
@@ -85,7 +222,8 @@ def test_nobody_imports_a_bare_room() -> None:
         assert not bare, f"{path.relative_to(ROOT)} imports {bare}; import octavo.<room> instead"
 
 
-def test_the_check_sees_a_bare_import(tmp_path: Path) -> None:
+def test_the_check_sees_a_bare_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    from engine.core import x\n    import kernels\n")
     assert {name.split(".")[0] for name in imported(bad)} == {"engine", "kernels"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 
 def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -17,10 +17,9 @@ def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 GOOD = AttentionMetadata(  # a decode at position 5 and a chunk of three, pages of four
     positions=ints(5, 0, 1, 2),
-    slots=ints(9, 12, 13, 14),
     q_start=ints(0, 1, 4),
     kv_len=ints(6, 3),
-    page_table=np.array([[1, 2], [3, 0]], np.int32),
+    groups=(GroupMetadata(slots=ints(9, 12, 13, 14), page_table=np.array([[1, 2], [3, 0]], np.int32)),),
     page_size=4,
 )
 
@@ -52,17 +51,29 @@ def test_a_good_step_passes_and_counts_itself() -> None:
     ],
 )
 def test_an_index_that_leads_outside_is_refused(change: dict[str, Any], message: str) -> None:
+    shared = {name: value for name, value in change.items() if name not in ("slots", "page_table")}
+    group = {name: value for name, value in change.items() if name not in shared}
+    wrong = replace(GOOD, **shared, groups=(replace(GOOD.groups[0], **group),))
     with pytest.raises(ValueError, match=message):
-        replace(GOOD, **change).check(4)
+        wrong.check(4)
+
+
+def test_a_step_of_several_groups_is_one_of_any_of_them() -> None:
+    other = replace(GOOD.groups[0], slots=ints(1, 4, 5, 6))
+    both = replace(GOOD, groups=(*GOOD.groups, other))
+    assert both.select((1,)).only_group() is other
+    assert both.select((1, 0)).groups == (other, GOOD.groups[0])
+    assert both.row_sequences.tolist() == [0, 1, 1, 1]
+    with pytest.raises(ValueError, match="takes the metadata of one group, got 2"):
+        both.check(4)
 
 
 def test_an_empty_step_is_refused() -> None:
     empty = AttentionMetadata(
         positions=ints(),
-        slots=ints(),
         q_start=ints(0),
         kv_len=ints(),
-        page_table=np.zeros((0, 1), np.int32),
+        groups=(GroupMetadata(slots=ints(), page_table=np.zeros((0, 1), np.int32)),),
         page_size=4,
     )
     with pytest.raises(ValueError, match="at least one token"):

@@ -1,4 +1,4 @@
-"""16-bit twins of quantized pages: what asks for them, and what they cost."""
+"""Residual windows of quantized pages: what asks for them, and what they cost."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.planner import plan, render
 from octavo.engine.memory.sizing import sizing
 from octavo.kernels.formats import format_pair
-from octavo.kernels.groups import LayerGroup, twin_groups
+from octavo.kernels.groups import LayerGroup, residual_groups
 from octavo.kernels.interface import LayerSpec
-from octavo.kernels.residual import Residency
+from octavo.kernels.residual import ResidualSpec
 
 
-def test_twins_of_groups() -> None:
+def test_residual_windows_of_groups() -> None:
     groups = (
         LayerGroup(window=None, keep=0, members=(0, 2)),
         LayerGroup(window=40, keep=4, members=(1,)),
     )
-    assert twin_groups(groups, Residency(keep_pages=2, recent_pages=3), 16) == (
+    assert residual_groups(groups, ResidualSpec(sink_pages=2, residual_pages=3), 16) == (
         LayerGroup(window=33, keep=32, members=(0, 2)),
         LayerGroup(window=33, keep=4, members=(1,)),
     )
-    assert twin_groups(groups, Residency(recent_pages=4), 16)[1].window == 40
+    assert residual_groups(groups, ResidualSpec(residual_pages=4), 16)[1].window == 40
 
 
 def test_the_budget_pays_for_both_kinds_of_pages() -> None:
     layers = (LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),) * 3
 
-    def room(residency: Residency | None, num_twins: int | None = None) -> tuple[int, tuple[int, ...]]:
+    def room(residual: ResidualSpec | None, num_residual: int | None = None) -> tuple[int, tuple[int, ...]]:
         size = sizing(
             layers,
             k_format="fp4",
@@ -38,39 +38,39 @@ def test_the_budget_pays_for_both_kinds_of_pages() -> None:
             max_model_len=4096,
             max_running=4,
             max_step_tokens=64,
-            residency=residency,
-            num_twins=num_twins,
+            residual=residual,
+            num_residual=num_residual,
         )
         pages = size.pages_within(10_000_000)
         assert size.bytes_for(pages) <= 10_000_000 < size.bytes_for(pages + 1)
         assert [getattr(group, "residual_of", None) for group in size.page_groups(pages)] == [
             None,
-            *([0] * (residency is not None)),
+            *([0] * (residual is not None)),
         ]
         return size.group_bytes[0], size.pages(pages)
 
     page_bytes, (plain,) = room(None)
-    _, (num_pages, num_twins) = room(Residency())
-    assert num_twins == 4 * 2 + 3, "two for each sequence, and a step's"
+    _, (num_pages, num_residual) = room(ResidualSpec())
+    assert num_residual == 4 * 2 + 3, "two for each sequence, and a step's"
     twin_bytes = 3 * 2 * 2 * 32 * 128
-    assert num_pages == (10_000_000 - num_twins * twin_bytes) // page_bytes < plain
-    assert room(Residency(), num_twins=7)[1][1] == 7
-    assert room(Residency(quantize_after=10**6))[1] == (
+    assert num_pages == (10_000_000 - num_residual * twin_bytes) // page_bytes < plain
+    assert room(ResidualSpec(), num_residual=7)[1][1] == 7
+    assert room(ResidualSpec(quantize_after=10**6))[1] == (
         num_all := 10_000_000 // (page_bytes + twin_bytes),
         num_all,
     )
 
 
 def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
-    assert EngineConfig(kv_format="fp4").residency is None
-    assert EngineConfig(kv_format="fp4", keep_fp16_pages=2).residency == Residency(keep_pages=2)
-    assert EngineConfig(v_format="fp4", recent_fp16_pages=3).residency == Residency(recent_pages=3)
+    assert EngineConfig(kv_format="fp4").residual is None
+    assert EngineConfig(kv_format="fp4", sink_pages=2).residual == ResidualSpec(sink_pages=2)
+    assert EngineConfig(v_format="fp4", residual_pages=3).residual == ResidualSpec(residual_pages=3)
     for settings, message in (
-        ({"keep_fp16_pages": -1}, "keep_fp16_pages must be at least 0, got -1"),
-        ({"recent_fp16_pages": 1}, "all pages of bf16 are 16-bit pages"),
+        ({"sink_pages": -1}, "sink_pages must be at least 0, got -1"),
+        ({"residual_pages": 1}, "all pages of bf16 are 16-bit pages"),
         ({"quantize_after": 9, "kv_format": "fp16"}, "all pages of fp16 are 16-bit pages"),
-        ({"num_fp16_pages": 9, "kv_format": "fp4"}, "nothing asks for 16-bit pages"),
-        ({"num_fp16_pages": 0, "kv_format": "fp4"}, "num_fp16_pages must be at least 1"),
+        ({"num_residual_pages": 9, "kv_format": "fp4"}, "nothing asks for 16-bit pages"),
+        ({"num_residual_pages": 0, "kv_format": "fp4"}, "num_residual_pages must be at least 1"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             EngineConfig(**settings)
@@ -79,11 +79,11 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
 def test_a_plan_shows_both_kinds_of_pages() -> None:
     formats = [format_pair("fp4"), format_pair("bf16")]
     memory = 200 * 1024**2
-    result = plan(model="demo", memory=memory, formats=formats, residency=Residency(keep_pages=1))
-    (pages, twins), (plain,) = (result["formats"][name]["groups"] for name in ("fp4", "bf16"))
-    assert (pages["fp16_twins"], twins["fp16_twins"], plain["fp16_twins"]) == (False, True, False)
-    assert (pages["bytes_per_page"], twins["bytes_per_page"]) == (17_408, 65_536)
-    taken = sum(group["pages"] * group["bytes_per_page"] for group in (pages, twins))
+    result = plan(model="demo", memory=memory, formats=formats, residual=ResidualSpec(sink_pages=1))
+    (pages, residual), (plain,) = (result["formats"][name]["groups"] for name in ("fp4", "bf16"))
+    assert (pages["residual"], residual["residual"], plain["residual"]) == (False, True, False)
+    assert (pages["bytes_per_page"], residual["bytes_per_page"]) == (17_408, 65_536)
+    taken = sum(group["pages"] * group["bytes_per_page"] for group in (pages, residual))
     assert result["kv_bytes"] - 17_408 < taken <= result["kv_bytes"]
     assert result["formats"]["fp4"]["pages"] > 3 * plain["pages"]
-    assert f"fp4: and {twins['pages']} pages of 16 bits, 64.0 KiB each, 2 per sequence" in render(result)
+    assert f"fp4: and {residual['pages']} pages of 16 bits, 64.0 KiB each, 2 per sequence" in render(result)

@@ -66,7 +66,7 @@ def test_every_number_of_the_cache_service_is_kept() -> None:
         "Prefix": "text token_ids chat request_id cache_salt",
         "GetStatsRequest": "num_prefixes",
         "GetStatsResponse": "pages page_size policy enabled query_tokens hit_tokens misses evicted_pages "
-        "pinned_pages max_pinned_pages pins prefixes fp16_pages",
+        "pinned_pages max_pinned_pages pins prefixes residual_pages",
         "MissTokens": "reason tokens",
         "PinStats": "name num_tokens",
         "PrefixStats": "parent start end num_hits tokens_saved text",

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from octavo.kernels.interface import KVPool, LayerSpec
+from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
 from octavo.kernels.metadata import AttentionMetadata
 
 from ..load.mlx_lm_import import base
@@ -34,27 +33,24 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """What the shims of one model share: the pool and the step being computed.
+    """What the shims of one model share: the KV cache and the step being computed.
 
     ``mask_dims`` None is the paged tier; otherwise dense K/V are gathered, and masks have that
     many dimensions: 4 for most models, 5 where queries are grouped by KV head on an axis.
     """
 
-    def __init__(self, pool: KVPool, *, mask_dims: int | None = None) -> None:
-        self.pool = pool
+    def __init__(self, kv_cache: PagedKVCache, *, mask_dims: int | None = None) -> None:
+        self.kv_cache = kv_cache
         self.mask_dims = mask_dims
         self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
         self.traced = False  # the graph being built is to serve other steps too
         self._metadata: AttentionMetadata | None = None
-        self._row_sequences = mx.array([0])
 
     def begin(self, metadata: AttentionMetadata) -> None:
-        self.pool.begin_step(metadata)
+        self.kv_cache.begin_step(metadata)
         self._metadata = metadata
         if self.mask_dims is not None:
             self.positions = mx.array(metadata.positions)
-            lengths = np.diff(metadata.q_start)
-            self._row_sequences = mx.array(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
 
     @property
     def metadata(self) -> AttentionMetadata:
@@ -68,11 +64,6 @@ class StepContext:
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
         return int(self.metadata.kv_len.max())
-
-    def dense(self, layer: int) -> tuple[mx.array, mx.array]:
-        """K [T, Hkv, L, D] and V of every row's own sequence."""
-        keys, values = self.pool.gather(layer)
-        return keys[self._row_sequences], values[self._row_sequences]
 
     def mask(self, spec: LayerSpec) -> mx.array | None:
         """Which of the L dense positions each row may see: bool [T, 1, .., 1, L]. None where
@@ -100,10 +91,12 @@ class Handle:
         self._dim = dim
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> tuple[int, int, mx.array, int]:
+        """Its length is each row's own, int32 [T]: model code that takes a position from it gets every row's,
+        and what needs one number for all of them is refused by MLX."""
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads
-        return context.metadata.num_tokens, heads, context.num_visible, self._dim
+        return context.metadata.num_tokens, heads, context.positions + 1, self._dim
 
     def astype(self, dtype: mx.Dtype) -> Handle:
         """Attention computes in the queries' dtype, whatever the pages hold."""
@@ -118,6 +111,26 @@ class LayerShim:
         self.layer = layer
         self.spec = spec
         self._dtypes = (mx.float32, mx.float32)
+        self._options = AttendOptions(scale=1.0)  # of the last call
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether attention reads pages; otherwise K/V are gathered."""
+        return self.context.mask_dims is None
+
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """Attention of queries [T, Hq, D] over the layer's pages."""
+        options = self._options
+        if options.scale != scale or options.sinks is not sinks or options.softcap != softcap:
+            self._options = options = AttendOptions(scale=scale, sinks=sinks, softcap=softcap)
+        return self.context.kv_cache.attend(self.layer, queries, options)
 
     @property
     def offset(self) -> mx.array:
@@ -145,14 +158,14 @@ class LayerShim:
         """Write K [T, Hkv, 1, D] and V of the step's rows; what attention is to read."""
         if keys.ndim != 4 or keys.shape[2] != 1 or keys.shape[0] != self.context.metadata.num_tokens:
             raise HookError(f"the model caches keys of shape {keys.shape}, not one position per row")
-        self.context.pool.write(self.layer, keys.squeeze(2), values.squeeze(2))
+        self.context.kv_cache.write(self.layer, keys.squeeze(2), values.squeeze(2))
         self._dtypes = (keys.dtype, values.dtype)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What was written: also asked for by layers that reuse another layer's K/V."""
-        if self.context.mask_dims is not None:
-            keys, values = self.context.dense(self.layer)
+        if not self.is_paged:
+            keys, values = self.context.kv_cache.gather(self.layer)
             return keys.astype(self._dtypes[0]), values.astype(self._dtypes[1])
         return (
             Handle(self, dtype=self._dtypes[0], dim=self.spec.head_dim),
@@ -181,9 +194,7 @@ def _paged_attention(
         raise HookError("the model gives attention a mask of its own")
     if not isinstance(values, Handle) or values.shim is not keys.shim:
         raise HookError("the model attends over K and V of different caches")
-    shim = keys.shim
-    out = shim.context.pool.attend(shim.layer, queries.squeeze(2), scale=scale, sinks=sinks)
-    return out[:, :, None, :]
+    return keys.shim.attend(queries.squeeze(2), scale=scale, sinks=sinks)[:, :, None, :]
 
 
 def install_hook() -> None:

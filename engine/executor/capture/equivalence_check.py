@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 from ..paged_model import PagedModel
 
@@ -76,7 +76,7 @@ def _check_choices(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
         for token_ids, metadata in _steps(vocab_size, range(NUM_STEPS)):
             choices = model.choose(token_ids, metadata, ROWS)
             ids, logits = choices.ids, choices.logits
-            mx.eval(ids, logits, *model.pool.pending())
+            mx.eval(ids, logits, *model.kv_cache.pending())
     except Exception as error:  # model code of any architecture meets a head that chooses here
         return str(error).partition("\n")[0] or type(error).__name__
     rows = np.array(wanted.astype(mx.float32))
@@ -95,7 +95,7 @@ def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
     logits = mx.array(0)
     for token_ids, metadata in _steps(vocab_size, steps):
         logits = model.forward(token_ids, metadata, ROWS)
-        mx.eval(logits, *model.pool.pending())
+        mx.eval(logits, *model.kv_cache.pending())
     return logits
 
 
@@ -115,10 +115,9 @@ def _steps(vocab_size: int, steps: range) -> Iterator[tuple[Ints, AttentionMetad
         slots = tables[ROWS, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         metadata = AttentionMetadata(
             positions=positions,
-            slots=slots,
             q_start=np.arange(NUM_ROWS + 1, dtype=np.int32),
             kv_len=positions + np.int32(1),
-            page_table=tables,
+            groups=(GroupMetadata(slots=slots, page_table=tables),),
             page_size=PAGE_SIZE,
         )
         yield token_ids[step], metadata

@@ -13,67 +13,25 @@ streams cannot be recorded; the probe finds out, and such models run their code 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 
 from octavo.kernels.metadata import Ints
+from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
 MAX_REPLAYS = 128  # shapes of steps whose graphs are kept
 MAX_SEEN = 1024  # shapes of steps that are remembered as seen once
 
+VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # of mx.array
+
 Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
-
-
-class Program(Protocol):
-    """``run`` computes ``outputs`` of the values of the arrays it was recorded with."""
-
-    @property
-    def outputs(self) -> list[mx.array]: ...
-
-    def run(self, values: Sequence[Ints]) -> None: ...
-
-
-class Programs(Protocol):
-    """Records programs that never run at the same time: they share memory."""
-
-    def record(
-        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
-    ) -> Program:
-        """What computes ``outputs`` from int32 arrays that are ``filled`` in each run and ``fixed`` ones;
-        ValueError names what cannot be recorded."""
-        ...
-
-
-@runtime_checkable
-class ReplayablePool(Protocol):
-    """A ``KVPool`` whose steps depend on arrays only, once their shapes are given."""
-
-    def step_values(self) -> list[Ints]:
-        """The indices and flags of the step that has begun, where NumPy holds them."""
-        ...
-
-    def step_inputs(self) -> list[mx.array]:
-        """The same as arrays of MLX's, in that order, then the pages of every layer."""
-        ...
-
-    def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        """Compute with these in their place."""
-        ...
-
-    def pending(self) -> list[mx.array]: ...
-
-    def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        """What a replayed graph gave in the place of ``pending()``."""
-        ...
-
-    def programs(self) -> Programs:
-        """What records programs of steps of one model."""
-        ...
 
 
 class Replay:
@@ -127,6 +85,33 @@ class CannotRecord(Exception):
     """A graph has operations that no program can hold."""
 
 
+@contextmanager
+def values_unread() -> Iterator[None]:
+    """In this block model code that reads an array's values raises CannotRecord: a graph that depends on
+    them is one step's alone. To go on would also wait for ever, for recording evaluates constants while
+    MLX's thread waits for the interpreter. Other threads read as ever."""
+    recording = threading.get_ident()
+
+    def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
+        def read(*args: object, **options: object) -> object:
+            if threading.get_ident() == recording:
+                raise CannotRecord(f"the model reads values while it computes ({name})")
+            return original(*args, **options)
+
+        return read
+
+    readers: list[tuple[Any, str]] = [(mx.array, name) for name in VALUE_READERS]
+    readers += [(mx, "eval"), (mx, "async_eval")]
+    originals = [getattr(owner, name) for owner, name in readers]
+    for (owner, name), original in zip(readers, originals, strict=True):
+        setattr(owner, name, refuse(name, original))
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(readers, originals, strict=True):
+            setattr(owner, name, original)
+
+
 class Recorded:
     """A graph as a program: the graph is built once, of arrays that get the values of each step."""
 
@@ -148,7 +133,8 @@ class Recorded:
         fixed = [array for mine, count in zip(own, counts, strict=True) for array in mine[count:]]
         try:
             _bind(pools, own)
-            outputs = build(arrays, True)
+            with values_unread():
+                outputs = build(arrays, True)
             pending = [pool.pending() for pool in pools]
             self._program = programs.record(
                 filled, fixed, [*outputs, *(array for written in pending for array in written)]

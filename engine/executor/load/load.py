@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec
 from octavo.kernels.backends import Choice
-from octavo.kernels.groups import create_pools
-from octavo.kernels.interface import KVPool, LayerSpec, PoolSpec
+from octavo.kernels.interface import LayerSpec, PagedKVCache, PoolSpec
+from octavo.kernels.kv_cache import create_kv_cache
 
 from ...api.config import EngineConfig
 from ...api.engine_info import MemoryBudget, ModelInfo
@@ -19,11 +19,11 @@ from ...api.errors import InvalidConfig
 from ...memory.budget import available_memory, format_size, workspace_bytes
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
+from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
-from ..sampling.logit_rows import NumpySampling, Sampling
 from .discover import CacheLayout, discover_layout
-from .loader import LoadedModel, load_model, num_weight_bytes
+from .loader import LoadedModel, load_model
 from .prepare import choose_device, make_ready
 from .probe import ProbeResult, describe
 
@@ -35,8 +35,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     path = resolve_model(config.model)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     choice = choose_device(config)
-    native = choice.backend.name == "cpu"
-    loaded = load_model(path, weights=config.weights, native=native)
+    ops = model_ops(choice.backend)
+    loaded = load_model(path, weights=config.weights, ops=ops)
     probed = layout = discover_layout(loaded.model, loaded.architecture)
     if config.max_kv_size is not None:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
@@ -46,23 +46,18 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    if config.residency is not None and result.tier != "paged":
-        raise InvalidConfig(
-            f"{loaded.architecture} runs in the {result.tier} tier, which has no 16-bit pages beside "
-            "quantized ones; leave keep_fp16_pages, recent_fp16_pages and quantize_after out"
-        )
-    pool = _create_pool(config, choice, layout, size, num_pages)
+    kv_cache = _create_kv_cache(config, choice, layout, size, num_pages)
     model = PagedModel(
         loaded.model,
         layout,
-        pool,
+        kv_cache,
         mask_dims=result.mask_dims,
         selection=ready.selection if result.selects_rows else None,
         replay=ready.replays,
     )
     budget = MemoryBudget(
-        weights=num_weight_bytes(loaded.model, native=native),
-        pages=pool.nbytes,
+        weights=ops.weight_bytes(loaded.model),
+        pages=sum(storage.nbytes for storage in kv_cache.storages),
         workspace=workspace_bytes(
             read_config(path),
             max_step_tokens=config.max_step_tokens,
@@ -77,19 +72,11 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     return PagedRunner(
         model,
         info,
-        dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout),
+        dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout, size),
         exact=config.exact,
         chooses=ready.chooses,
-        sampling=_sampling(native),
+        sampling=ops.sampler(),
     )
-
-
-def _sampling(native: bool) -> Sampling:
-    if native:
-        from ..sampling.native_sampling import NativeSampling
-
-        return NativeSampling()
-    return NumpySampling()
 
 
 def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
@@ -102,8 +89,8 @@ def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: 
         max_running=config.max_running,
         max_step_tokens=config.max_step_tokens,
         max_pinned=config.max_pinned_pages,
-        residency=config.residency,
-        num_twins=config.num_fp16_pages,
+        residual=config.residual,
+        num_residual=config.num_residual_pages,
     )
 
 
@@ -125,9 +112,9 @@ def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int) -> int:
     return num_pages
 
 
-def _create_pool(
+def _create_kv_cache(
     config: EngineConfig, choice: Choice, layout: CacheLayout, size: Sizing, num_pages: int
-) -> KVPool:
+) -> PagedKVCache:
     spec = PoolSpec(
         layers=layout.layers,
         num_pages=num_pages,
@@ -136,24 +123,27 @@ def _create_pool(
         v_format=config.page_formats.v,
     )
     try:
-        pool = create_pools(
+        kv_cache = create_kv_cache(
             choice.backend,
             spec,
             size.groups,
             size.pages(num_pages),
-            twins=size.twins,
-            twin_format="fp16" if layout.dtype == mx.float16 else "bf16",
+            residual=size.residual,
+            residual_format="fp16" if layout.dtype == mx.float16 else "bf16",
         )
     except ValueError as error:
         raise InvalidConfig(f"{choice.backend.name} backend: {error}") from error
     predicted = size.bytes_for(num_pages)
-    assert pool.nbytes == predicted, f"the pool takes {pool.nbytes} bytes, predicted were {predicted}"
-    return pool
+    taken = sum(storage.nbytes for storage in kv_cache.storages)
+    assert taken == predicted, f"the pages take {taken} bytes, predicted were {predicted}"
+    return kv_cache
 
 
-def _dense_row_bytes(layout: CacheLayout) -> int:
-    """Of the largest layer's K and V, per row and visible position, in the gather tier."""
-    values = max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
+def _dense_row_bytes(layout: CacheLayout, size: Sizing) -> int:
+    """Of the largest layer's K and V, per row and visible position, in the gather tier: beside a residual
+    window they are gathered of both kinds of pages, and chosen from."""
+    copies = 3 if size.residual else 1
+    values = copies * max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
     return values * layout.dtype.size
 
 

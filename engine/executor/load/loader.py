@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -19,6 +19,8 @@ from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.model_files import read_config
 from ..adapt.cache_adapter import install_hook
+from ..adapt.softcap import install_softcap
+from ..model_ops import MLXOps, ModelOps
 from .mlx_lm_import import utils as mlx_lm_utils
 
 if TYPE_CHECKING:
@@ -40,108 +42,43 @@ class LoadedModel:
     weights: str
 
 
-@contextmanager
-def _weights_mapped(native: bool) -> Iterator[None]:
-    """In this block, mlx-lm gets weights that are mapped from their files and not read, if ``native``."""
-    if not native:
-        yield
-        return
-    from ..native.mapped import map_safetensors
-
-    original = mx.load
-
-    def load(file: Any, *unusual: Any, **more: Any) -> Any:
-        plain = not unusual and not more and str(file).endswith(".safetensors")
-        mapped = map_safetensors(file) if plain else None
-        return original(file, *unusual, **more) if mapped is None else mapped
-
-    mx.load = load
-    try:
-        yield
-    finally:
-        mx.load = original
-
-
-@contextmanager
-def _quantized_on_all_threads(native: bool) -> Iterator[None]:
-    """In this block, layers that quantize themselves do it with our kernel, if ``native``: the bits of
-    MLX's, which takes one thread and most of the time of loading."""
-    if not native:
-        yield
-        return
-    from octavo.kernels import _ext
-
-    original = mx.quantize
-
-    def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
-        ours = [(GROUP_SIZE, bits) for bits in _BITS.values()]
-        if settings in ours and more == {"mode": "affine"}:
-            return _ext.quantize_weights(w, group_size=settings[0], bits=settings[1])
-        return original(w, *settings, **more)
-
-    mx.quantize = quantize_array
-    try:
-        yield
-    finally:
-        mx.quantize = original
-
-
-def load_model(path: Path, *, weights: Weights, native: bool = False) -> LoadedModel:
-    """The model of ``path`` by mlx-lm's own code, with the hook in place. ``native``: its weights are
-    views of their files until ``materialize``.
+def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> LoadedModel:
+    """The model of ``path`` by mlx-lm's own code, with the hook in place, its weights not read until
+    ``materialize``. ``ops`` None: MLX's own.
 
     Raises ModelLoadError when mlx-lm cannot load it, InvalidConfig when its weights cannot
     become what was asked.
     """
+    ops, said = MLXOps() if ops is None else ops, StringIO()
     architecture = read_config(path)["model_type"]
     install_hook()
     try:
-        with _weights_mapped(native):
+        with ops.loading(), redirect_stdout(said):
             model, _ = mlx_lm_utils.load_model(path, lazy=True)
+    except SystemExit as error:  # olmo, without a package of its own
+        first_line = said.getvalue().strip().partition("\n")[0] or f"it exits with {error.code}"
+        raise ModelLoadError(
+            f"mlx-lm cannot load {architecture!r} models as it is installed here: {first_line}"
+        ) from error
     except Exception as error:  # mlx-lm and model code of any architecture
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
     install_hook()
+    install_softcap()
     model.eval()
     if weights != "keep":
-        with _quantized_on_all_threads(native):
+        with ops.quantizing():
             convert_weights(model, weights)
     return LoadedModel(model, architecture, describe_weights(model))
 
 
-def materialize(model: Module, *, native: bool, exact: bool, fuse: bool) -> Report | None:
-    """Read the weights; ``native`` first puts the CPU kernels in the place of MLX's layers, and
-    gives a report of it. ``fuse``: operations of several modules may become one.
-
-    Layer by layer, so that the originals of converted weights are never all in memory.
-    """
-    report = None
-    if native:
-        from ..native.merged import Observed, observe
-        from ..native.modules import replace_modules
-
-        seen = observe(lambda: model(mx.array([[0, 1]])))
-        if not fuse:
-            seen = Observed(heads=seen.heads)
-        report = replace_modules(model, exact=exact, fuse=fuse, observed=seen)
-        log.info("native layers: %s; MLX's own: %s", report.replaced, [kept.name for kept in report.kept])
-    if native:  # what is left may lie in the files
-        from octavo.kernels import _ext
-
-        model.update(tree_map(_ext.copy_of, model.parameters()))
+def materialize(model: Module, ops: ModelOps, *, exact: bool, fuse: bool) -> Report | None:
+    """Read the weights, the model being prepared by ``ops`` first, layer by layer, so that the originals of
+    converted weights are never all in memory. ``exact``, ``fuse``: see ``ModelOps.prepare_model``."""
+    report = ops.prepare_model(model, exact=exact, fuse=fuse)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
     return report
-
-
-def num_weight_bytes(model: Module, *, native: bool) -> int:
-    """What the weights take now; ask after a first forward, which may pack the head."""
-    own: int = sum(array.nbytes for array in dict(tree_flatten(model.parameters())).values())
-    if not native:
-        return own
-    from ..native.modules import packed_bytes
-
-    return own + packed_bytes(model)
 
 
 def convert_weights(model: Module, weights: Weights) -> None:

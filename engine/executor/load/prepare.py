@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from octavo.kernels.backends import Choice, choose_backend
+from octavo.kernels.backends import Choice, choose_backend, set_up_device
 from octavo.kernels.interface import PoolSpec
 
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
-from ..adapt.output_head import RowSelection, TakeRows, select_rows
+from ..adapt.output_head import RowSelection, select_rows
 from ..capture.equivalence_check import NUM_PAGES, PAGE_SIZE, FusionResult, check_fusion
+from ..model_ops import Fusion, model_ops
 from ..paged_model import PagedModel
 from .discover import CacheLayout
 from .loader import LoadedModel, materialize
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """report   what became of its modules; None unless the native CPU backend replaces them
+    """report   what became of its modules; None if they stay MLX's
     fusion   None where nothing was to be fused
     """
 
@@ -55,9 +55,7 @@ def choose_device(config: EngineConfig) -> Choice:
         choice = choose_backend(config.backend, config.threads, exact=config.exact)
     except ValueError as error:
         raise InvalidConfig(str(error)) from error
-    if not mx.metal.is_available():
-        mx.set_default_device(mx.cpu)
-        mx.disable_compile()  # on a CPU it would run a C++ compiler in the middle of serving
+    set_up_device()
     return choice
 
 
@@ -65,30 +63,21 @@ def make_ready(
     loaded: LoadedModel, layout: CacheLayout, choice: Choice, *, exact: bool, fuse: bool
 ) -> ReadyModel:
     """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly."""
-    model, native = loaded.model, choice.backend.name == "cpu"
-    selection = select_rows(model, vocab_size=layout.vocab_size, take=_take_rows(native))
-    report = materialize(model, native=native, exact=exact, fuse=fuse)
+    model, ops = loaded.model, model_ops(choice.backend)
+    selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
+    report = materialize(model, ops, exact=exact, fuse=fuse)
     result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture)
     fusion = None
-    if native and fuse and result.tier == "paged":
-        fusion = _checked_fusion(loaded, layout, choice, selection if result.selects_rows else None)
+    if ops.fusion is not None and fuse and result.tier == "paged":
+        chosen = selection if result.selects_rows else None
+        fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen)
     return ReadyModel(selection, report, result, fusion)
 
 
-def _take_rows(native: bool) -> TakeRows:
-    if native:
-        from octavo.kernels import _ext
-
-        return _ext.select_rows
-    return operator.getitem
-
-
 def _checked_fusion(
-    loaded: LoadedModel, layout: CacheLayout, choice: Choice, selection: RowSelection | None
+    fusing: Fusion, loaded: LoadedModel, layout: CacheLayout, choice: Choice, selection: RowSelection | None
 ) -> FusionResult:
     """Leaves modules fused only if that changes no bit."""
-    from ..native.modules import set_fused, unfuse
-
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     spec = PoolSpec(
         layers=layout.layers,
@@ -102,10 +91,10 @@ def _checked_fusion(
         pool = choice.backend.create_pool(spec)
         return PagedModel(loaded.model, layout, pool, selection=selection, replay=replay)
 
-    fusion = check_fusion(create, lambda on: set_fused(loaded.model, on), layout.vocab_size)
+    fusion = check_fusion(create, lambda on: fusing.set_fused(loaded.model, on), layout.vocab_size)
     if fusion.not_fused:
         log.warning("%s runs module by module: %s", loaded.architecture, fusion.not_fused)
-        unfuse(loaded.model)
+        fusing.unfuse(loaded.model)
     if fusion.not_replayed:
         log.warning("%s runs its Python code in every step: %s", loaded.architecture, fusion.not_replayed)
     if fusion.not_chosen:

@@ -16,7 +16,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import AttentionBackend, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
@@ -122,7 +122,7 @@ def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int
         work = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
         tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
         logits = paged.forward(tokens.astype(np.int32), _metadata(reference, work))
-        mx.eval(logits, *paged.pool.pending())
+        mx.eval(logits, *paged.kv_cache.pending())
         got, first = evaluated(logits), 0
         for i, start, stop in work:
             rows = got[first : first + stop - start]
@@ -145,10 +145,13 @@ def _metadata(reference: Reference, work: list[tuple[int, int, int]]) -> Attenti
     q_start = list(itertools.accumulate((stop - start for _, start, stop in work), initial=0))
     return AttentionMetadata(
         positions=positions,
-        slots=slots.astype(np.int32),
         q_start=np.array(q_start, np.int32),
         kv_len=np.array([stop for _, _, stop in work], np.int32),
-        page_table=np.ascontiguousarray(tables[[i for i, _, _ in work]]),
+        groups=(
+            GroupMetadata(
+                slots=slots.astype(np.int32), page_table=np.ascontiguousarray(tables[[i for i, _, _ in work]])
+            ),
+        ),
         page_size=PAGE_SIZE,
     )
 
@@ -173,7 +176,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     paged.selection = selection
     try:
         chosen = paged.forward(ids, metadata, rows)
-        mx.eval(chosen, *paged.pool.pending())
+        mx.eval(chosen, *paged.kv_cache.pending())
     except Exception:  # a model that cannot live with fewer rows keeps them all
         return False
     finally:

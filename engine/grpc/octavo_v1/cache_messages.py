@@ -77,7 +77,7 @@ def stats_message(
         pages=generation_pb2.PageCounts(
             held=gauges.pages_held, idle_cached=gauges.pages_idle_cached, idle_empty=gauges.pages_idle_empty
         ),
-        fp16_pages=None if gauges.twins is None else _counts_message(gauges.twins),
+        residual_pages=None if gauges.residual is None else _counts_message(gauges.residual),
         page_size=totals.page_size,
         policy=totals.policy,
         enabled=totals.enabled,

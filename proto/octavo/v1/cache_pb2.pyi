@@ -48,7 +48,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, num_prefixes: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("pages", "page_size", "policy", "enabled", "query_tokens", "hit_tokens", "misses", "evicted_pages", "pinned_pages", "max_pinned_pages", "pins", "prefixes", "fp16_pages")
+    __slots__ = ("pages", "page_size", "policy", "enabled", "query_tokens", "hit_tokens", "misses", "evicted_pages", "pinned_pages", "max_pinned_pages", "pins", "prefixes", "residual_pages")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -61,7 +61,7 @@ class GetStatsResponse(_message.Message):
     MAX_PINNED_PAGES_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
-    FP16_PAGES_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_PAGES_FIELD_NUMBER: _ClassVar[int]
     pages: _generation_pb2.PageCounts
     page_size: int
     policy: str
@@ -74,8 +74,8 @@ class GetStatsResponse(_message.Message):
     max_pinned_pages: int
     pins: _containers.RepeatedCompositeFieldContainer[PinStats]
     prefixes: _containers.RepeatedCompositeFieldContainer[PrefixStats]
-    fp16_pages: _generation_pb2.PageCounts
-    def __init__(self, pages: _Optional[_Union[_generation_pb2.PageCounts, _Mapping]] = ..., page_size: _Optional[int] = ..., policy: _Optional[str] = ..., enabled: _Optional[bool] = ..., query_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., misses: _Optional[_Iterable[_Union[MissTokens, _Mapping]]] = ..., evicted_pages: _Optional[int] = ..., pinned_pages: _Optional[int] = ..., max_pinned_pages: _Optional[int] = ..., pins: _Optional[_Iterable[_Union[PinStats, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[PrefixStats, _Mapping]]] = ..., fp16_pages: _Optional[_Union[_generation_pb2.PageCounts, _Mapping]] = ...) -> None: ...
+    residual_pages: _generation_pb2.PageCounts
+    def __init__(self, pages: _Optional[_Union[_generation_pb2.PageCounts, _Mapping]] = ..., page_size: _Optional[int] = ..., policy: _Optional[str] = ..., enabled: _Optional[bool] = ..., query_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., misses: _Optional[_Iterable[_Union[MissTokens, _Mapping]]] = ..., evicted_pages: _Optional[int] = ..., pinned_pages: _Optional[int] = ..., max_pinned_pages: _Optional[int] = ..., pins: _Optional[_Iterable[_Union[PinStats, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[PrefixStats, _Mapping]]] = ..., residual_pages: _Optional[_Union[_generation_pb2.PageCounts, _Mapping]] = ...) -> None: ...
 
 class MissTokens(_message.Message):
     __slots__ = ("reason", "tokens")

@@ -1,0 +1,57 @@
+"""gemma2's attention through pages: it caps its logits itself, so it never calls mlx-lm's function.
+
+Its ``Attention`` multiplies queries and keys in Python, because MLX's attention has no softcap. Our kernels
+have one: for a layer whose cache is pages, the same projections and rotations are followed by one call of
+``attend``. Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every
+model; should they differ, the model is served through gathered K/V, which is mlx-lm's code again.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import mlx.core as mx
+
+from .cache_adapter import HookError, LayerShim
+
+GEMMA2 = "mlx_lm.models.gemma2"
+_MARK = "_octavo_plain"
+
+
+def install_softcap() -> None:
+    """Patch gemma2's attention, if mlx-lm's module is imported and was not patched before."""
+    module = sys.modules.get(GEMMA2)
+    kind: Any = None if module is None else module.Attention
+    if kind is None or hasattr(kind, _MARK):
+        return
+    plain = kind.__call__
+    setattr(kind, _MARK, plain)
+
+    @functools.wraps(plain)
+    def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        if isinstance(cache, LayerShim) and cache.is_paged:
+            return _attend_paged(layer, x, mask, cache)
+        out: mx.array = plain(layer, x, mask, cache)
+        return out
+
+    kind.__call__ = attention
+
+
+def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerShim) -> mx.array:
+    """Rows [T, 1, hidden] of a step in, and out."""
+    if mask is not None:
+        raise HookError("the model gives attention a mask of its own")
+    queries, keys, values = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    queries = layer.rope(_heads(queries, layer.n_heads), offset=cache.offset)
+    keys = layer.rope(_heads(keys, layer.n_kv_heads), offset=cache.offset)
+    cache.update_and_fetch(keys, _heads(values, layer.n_kv_heads))
+    out = cache.attend(queries.squeeze(2), scale=layer.scale, softcap=layer.attn_logit_softcapping)
+    projected: mx.array = layer.o_proj(out.reshape(*x.shape[:2], -1))
+    return projected
+
+
+def _heads(x: mx.array, count: int) -> mx.array:
+    """Rows [T, 1, count * D] as [T, count, 1, D]."""
+    return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)

@@ -1,0 +1,108 @@
+"""What computes a model's operations beside attention: MLX's own modules, or native ones.
+
+Asked once, of the backend; loading, preparing and sampling then work with whichever it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+
+from octavo.kernels.interface import AttentionBackend
+
+from .adapt.output_head import TakeRows
+from .sampling.logit_rows import NumpySampling, Sampling
+
+if TYPE_CHECKING:
+    from .native.modules import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Operations of several modules as one: ``set_fused(model, on)`` turns that on or off, ``unfuse(model)``
+    takes it apart for good."""
+
+    set_fused: Callable[[Module, bool], None]
+    unfuse: Callable[[Module], None]
+
+
+class ModelOps(Protocol):
+    """How a model's weights are loaded and its modules computed."""
+
+    @property
+    def fusion(self) -> Fusion | None:
+        """None where every module computes for itself."""
+        ...
+
+    @property
+    def take_rows(self) -> TakeRows:
+        """Rows of activations: ``take_rows(x, rows)`` is x[rows]."""
+        ...
+
+    def loading(self) -> AbstractContextManager[None]:
+        """In this block mlx-lm reads weight files in the way that suits these operations."""
+        ...
+
+    def quantizing(self) -> AbstractContextManager[None]:
+        """In this block MLX's layers quantize themselves in the way that suits them: the same bits."""
+        ...
+
+    def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
+        """Make the loaded model compute with these operations, in place; what became of its modules, or
+        None if they stay MLX's. ``exact`` refuses those that round activations; ``fuse``: several modules
+        may become one."""
+        ...
+
+    def weight_bytes(self, model: Module) -> int:
+        """What its weights take now; ask after a first forward, which may pack the head."""
+        ...
+
+    def sampler(self) -> Sampling:
+        """What draws tokens from its logits."""
+        ...
+
+
+class MLXOps:
+    """``ModelOps`` of MLX's own modules."""
+
+    fusion: Fusion | None = None
+    take_rows: TakeRows = operator.getitem
+
+    def loading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def quantizing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
+        """They are exact and never fused: there is nothing to do."""
+        del model, exact, fuse
+        return None
+
+    def weight_bytes(self, model: Module) -> int:
+        return parameter_bytes(model)
+
+    def sampler(self) -> Sampling:
+        return NumpySampling()
+
+
+def parameter_bytes(model: Module) -> int:
+    """Bytes of the parameters that lie in the model's modules as arrays."""
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in arrays.values())
+
+
+def model_ops(backend: AttentionBackend) -> ModelOps:
+    """The operations that belong to an attention backend."""
+    if backend.has_model_ops:
+        from .native.model_ops import NativeOps
+
+        return NativeOps()
+    return MLXOps()

@@ -1,0 +1,85 @@
+"""``ModelOps`` of the native CPU kernels: weights mapped from their files and packed, fused modules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_map
+
+from octavo.kernels import _ext
+
+from ..adapt.output_head import TakeRows
+from ..model_ops import Fusion, parameter_bytes
+from ..sampling.logit_rows import Sampling
+from ..sampling.native_sampling import NativeSampling
+from .mapped import map_safetensors
+from .merged import Observed, observe
+from .modules import Report, packed_bytes, replace_modules, set_fused, unfuse
+
+log = logging.getLogger(__name__)
+
+_QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits that our kernel quantizes weights to
+
+
+class NativeOps:
+    """See the module."""
+
+    fusion: Fusion | None = Fusion(set_fused, unfuse)
+
+    @property
+    def take_rows(self) -> TakeRows:
+        return _ext.select_rows
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """In this block, mlx-lm gets weights that are mapped from their files and not read."""
+        original = mx.load
+
+        def load(file: Any, *unusual: Any, **more: Any) -> Any:
+            plain = not unusual and not more and str(file).endswith(".safetensors")
+            mapped = map_safetensors(file) if plain else None
+            return original(file, *unusual, **more) if mapped is None else mapped
+
+        mx.load = load
+        try:
+            yield
+        finally:
+            mx.load = original
+
+    @contextmanager
+    def quantizing(self) -> Iterator[None]:
+        """In this block, layers that quantize themselves do it with our kernel: the bits of MLX's, which
+        takes one thread and most of the time of loading."""
+        original = mx.quantize
+
+        def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
+            if settings in _QUANTIZED_HERE and more == {"mode": "affine"}:
+                return _ext.quantize_weights(w, group_size=settings[0], bits=settings[1])
+            return original(w, *settings, **more)
+
+        mx.quantize = quantize_array
+        try:
+            yield
+        finally:
+            mx.quantize = original
+
+    def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
+        """Put native modules in the place of MLX's, weights packed one layer at a time."""
+        seen = observe(lambda: model(mx.array([[0, 1]])))
+        if not fuse:
+            seen = Observed(heads=seen.heads)
+        report = replace_modules(model, exact=exact, fuse=fuse, observed=seen)
+        log.info("native layers: %s; MLX's own: %s", report.replaced, [kept.name for kept in report.kept])
+        model.update(tree_map(_ext.copy_of, model.parameters()))  # what is left may lie in the files
+        return report
+
+    def weight_bytes(self, model: Module) -> int:
+        return parameter_bytes(model) + packed_bytes(model)
+
+    def sampler(self) -> Sampling:
+        return NativeSampling()

@@ -1,0 +1,61 @@
+"""What a KV cache offers to whoever records a step once and runs it again with other values.
+
+Steps of decodes repeat: the same shapes, other numbers in them. Where everything that a cache's part of
+a step takes from its metadata reaches the graph through arrays, the graph can be kept as a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from .metadata import Ints
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+class Program(Protocol):
+    """``run`` computes ``outputs`` of the values of the arrays it was recorded with."""
+
+    @property
+    def outputs(self) -> list[mx.array]: ...
+
+    def run(self, values: Sequence[Ints]) -> None: ...
+
+
+class Programs(Protocol):
+    """Records programs that never run at the same time: they share memory."""
+
+    def record(
+        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
+    ) -> Program:
+        """What computes ``outputs`` from int32 arrays that are ``filled`` in each run and ``fixed`` ones;
+        ValueError names what cannot be recorded."""
+        ...
+
+
+class ReplayablePool(Protocol):
+    """One pool of a KV cache whose steps depend on arrays only, once their shapes are given."""
+
+    def step_values(self) -> list[Ints]:
+        """The indices and flags of the step that has begun, where NumPy holds them."""
+        ...
+
+    def step_inputs(self) -> list[mx.array]:
+        """The same as arrays of MLX's, in that order, then the pages of every layer."""
+        ...
+
+    def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
+        """Compute with these in their place."""
+        ...
+
+    def pending(self) -> list[mx.array]: ...
+
+    def bind_pending(self, arrays: Sequence[mx.array]) -> None:
+        """What a replayed graph gave in the place of ``pending()``."""
+        ...
+
+    def programs(self) -> Programs:
+        """What records programs of steps of one model."""
+        ...
