@@ -222,7 +222,7 @@ async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pyte
         tasks = [asyncio.create_task(collect(its.client.generate("x" * 4000, SHORT))) for _ in range(2)]
         await eventually(lambda: its.engine._open.gate._num_entering == 2, "two are on their way in")
         with pytest.raises(Overloaded, match=f"{2 * least} prompt tokens are waiting"):
-            await collect(its.client.generate("x" * 4000, SHORT))
+            await asyncio.wait_for(collect(its.client.generate("x" * 4000, SHORT)), 20)
         door.set()
         await asyncio.gather(*tasks, return_exceptions=True)
 
