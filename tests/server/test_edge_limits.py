@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,12 @@ async def test_the_body_of_a_call_without_a_token_is_not_received(tmp_path: Path
         own: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         routers: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         body = "x" * large
-        for call in (
+        calls: tuple[Callable[[], Any], ...] = (
             lambda: own.Tokenize(pb.TokenizeRequest(text=body)),
             lambda: own.Generate(pb.GenerateRequest(text=body)).read(),
             lambda: routers.Generate(ask(text=body)).read(),
-        ):
+        )
+        for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call()
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
