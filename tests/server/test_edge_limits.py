@@ -90,7 +90,7 @@ class Proxy:
 async def test_the_body_of_a_call_without_a_token_is_not_received(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("alice alice-0123456789\n")
-    large = 24 * MIB
+    large = 40 * MIB
     async with (
         served(security=Security(token_file=tokens), max_message_bytes=64 * MIB) as its,
         Proxy(its.address).running() as proxy,
@@ -108,8 +108,8 @@ async def test_the_body_of_a_call_without_a_token_is_not_received(tmp_path: Path
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call()
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        # Flow control lets some through; all three would have been 72 MiB.
-        assert proxy.num_sent < large, f"{proxy.num_sent} bytes were taken in"
+        # Flow control lets up to some 10 MiB of each through, for nobody; all three are 120 MiB.
+        assert proxy.num_sent < 2 * large, f"{proxy.num_sent} bytes were taken in"
 
 
 async def test_a_message_may_be_as_large_as_the_models_length_needs() -> None:
