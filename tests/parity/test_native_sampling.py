@@ -15,7 +15,7 @@ from native import at_every_level, require_extension, run_at_level
 from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.sampling.logit_rows import NumpySampling, Target, float_row
-from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState
+from octavo.engine.executor.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState
 
 require_extension()
 
@@ -400,3 +400,16 @@ def test_logits_must_be_rows_of_floats() -> None:
         _ext.draw_tokens(mx.zeros(4), [])
     with pytest.raises(ValueError, match="int32"):
         _ext.draw_tokens(mx.zeros((1, 4), mx.int32), [])
+
+
+def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
+    """What the parameters leave nothing of is told from what the model has computed wrongly."""
+    held = SampleState(
+        SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=8, end_ids=tuple(range(8))
+    )
+    rows = mx.array(np.stack([np.zeros(8), np.full(8, np.nan)]).astype(np.float32))
+    mx.eval(rows)
+    nothing_left, broken = sample_natively(rows, [0, 1], [held, held])
+    assert nothing_left == Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
+    assert broken == Sampled(token=None, error=NOT_FINITE)
+    assert sample_in_numpy(rows, [0, 1], [held, held]) == [nothing_left, broken]

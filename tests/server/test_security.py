@@ -120,6 +120,17 @@ async def test_a_renewed_certificate_is_used_after_a_reload(tmp_path: Path, auth
         assert (await collect(running))[0].finish_reason is FinishReason.LENGTH, "connections go on"
 
 
+def test_certificates_are_handed_over_only_when_they_are_new(tmp_path: Path, authority: trustme.CA) -> None:
+    """gRPC makes a new handshaker for each connection otherwise, and forgets sessions."""
+    security = Security(tls=server_files(tmp_path, authority))
+    assert security.credentials() is not None
+    assert security._renewed() is None, "it has the first ones from the beginning"
+    server_files(tmp_path, trustme.CA())
+    security.reload()
+    assert security._renewed() is security._certificates
+    assert security._renewed() is None
+
+
 async def test_only_tokens_of_the_file_are_let_in(tmp_path: Path) -> None:
     path = token_file(tmp_path, f"# who\n\nalice {ALICE}\nbob:{BOB}\n")
     security = Security(token_file=path)

@@ -107,6 +107,7 @@ async def test_a_write_that_does_not_move_ends_its_call() -> None:
         async with stalled(its, LARGE) as slow:
             await eventually(lambda: its.server.intake.num_active == 0, "the call was ended", within=60)
             await eventually(lambda: all_idle(its.engine) and _unread(its) == 0, "pages and output are free")
+            await eventually(lambda: its.server.limiter.num_calls == 0, "nothing waits for its last word")
             assert not its.server.intake.writer._writes
             assert await collect(its.client.generate("b", SHORT)), "others are served"
             with pytest.raises(grpc.aio.AioRpcError, match="has not read its output") as caught:

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import FakeCore, Recording, small_config
-from ledger_runner import ALPHABET, EOS
+from ledger_runner import ALPHABET, EOS, LedgerRunner
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
+from octavo.engine.executor.sampling.sampler import Sampled
 from octavo.engine.frontend.input_processor import Admission
 from oracle import Expected, alone
 
@@ -287,3 +288,19 @@ def test_finishing_ends_what_is_left_and_tells_the_observer() -> None:
     assert len(harness.observer.records[-1].ended) == 3
     assert harness.core.gauges.pages_held == 0
     harness.core._blocks.check()
+
+
+def test_a_failure_that_the_parameters_bring_about_is_recorded_as_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    for invalid in (True, False):
+        failed = Sampled(token=None, error="no token is left", invalid=invalid)
+        monkeypatch.setattr(LedgerRunner, "_sample", lambda *_, failed=failed: failed)
+        request = harness.add(b"ab", SamplingParams(max_tokens=2))
+        harness.run()
+        (delta,) = harness.deltas[request]
+        assert (delta.finish_reason, delta.error) == (FinishReason.ERROR, "no token is left")
+        ended = [record for step in harness.observer.records for record in step.ended]
+        assert ended[-1].invalid == invalid
+    harness.assert_idle()

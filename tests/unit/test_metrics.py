@@ -194,3 +194,15 @@ def test_probes(server: MetricsServer, probes: FakeProbes) -> None:
 def test_a_port_in_use(server: MetricsServer, probes: FakeProbes) -> None:
     with pytest.raises(InvalidConfig, match=r"port is in use.*--metrics"):
         MetricsServer(server.address, Metrics(), probes)
+
+
+def test_what_parameters_bring_about_is_no_error_of_the_engine() -> None:
+    """The alert counts finish_reason="error"; nobody outside can raise it by what they ask for."""
+    metrics = Metrics()
+    failed = replace(RECORD.ended[0], finish_reason=FinishReason.ERROR)
+    metrics.step(
+        replace(RECORD, ended=(failed, replace(failed, invalid=True), replace(failed, invalid=True)))
+    )
+    found = _samples(metrics.render().decode())
+    assert found["octavo_requests_total,finish_reason=error"] == 1
+    assert found["octavo_requests_total,finish_reason=invalid"] == 2

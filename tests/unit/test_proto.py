@@ -66,7 +66,7 @@ def test_every_number_of_the_cache_service_is_kept() -> None:
         "Prefix": "text token_ids chat request_id cache_salt",
         "GetStatsRequest": "num_prefixes",
         "GetStatsResponse": "pages page_size policy enabled query_tokens hit_tokens misses evicted_pages "
-        "pinned_pages max_pinned_pages pins prefixes residual_pages",
+        "pinned_pages max_pinned_pages pins prefixes fp16_pages",
         "MissTokens": "reason tokens",
         "PinStats": "name num_tokens",
         "PrefixStats": "parent start end num_hits tokens_saved text",
@@ -74,7 +74,7 @@ def test_every_number_of_the_cache_service_is_kept() -> None:
         "ExplainResponse": "request_id prompt_tokens cached_tokens miss_position reason "
         "evicted_seconds_before misses text",
         "SaveRequest": "path prompt",
-        "SaveResponse": "num_pages num_tokens num_bytes num_missing_pages",
+        "SaveResponse": "num_pages num_tokens num_bytes",
         "LoadRequest": "path",
         "LoadResponse": "num_pages num_tokens num_known_pages num_skipped_pages converted",
         "PinRequest": "name prefix",
@@ -128,7 +128,7 @@ parameters = st.builds(
     top_k=st.integers(0, 2**31 - 1),
     top_p=unit,
     min_p=unit,
-    repetition_penalty=unit,
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=3),
@@ -182,7 +182,7 @@ def test_prompts_survive_the_wire() -> None:
     for prompt in ("text", "", [1, 2, 3], [], chat):
         request = make_request(prompt, SamplingParams())
         received = pb.GenerateRequest.FromString(request.SerializeToString())
-        assert messages.prompt_of(received, max_tokens=8) == prompt
+        assert messages.prompt_of(received, max_tokens=3) == prompt
 
 
 def test_negative_token_ids_do_not_even_leave_the_client() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.sampling.sampler import SampleState, sample
+from octavo.engine.executor.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, SampleState, sample
 from octavo.engine.executor.sampling.truncation import Floats, truncate
 
 LOGITS = np.log(np.array([[0.1, 0.4, 0.05, 0.25, 0.2]], np.float32))
@@ -156,3 +156,17 @@ def test_plain_greedy_is_only_plain_greedy() -> None:
     ):
         assert not state(**params).plain_greedy
     assert not state(repetition_penalty=1.1).plain_greedy
+
+
+def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
+    """What the parameters leave nothing of is told from what the model has computed wrongly."""
+    held = SampleState(
+        SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=5, end_ids=tuple(range(5))
+    )
+    (nothing_left,) = sample(LOGITS.copy(), [held])
+    assert (nothing_left.token, nothing_left.error, nothing_left.invalid) == (None, NO_TOKEN_LEFT, True)
+    broken = LOGITS.copy()
+    broken[0, 2] = np.nan
+    for each in (held, state(), state(repetition_penalty=2.0, prompt=(1,))):
+        (found,) = sample(broken.copy(), [each])
+        assert (found.token, found.error, found.invalid) == (None, NOT_FINITE, False)

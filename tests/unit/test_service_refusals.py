@@ -31,6 +31,8 @@ from oracle import alone
         ([{"role": "user"}], {}, InvalidRequest, "message 0 must have a role and a content"),
         ([1], {"stop_ids": (999,)}, InvalidRequest, "stop_ids has token id 999"),
         ([1], {"logit_bias": {-3: 1.0}}, InvalidRequest, "logit_bias has token id -3"),
+        ([1], {"min_tokens": 1, "stop_ids": tuple(range(258))}, InvalidRequest, "none could come first"),
+        ([1], {"min_tokens": 1, "stop_ids": (*range(256), 257)}, InvalidRequest, "all 258 tokens .* end"),
         ([1] * 256, {}, RequestTooLong, "256 tokens and max_tokens 1 need 257 .* page pool holds 256"),
         ([1] * 200, {"max_tokens": 57}, RequestTooLong, "200 tokens and max_tokens 57 need 257"),
         ([1] * 300, {}, RequestTooLong, "model's length is 280; shorten the prompt or lower max_tokens"),
@@ -152,3 +154,13 @@ async def test_the_smaller_number_is_let_in_first() -> None:
         await asyncio.gather(*tasks)
     assert order[-1] == "low"
     assert order.index("urgent") < order.index("usual") < order.index("also usual")
+
+
+async def test_what_the_parameters_leave_room_for_is_served() -> None:
+    """All tokens but one may end the output; without min_tokens, or with no end token, all of them may."""
+    async with running() as (engine, _, _):
+        for params in (
+            SamplingParams(stop_ids=tuple(range(258)), max_tokens=2),
+            SamplingParams(min_tokens=1, stop_ids=tuple(range(256)), ignore_eos=True, max_tokens=2),
+        ):
+            assert await collect(engine.generate([1], params))

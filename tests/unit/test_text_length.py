@@ -81,6 +81,20 @@ def test_a_text_has_at_least_as_many_tokens_as_are_said(name: str, text: str) ->
     assert tokenizer.encode(text, add_special_tokens=False, max_tokens=len(ids)) == ids, "it fits exactly"
 
 
+@pytest.mark.parametrize("name", ["byte level", "byte fallback", "demo"])
+def test_a_text_of_nothing_but_the_longest_token_fits(name: str) -> None:
+    backend = PROVEN[name]
+    tokenizer = Tokenizer(backend)
+    vocab = backend.get_vocab()
+    longest = max(
+        (token for token in vocab if not token.startswith("<")), key=lambda token: (len(token), token)
+    )
+    text = longest.replace("Ġ", " ") * 40
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert 40 <= len(ids) <= 41, "with the prefix of some"
+    assert tokenizer.encode(text, add_special_tokens=False, max_tokens=len(ids)) == ids
+
+
 @given(text=st.one_of(TEXTS, st.sampled_from(["<|im_start|>user\nx<|im_end|>", "  <|endoftext|>  "])))
 def test_ids_are_those_of_the_librarys_plain_call(text: str) -> None:
     for special in (False, True):
