@@ -10,18 +10,21 @@ DEV := $(VENV)/.installed-dev
 HTTP := $(VENV)/.installed-http
 PYTEST_ARGS ?= -n 2 --dist loadfile
 SERVE_ARGS ?=
+CHAOS_ARGS ?=
 
-.PHONY: help demo serve serve-http test test-slow lint format types cross-aarch64 sanitize check clean
+.PHONY: help demo serve serve-http test test-slow chaos lint format types cross-aarch64 sanitize docs proto check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
 	@echo "make serve      octavo serve on 127.0.0.1:50051 (SERVE_ARGS='--kv-format fp4 ...')"
 	@echo "make serve-http the same behind an OpenAI-compatible router on 127.0.0.1:30000"
 	@echo "make test       the tests, two at a time (PYTEST_ARGS='-k pages' for some, one at a time); make test-slow: the slow ones"
+	@echo "make chaos      attack real servers for some minutes; honest streams must not notice (CHAOS_ARGS='--only NAME')"
 	@echo "make lint       ruff: rules and formatting; make format applies them"
 	@echo "make types      mypy --strict"
 	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"
 	@echo "make sanitize   the native kernels, built with ASan and UBSan, under their tests (PYTEST_ARGS=FILES)"
+	@echo "make docs       the documentation site, into build/site; make proto: stubs from the .proto files"
 	@echo "make check      lint, types and test"
 	@echo "make clean      remove the environment, builds and caches"
 
@@ -52,6 +55,9 @@ test: $(DEV)
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -q -m slow --timeout 900 $(PYTEST_ARGS)
 
+chaos: $(DEV)
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,6 +75,13 @@ cross-aarch64: $(RUNTIME)
 
 sanitize: $(DEV)
 	@PYTHON=$(BIN)/python tools/sanitize.sh $(if $(filter command line environment,$(origin PYTEST_ARGS)),$(PYTEST_ARGS))
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+proto: $(DEV)
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto \
+		octavo/v1/generation.proto octavo/v1/cache.proto
 
 check: lint types test
 

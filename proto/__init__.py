@@ -2,9 +2,8 @@
 
 The .proto files live in ``octavo/v1`` beside their generated modules. protoc writes imports
 after the .proto path, so the generated modules are importable as ``octavo.v1.*`` and only under
-that name: a second copy of the same descriptors in one process is an error. Regenerate with
-``python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto
-octavo/v1/generation.proto octavo/v1/cache.proto`` from the root of the repository.
+that name: a second copy of the same descriptors in one process is an error. ``make proto``
+generates them.
 """
 
 from octavo.v1 import (

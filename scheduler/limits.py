@@ -13,17 +13,40 @@ class SequenceTooLong(ValueError):
 class Limits:
     """max_step_tokens   tokens computed in one step, decodes and prompt chunks together
     max_running       sequences that hold pages at once
+    long_prefill_token_threshold   a prompt is long while more tokens of it have to be computed (None:
+                      max_step_tokens, more than one step can take)
+    target_itl        seconds that a step may take while somebody decodes: prompts are cut to what is
+                      predicted to fit (None: as many tokens as max_step_tokens allows)
+    max_long_partial_prefills   long prompts that are under way at once; short ones pass those that wait
     """
 
     max_step_tokens: int = 512
     max_running: int = 64
+    long_prefill_token_threshold: int | None = None
+    max_long_partial_prefills: int = 1
+    target_itl: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
             raise ValueError(f"max_running must be at least 1, got {self.max_running}")
+        if self.max_long_partial_prefills < 1 or self.long_prefill_threshold < 1:
+            raise ValueError(
+                "max_long_partial_prefills and long_prefill_token_threshold must be at least 1, got "
+                f"{self.max_long_partial_prefills} and {self.long_prefill_threshold}"
+            )
+        if self.target_itl is not None and not self.target_itl > 0:
+            raise ValueError(
+                f"target_itl must be above 0 seconds, got {self.target_itl}; leave it out for none"
+            )
         if self.max_step_tokens < self.max_running:
             raise ValueError(
                 f"max_step_tokens must be at least max_running, got {self.max_step_tokens} and "
                 f"{self.max_running}: a full decode batch has to fit in one step; raise the first or "
                 "lower the second"
             )
+
+    @property
+    def long_prefill_threshold(self) -> int:
+        """``long_prefill_token_threshold``, or what it stands for."""
+        threshold = self.long_prefill_token_threshold
+        return self.max_step_tokens if threshold is None else threshold

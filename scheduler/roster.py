@@ -13,12 +13,13 @@ class Roster:
     """
     ::
 
-        add          admit                 end
-        ---> waiting -----> running(table) ---> finished
-                ^   preempt |      | fork          ^
-                '-----------'      v               |
-                            siblings ---- abort ---'   (and from anywhere else)
+        load            enqueue          admit                 end
+        ----> loading ----------> waiting -----> running(table) ---> finished
+                      (or at once)   ^   preempt |      | fork          ^
+                                     '-----------'      v               |
+                                                 siblings ---- abort ---'   (and from anywhere else)
 
+    loading       a connector brings pages of their prompts
     waiting       by priority, the oldest first among equals, who are all younger than the running ones
     running       in the same order; each has a table
     copies        pages to copy before the next step writes
@@ -28,20 +29,28 @@ class Roster:
     def __init__(self, blocks: BlockManager, max_running: int) -> None:
         self.blocks = blocks
         self.max_running = max_running
+        self.loading: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.copies: list[PageCopy] = []
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Wait behind everybody of the same priority."""
+        """Wait behind everybody of the same priority, with its pages or without them."""
+        if sequence.status is Status.WAITING_FOR_PAGES:
+            self.loading.remove(sequence)
+            sequence.status = Status.WAITING
         self.waiting.insert(_behind(self.waiting, sequence), sequence)
 
-    def admit(self, table: PageTable) -> Sequence:
-        """Let the first waiting sequence run with this table."""
-        sequence = self.waiting.popleft()
+    def load(self, sequence: Sequence) -> None:
+        """Wait for pages, until ``enqueue``."""
+        self.loading.append(sequence)
+        sequence.status = Status.WAITING_FOR_PAGES
+
+    def admit(self, sequence: Sequence, table: PageTable) -> None:
+        """Let a waiting sequence run with this table."""
+        self.waiting.remove(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         sequence.status, sequence.table = Status.RUNNING, table
-        return sequence
 
     def preempt(self, victim: Sequence) -> None:
         """Take a running sequence's pages back; it is the first of its priority to be admitted again."""
@@ -57,10 +66,12 @@ class Roster:
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence wherever it is; of its siblings one takes its place."""
+        """End a sequence that runs or waits, or a sibling of any other; of its own siblings one takes
+        its place."""
         queue = self.running if sequence.status is Status.RUNNING else self.waiting
         if sequence not in queue:
-            leader = next(s for s in (*self.running, *self.waiting) if sequence in s.siblings)
+            leaders = (*self.running, *self.waiting, *self.loading)
+            leader = next(s for s in leaders if sequence in s.siblings)
             leader.siblings.remove(sequence)
         elif sequence.siblings:
             heir, *heir.siblings = sequence.siblings

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Run
+from itertools import chain, islice
 
 from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
+from .budget import TokenBudget
+from .connector import KVConnector, NoConnector
+from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
+from .step_cost import shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
+
+LOOK_AHEAD = 256  # waiting sequences that are looked at in one step
 
 
 class Scheduler:
     """Each step: one token for every decoding sequence, then prompt chunks, then arrivals,
-    oldest first, until the token budget is spent.
+    oldest first, until the token budget is spent. A long prompt leaves half of it to shorter
+    ones that wait, and these do not wait for a second long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
     ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
     again later (what it published may be found again), so the oldest always gets on.
 
+    A sequence whose pages a connector can bring waits for them beside the queue, so that it holds
+    nobody up, and is queued when they are in the pool.
+
     ``plan`` and ``commit`` alternate. ``add`` and ``abort`` may come at any time between them,
     but a planned step must be turned into a batch before anything of it is aborted.
     """
 
-    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+    def __init__(self, blocks: BlockManager, limits: Limits, connector: KVConnector | None = None) -> None:
         if limits.max_step_tokens > blocks.max_chunk and any(group.window for group in blocks.groups):
             raise ValueError(
                 f"max_step_tokens must be at most the block manager's max_chunk of {blocks.max_chunk}, got "
@@ -33,6 +45,8 @@ class Scheduler:
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
+        self._connector = connector or NoConnector()
+        self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._roster = Roster(blocks, limits.max_running)
         self._planned: Step | None = None  # and not yet committed
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
@@ -43,8 +57,19 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue; siblings that wait for another sequence are not counted."""
-        return len(self._roster.waiting)
+        """Sequences in the queue or waiting for pages; siblings that wait for another sequence are not
+        counted."""
+        return len(self._roster.waiting) + len(self._roster.loading)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``plan`` would do something; nothing, while all that is left waits for pages."""
+        roster = self._roster
+        return bool(roster.running or roster.waiting) or self._connector.has_news
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
+        self._connector.on_news(wake)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings; SequenceTooLong if one could never fit, even alone."""
@@ -54,7 +79,10 @@ class Scheduler:
             assert member.tokens == sequence.tokens, "siblings share one prompt"
             assert member.salt == sequence.salt, "siblings share one salt"
             assert member.priority == sequence.priority, "siblings share one priority"
-        self._roster.enqueue(sequence)
+        if not sequence.recompute and self._connector.start_load(sequence):
+            self._roster.load(sequence)
+        else:
+            self._roster.enqueue(sequence)
 
     def check_fits(self, sequence: Sequence) -> None:
         """SequenceTooLong if a sequence or one of its siblings could never fit, even alone."""
@@ -72,27 +100,40 @@ class Scheduler:
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence now and free its pages; its siblings live on. Ended ones stay ended."""
+        if sequence.status is Status.WAITING_FOR_PAGES:
+            self._connector.cancel_load(sequence)
+            self._roster.enqueue(sequence)  # a sibling that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
             self._roster.abort(sequence)
 
     def plan(self) -> Step | None:
         """Decide the next step and reserve its pages; None if there is nothing to do."""
         assert self._planned is None, "the last step has not been committed"
+        for sequence in self._connector.poll():
+            self._roster.enqueue(sequence)
         work: list[Work] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
-        budget = self.limits.max_step_tokens - len(work)
-        budget = self._plan_chunks(chunks, budget, work, preempted)
-        if not preempted:
-            self._plan_arrivals(budget, work, lookups)
+        time = self._latency.limit(work) if self._latency is not None else None
+        budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
+        self._plan_chunks(chunks, budget, work, preempted)
+        if not preempted and budget.left and self._roster.waiting:
+            self._plan_arrivals(chunks, budget, work, lookups)
         if not work:
-            assert not self.num_running + self.num_waiting, "somebody waits and nothing is computed"
+            stuck = [*self._roster.running, *self._roster.waiting]
+            assert not stuck, "somebody waits and nothing is computed"
             return None
         roster = self._roster
         copies, roster.copies = tuple(roster.copies), []
-        self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups))
+        predicted_s = self._latency.predict(work) if self._latency is not None else None
+        self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s)
         return self._planned
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """Learn how long a step took, from its planning to its results, for the latency target."""
+        if self._latency is not None:
+            self._latency.observe(shape_of(step.work), seconds)
 
     def commit(self, step: Step, results: Run[Result]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.
@@ -128,6 +169,11 @@ class Scheduler:
             self._roster.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
+        self._connector.save(step)
+
+    def close(self) -> None:
+        """Let the connector keep what it has, within a bounded time. No step may follow."""
+        self._connector.close()
 
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
@@ -145,72 +191,111 @@ class Scheduler:
         return chunks
 
     def _plan_chunks(
-        self, chunks: list[Sequence], budget: int, work: list[Work], preempted: list[Sequence]
-    ) -> int:
-        """The next piece of each prompt that is under way; returns the budget left."""
-        for sequence in chunks:
-            if not budget:
+        self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], preempted: list[Sequence]
+    ) -> None:
+        """The next piece of each prompt that is under way."""
+        for index, sequence in enumerate(chunks):
+            if not budget.left:
                 break
             if sequence.status is not Status.RUNNING:
                 continue
-            stop = sequence.num_written + min(sequence.backlog, budget)
-            if self._make_room(sequence, stop, work, preempted):
-                budget -= _append(work, sequence, stop)
-        return budget
+            wanted = sequence.backlog
+            tokens = budget.grant(sequence, wanted, chain(chunks[index + 1 :], self._candidates()))
+            if tokens and self._make_room(sequence, sequence.num_written + tokens, work, preempted):
+                budget.spend(sequence, _append(work, sequence, tokens), wanted)
 
-    def _plan_arrivals(self, budget: int, work: list[Work], lookups: list[Lookup]) -> None:
-        """Admit the oldest waiting sequences, each with pages for all it has to compute: a
+    def _plan_arrivals(
+        self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], lookups: list[Lookup]
+    ) -> None:
+        """Admit waiting sequences, the oldest first, but those beyond the number of long prompts that may
+        be under way: others of their priority pass them. Each gets pages for all it has to compute: a
         prompt that was let in does not run out of pages before its first token. One whose next
         page is computed in this very step waits for the next: it shares that page, then."""
-        roster, blocks = self._roster, self.blocks
-        filling = self._filling(work) if roster.waiting and budget else set()
-        while roster.waiting and budget and len(roster.running) < self.limits.max_running:
-            sequence = roster.waiting[0]
-            if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
-                break  # looking again would cost time and find no room
-            find = not sequence.recompute
-            table = blocks.open(
-                sequence.tokens,
-                salt=sequence.salt,
-                digests=sequence.digests,
-                find=find,
-                quantize_after=sequence.quantize_after,
-            )
-            if find and _next_digest(table) in filling:
-                blocks.close(table)
-                break  # from the next step on it finds what this one computes
-            is_first = sequence.num_cached is None  # explained before pages are evicted for it
-            miss = None
-            if is_first:
-                miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
-            stop = table.num_written + min(len(sequence.tokens) - table.num_written, budget)
-            if not blocks.reserve(table, stop, ahead=len(sequence.tokens)):
-                blocks.close(table)
-                self._refused = (sequence, blocks.idle_pages())
+        filling = self._filling(work)
+        long = [sequence.priority for sequence in chunks if budget.is_long(sequence)]
+        passed: int | None = None  # the priority of long prompts that are passed
+        candidates = self._candidates()
+        for index, sequence in enumerate(candidates):
+            if not budget.left or len(self._roster.running) == self.limits.max_running:
                 break
-            roster.admit(table)
-            self._refused = None
-            if sequence.num_cached is None:
-                sequence.num_cached = hit = table.num_written
-                assert miss is not None
-                misses = blocks.count_misses(len(sequence.tokens), miss)
-                lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
-            budget -= _append(work, sequence, stop)
-            filling |= self._filling(work[-1:])
+            priority = sequence.priority
+            if passed is not None and priority != passed:
+                break
+            is_long = budget.is_long(sequence)
+            under_way = sum(p <= priority for p in long)
+            if is_long and (
+                budget.long_ones_have_theirs or under_way >= self.limits.max_long_partial_prefills
+            ):
+                passed = priority
+                continue
+            if not self._admit(sequence, candidates[index + 1 :], budget, work, lookups, filling):
+                break
+            if is_long:
+                long.append(priority)
+
+    def _candidates(self) -> list[Sequence]:
+        """Waiting sequences that may be let in now, in their order; none if there is no room for any."""
+        waiting, refused = self._roster.waiting, self._refused
+        if not waiting or len(self._roster.running) == self.limits.max_running:
+            return []
+        if refused and refused[0] is waiting[0] and not self._has_more_idle(refused[1]):
+            return []  # looking again would cost time and find no room
+        return list(islice(waiting, LOOK_AHEAD))
+
+    def _admit(
+        self,
+        sequence: Sequence,
+        rivals: list[Sequence],
+        budget: TokenBudget,
+        work: list[Work],
+        lookups: list[Lookup],
+        filling: set[Digest],
+    ) -> bool:
+        """Let a waiting sequence in; False if it has to wait, and whoever comes after it."""
+        if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
+            return False
+        blocks, find = self.blocks, not sequence.recompute
+        table = blocks.open(
+            sequence.tokens,
+            salt=sequence.salt,
+            digests=sequence.digests,
+            find=find,
+            quantize_after=sequence.quantize_after,
+        )
+        if find and _next_digest(table) in filling:
+            blocks.close(table)
+            return False  # from the next step on it finds what this one computes
+        miss = None
+        if sequence.num_cached is None:  # explained before pages are evicted for it
+            miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
+        wanted = len(sequence.tokens) - table.num_written
+        tokens = max(1, budget.grant(sequence, wanted, rivals))
+        if not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
+            blocks.close(table)
+            self._refused = (sequence, blocks.idle_pages())
+            return False
+        self._roster.admit(sequence, table)
+        self._refused = None
+        if miss is not None:
+            sequence.num_cached = hit = table.num_written
+            misses = blocks.count_misses(len(sequence.tokens), miss)
+            lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
+        budget.spend(sequence, _append(work, sequence, tokens), wanted)
+        filling |= self._filling(work[-1:])
+        return True
 
     def _has_more_idle(self, before: tuple[int, ...]) -> bool:
         """Whether some group has more idle pages than it had."""
         return any(now > then for now, then in zip(self.blocks.idle_pages(), before, strict=True))
 
     def _filling(self, work: list[Work]) -> set[Digest]:
-        """Digests of the prompt pages that this step fills."""
+        """Digests of the prompt pages that this step fills, or begins to."""
         page_size = self.blocks.page_size
         filling: set[Digest] = set()
-        for sequence, start, stop, _, _ in work:
-            first, last = start // page_size, stop // page_size
-            if first < last and stop - start > 1:
+        for sequence, start, stop, samples, _ in work:
+            if stop - start > 1 or not samples:
                 assert sequence.table is not None
-                filling.update(sequence.table.digests[first:last])
+                filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])
         return filling
 
     def _make_room(
@@ -259,11 +344,13 @@ def _next_digest(table: PageTable) -> Digest | None:
     return table.digests[index] if index < len(table.digests) else None
 
 
-def _append(work: list[Work], sequence: Sequence, stop: int) -> int:
-    """Plan one sequence up to ``stop``; returns how many tokens that is."""
-    start, samples = sequence.num_written, stop == len(sequence.tokens)
+def _append(work: list[Work], sequence: Sequence, num_tokens: int) -> int:
+    """Plan the next tokens of one sequence; returns how many."""
+    start = sequence.num_written
+    stop = start + num_tokens
+    samples = stop == len(sequence.tokens)
     work.append(Work(sequence, start, stop, samples, tuple(sequence.siblings) if samples else ()))
-    return stop - start
+    return num_tokens
 
 
 def _is_done(sequence: Sequence, result: Result) -> bool:

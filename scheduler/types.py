@@ -11,6 +11,7 @@ from octavo.block_manager import Digest, Miss, PageCopy, PageTable
 
 
 class Status(enum.Enum):
+    WAITING_FOR_PAGES = enum.auto()  # a connector brings some of its prompt
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -103,12 +104,14 @@ class Step:
     copies     pages to copy (copy-on-write) before anything of this step is written
     preempted  sequences whose pages were taken back to make room
     lookups    one per sequence that was admitted for the first time
+    predicted_s   seconds that the step is expected to take; None without a latency target
     """
 
     work: tuple[Work, ...]
     copies: tuple[PageCopy, ...] = ()
     preempted: tuple[Sequence, ...] = ()
     lookups: tuple[Lookup, ...] = ()
+    predicted_s: float | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from fakes import FakeCore, Recording, small_config
 from octavo.engine import AsyncEngine, Delta, EngineConfig
+from octavo.engine.api.output_collector import OutputCollector
 from oracle import Expected
 
 
@@ -80,10 +81,11 @@ async def turns() -> None:
 
 async def collect(stream: AsyncGenerator[Delta, None]) -> dict[int, Expected]:
     """What each sample said in the end."""
-    merged: dict[int, Delta] = {}
+    merged: dict[int, OutputCollector] = {}
     async for delta in stream:
-        merged[delta.index] = merged[delta.index].merge(delta) if delta.index in merged else delta
+        merged.setdefault(delta.index, OutputCollector()).add(delta)
+    wholes = {index: collector.take() for index, collector in merged.items()}
     return {
         index: Expected(list(delta.token_ids), delta.text, delta.finish_reason, delta.stop_match)
-        for index, delta in merged.items()
+        for index, delta in wholes.items()
     }

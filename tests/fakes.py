@@ -16,6 +16,7 @@ from octavo.engine.api.engine_info import MemoryBudget, ModelInfo
 from octavo.engine.api.stats import Observer, StepRecord
 from octavo.engine.core.build import assemble
 from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.kv_store.disk_tier import DiskTier
 from octavo.engine.tokenizer.chat_template import ChatTemplate
 from octavo.engine.tokenizer.tokenizer import Tokenizer
 
@@ -114,6 +115,13 @@ class FakeCore:
         self.runner = LedgerRunner(info, **self._options)  # type: ignore[arg-type]
         self.core = assemble(config, self.runner, byte_tokenizer(), observer)
         return self.core
+
+
+def disk_tier(core: EngineCore) -> DiskTier:
+    """The connector of a core with a cache folder."""
+    connector = core._scheduler._connector
+    assert isinstance(connector, DiskTier)
+    return connector
 
 
 def small_config(**changes: object) -> EngineConfig:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
 from fakes import FakeCore, small_config
 from octavo.engine.api.address import Address
 from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta
 from octavo.engine.api.stats import Observer
 from octavo.engine.client.client import Client
@@ -63,12 +65,13 @@ async def served(
     config: EngineConfig | None = None,
     security: Security | None = None,
     credentials: ClientCredentials | None = None,
+    **server_options: Any,
 ) -> AsyncIterator[Served]:
-    """Started, and stopped whatever happens."""
+    """Started, and stopped whatever happens. ``server_options`` are those of GrpcServer."""
     core = core or FakeCore()
     engine = AsyncEngine(config or small_config(), core_factory=core, observer=observer)
     await engine.start()
-    server = GrpcServer(engine, security)
+    server = GrpcServer(engine, security, **server_options)
     address = str(await server.start(LOCAL))
     try:
         async with Client(address, credentials) as client:
@@ -79,11 +82,15 @@ async def served(
 
 async def collect(deltas: AsyncGenerator[Delta, None]) -> dict[int, Delta]:
     """The whole of each sample."""
-    whole: dict[int, Delta] = {}
-    async for delta in deltas:
-        earlier = whole.get(delta.index)
-        whole[delta.index] = delta if earlier is None else earlier.merge(delta)
-    return whole
+    return wholes([delta async for delta in deltas])
+
+
+def wholes(deltas: Iterable[Delta]) -> dict[int, Delta]:
+    """Each sample's deltas as one."""
+    collectors: dict[int, OutputCollector] = {}
+    for delta in deltas:
+        collectors.setdefault(delta.index, OutputCollector()).add(delta)
+    return {index: collector.take() for index, collector in collectors.items()}
 
 
 async def eventually(condition: Callable[[], bool], what: str, *, within: float = 20.0) -> None:

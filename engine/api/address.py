@@ -18,6 +18,11 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
+
     def with_port(self, port: int) -> Address:
         return Address(self.host, port)
 

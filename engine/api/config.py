@@ -35,16 +35,21 @@ class EngineConfig:
     quantize_after    tokens up to which a sequence is read in 16 bits alone; a request may have its own
     num_fp16_pages    16-bit pages of each kind of layer (None: as many as are of use, within the same memory)
     page_size         positions per page
-    kv_memory         bytes for the page pool; or give num_pages instead
+    kv_memory         bytes for the page pool (None: a share of the machine's memory)
+    num_pages         pages of the pool; give this or kv_memory
     max_model_len     positions a sequence may have (None: the model's own limit)
     max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
                       the first keep_tokens; sequences may then outgrow the model's limit (None: all)
     keep_tokens       first positions that stay visible (attention sinks) under max_kv_size (None: 4)
     max_running       sequences computed at once
     max_step_tokens   tokens computed per step, decodes and prompt chunks together
+    target_itl        milliseconds between two tokens of a sequence: prompts are computed in chunks that are
+                      predicted to keep it while somebody decodes (None: chunks of max_step_tokens)
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
     max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
     queue_timeout     seconds that a request may wait to be begun (None: any time)
+    max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
+                      refused beyond that, and twice of it ends the slowest streams
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
@@ -77,9 +82,11 @@ class EngineConfig:
     keep_tokens: int | None = None
     max_running: int = 64
     max_step_tokens: int = 512
+    target_itl: float | None = None
     max_waiting: int = 1024
     max_waiting_tokens: int | None = 2**20
     queue_timeout: float | None = None
+    max_unread_bytes: int = 64 * 1024**2
     stream_interval: int = 1
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
@@ -121,6 +128,10 @@ class EngineConfig:
             raise InvalidConfig(
                 f"queue_timeout must be above 0 seconds, got {self.queue_timeout}; leave it out for none"
             )
+        if self.target_itl is not None and not self.target_itl > 0:
+            raise InvalidConfig(
+                f"target_itl must be above 0 milliseconds, got {self.target_itl}; leave it out for none"
+            )
         counts = (
             "threads",
             "kv_memory",
@@ -135,7 +146,7 @@ class EngineConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
         for name in (
             "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
-            "cache_dir_bytes",
+            "max_unread_bytes", "cache_dir_bytes",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -12,7 +12,8 @@ OctavoError
 ├── InvalidConfig       the operator's mistake: exit code 2
 │   └── ModelLoadError  unreadable or unsupported model
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
-│   └── QueueTimeout    ... as it turned out
+│   ├── QueueTimeout    ... as it turned out
+│   └── SlowReader      ... because the client does not read what it gets
 ├── RequestFailed       this request only: gRPC INTERNAL
 └── EngineDead          the engine thread has ended: gRPC UNAVAILABLE, for everybody
     └── EngineStopping  ... or is about to, on purpose (drain, shutdown)
@@ -78,6 +79,10 @@ class Overloaded(OctavoError):
 
 class QueueTimeout(Overloaded):
     """The request was not begun in the time that it may wait."""
+
+
+class SlowReader(Overloaded):
+    """The client has not read its output for too long, or too much of it."""
 
 
 class RequestFailed(OctavoError):

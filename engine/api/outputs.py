@@ -59,23 +59,6 @@ class Delta:
     cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
 
-    def merge(self, later: Delta) -> Delta:
-        """This delta and the one after it as one: how pending output stays bounded."""
-        assert self.finish_reason is None, f"{self.request_id} has output after its end"
-        return Delta(
-            request_id=self.request_id,
-            index=self.index,
-            token_ids=self.token_ids + later.token_ids,
-            text=self.text + later.text,
-            logprobs=self.logprobs + later.logprobs,
-            finish_reason=later.finish_reason,
-            stop_match=later.stop_match,
-            error=later.error,
-            prompt_tokens=later.prompt_tokens,
-            cached_tokens=later.cached_tokens,
-            prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
-        )
-
 
 @dataclass(slots=True, kw_only=True)
 class Completion:

@@ -14,6 +14,8 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_SAMPLES = 64
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay finite in float32
+_FLOAT32_EPSILON = 2.0**-23  # 0.01 comes over the wire as a float32, which is less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +82,10 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise InvalidRequest(f"top_p must be above 0 and at most 1, got {self.top_p}; 1 keeps all tokens")
         _within("min_p", self.min_p, 0, 1)
-        if not 0 < self.repetition_penalty <= 100:
+        if not MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON) <= self.repetition_penalty <= 100:
             raise InvalidRequest(
-                f"repetition_penalty must be above 0 and at most 100, got {self.repetition_penalty}; "
-                "1 is none"
+                f"repetition_penalty must be between {MIN_REPETITION_PENALTY} and 100, got "
+                f"{self.repetition_penalty}; 1 is none"
             )
         _within("presence_penalty", self.presence_penalty, -2, 2)
         _within("frequency_penalty", self.frequency_penalty, -2, 2)

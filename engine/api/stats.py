@@ -14,7 +14,8 @@ from .store_counters import StoreCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One ended request (all its samples), times in seconds."""
+    """One ended request (all its samples), times in seconds. ``invalid``: it failed because of what it
+    asked for, not because of the model or the engine."""
 
     request_id: str
     finish_reason: FinishReason
@@ -24,6 +25,7 @@ class RequestRecord:
     queue_s: float
     ttft_s: float | None
     total_s: float
+    invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class StepRecord:
     hit_tokens, query_tokens   prompt tokens found / looked up by arrivals of this step
     miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
     ttft_s, inter_token_s, queue_s   one entry per event of this step
+    predicted_s                what the scheduler expected; None without a latency target
     """
 
     seconds: float
@@ -63,6 +66,7 @@ class StepRecord:
     inter_token_s: tuple[float, ...] = ()
     queue_s: tuple[float, ...] = ()
     ended: tuple[RequestRecord, ...] = ()
+    predicted_s: float | None = None
 
 
 class Observer(Protocol):

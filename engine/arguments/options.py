@@ -23,8 +23,9 @@ _SETTINGS = (
     "keep_fp16_pages", "recent_fp16_pages", "quantize_after", "num_fp16_pages",
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
     "max_running", "max_waiting",
-    "max_waiting_tokens", "queue_timeout", "stream_interval", "max_step_tokens", "prefix_cache",
-    "cache_policy", "max_pinned_pages", "tenant_share", "cache_dir", "cache_dir_bytes", "save_dir",
+    "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
+    "target_itl", "prefix_cache", "cache_policy", "max_pinned_pages", "tenant_share",
+    "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
 
@@ -56,9 +57,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"prompt tokens that may queue ({DEFAULTS.max_waiting_tokens})")  # fmt: skip
     add("--queue-timeout", type=float, metavar="SECONDS",
         help="refuse a request that has not begun after this time (none)")  # fmt: skip
+    add("--max-unread-bytes", type=checked(memory_size), metavar="SIZE",
+        help="output that may wait for slow clients before new requests are refused (64MiB)")  # fmt: skip
     add("--stream-interval", type=int, metavar="N",
         help=f"tokens of a sample sent at once, after its first ({DEFAULTS.stream_interval})")  # fmt: skip
     add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
+    add("--target-itl", type=float, metavar="MS",
+        help="cut prompts so that those who decode get a token within this time (whole chunks)")  # fmt: skip
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="forget the pages of finished requests")  # fmt: skip
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")

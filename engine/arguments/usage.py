@@ -22,10 +22,23 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._fill = fill
 
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+    def complete(self) -> None:
+        """Add the options of this command now, as parsing does; a second call does nothing."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
+
+    def command(self, name: str) -> Parser:
+        """The parser of a subcommand with all of its options. KeyError if there is no such command."""
+        self.complete()
+        (commands,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        found = commands.choices[name]
+        assert isinstance(found, Parser)
+        found.complete()
+        return found
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        self.complete()
         namespace, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:  # said here, where the command's own name and help are known
             self.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from octavo.kernels import page_format
+
 from ..arguments.usage import positive
 
 
@@ -13,3 +15,11 @@ def counts(text: str) -> tuple[int, ...]:
         return tuple(sorted({positive(part) for part in text.split(",")}))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"must be counts such as 1,8,32, got {text!r}") from None
+
+
+def format_names(text: str) -> list[str]:
+    """Page formats such as "bf16,fp4", for argparse."""
+    try:
+        return list(dict.fromkeys(page_format(name.strip()).name for name in text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import mlx.core as mx
 from tqdm import tqdm
 
-from octavo.kernels import FORMAT_NAMES, page_format
+from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.backends import BackendName, choose_backend
 from octavo.kernels.bench.kernel_timings import AttentionTiming, LinearTiming, time_attention, time_linear
 from octavo.kernels.bench.roofline import Roofline, measure_roofline
@@ -16,7 +16,7 @@ from octavo.kernels.bench.roofline import Roofline, measure_roofline
 from ..api.errors import InvalidConfig
 from ..arguments.usage import positive
 from ..memory.budget import available_memory
-from .arguments import counts
+from .arguments import counts, format_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--chunk", type=positive, default=512, metavar="N", help="rows of a prompt chunk")
     add("--page-size", type=positive, default=32, metavar="N", help="positions per page")
     add("--rows", type=counts, metavar="N,N", help="rows of a linear layer (1,8,32,512; without kernels 1,8)")
-
-
-def format_names(text: str) -> list[str]:
-    """Page formats such as "bf16,fp4", for argparse."""
-    try:
-        return list(dict.fromkeys(page_format(name.strip()).name for name in text.split(",")))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -53,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser(command: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of a command such as ``("bench", "engine")``, for documentation."""
+    return functools.reduce(Parser.command, command, _parser())
+
+
+def _parser() -> Parser:
     parser = Parser(prog="octavo", description="A paged-attention LLM serving engine on MLX.")
     parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
-from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
-
-
-@dataclass(slots=True)
-class Sample:
-    """What has come of one sample."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: str | None = None
+from ..api.output_collector import OutputCollector, completion_of
+from ..api.outputs import Completion, Delta, PromptLogprobs, TokenLogprob
 
 
 class Answer:
@@ -25,9 +15,10 @@ class Answer:
     since they would be mixed."""
 
     def __init__(self, num_samples: int) -> None:
-        self.samples = [Sample() for _ in range(num_samples)]
+        self.num_generated = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self._collectors = [OutputCollector() for _ in range(num_samples)]
         self._prompt_logprobs: PromptLogprobs | None = None
         self._began = self._last = time.monotonic()
         self._first: float | None = None
@@ -37,15 +28,11 @@ class Answer:
         self._last = time.monotonic()
         if delta.token_ids and self._first is None:
             self._first, self._num_first = self._last, len(delta.token_ids)
-        sample = self.samples[delta.index]
-        sample.text += delta.text
-        sample.token_ids += delta.token_ids
-        sample.logprobs += delta.logprobs
-        sample.finish_reason = delta.finish_reason
-        sample.error = delta.error
+        self._collectors[delta.index].add(delta)
+        self.num_generated += len(delta.token_ids)
         self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
         self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
-        if len(self.samples) == 1:
+        if len(self._collectors) == 1:
             print(delta.text, end="", flush=True)
 
     def print_rest(self) -> None:
@@ -53,12 +40,16 @@ class Answer:
         if len(self.samples) == 1:
             print(flush=True)
             return
-        for index, sample in enumerate(self.samples):
-            print(f"[{index}] {sample.text}", flush=True)
+        for sample in self.samples:
+            print(f"[{sample.index}] {sample.text}", flush=True)
 
-    @property
-    def num_generated(self) -> int:
-        return sum(len(sample.token_ids) for sample in self.samples)
+    @functools.cached_property
+    def samples(self) -> list[Completion]:
+        """What has come of each sample; to be asked for when everything has come."""
+        return [
+            Completion(index=index) if collector.is_empty else completion_of(collector.take())
+            for index, collector in enumerate(self._collectors)
+        ]
 
     @property
     def ttft_s(self) -> float:
@@ -81,7 +72,7 @@ class Answer:
 
     def as_json(self) -> dict[str, Any]:
         found = {
-            "outputs": [_sample_json(index, sample) for index, sample in enumerate(self.samples)],
+            "outputs": [_sample_json(sample) for sample in self.samples],
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "ttft_s": self.ttft_s,
@@ -95,9 +86,9 @@ class Answer:
         return found
 
 
-def _sample_json(index: int, sample: Sample) -> dict[str, Any]:
+def _sample_json(sample: Completion) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "index": index,
+        "index": sample.index,
         "text": sample.text,
         "token_ids": sample.token_ids,
         "finish_reason": sample.finish_reason,

@@ -75,6 +75,7 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
             security,
             with_reflection=options.reflection,
             max_message_bytes=options.max_message_bytes,
+            write_timeout_s=options.write_timeout,
             begin=tracing.begin if tracing is not None else None,
         )
         grpc_address = await server.start(options.listen)
@@ -86,9 +87,10 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
 def _tracing(endpoint: str | None, inner: Observer, model: str) -> Tracing | None:
     if endpoint is None:
         return None
+    from ..memory.model_files import served_name
     from ..observability.tracing import Tracing, otlp_exporter
 
-    return Tracing(inner, otlp_exporter(endpoint), model=model)
+    return Tracing(inner, otlp_exporter(endpoint), model=served_name(model))
 
 
 def settle_interpreter() -> None:
@@ -106,8 +108,7 @@ def _reload_on_hangup(security: Security, listen: Address) -> None:
     if security.tls is None and security.tokens is None:
         return
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
-    local = listen.host == "localhost" or listen.host.startswith("127.") or listen.host == "::1"
-    if security.tls is None and not local:
+    if security.tls is None and not listen.is_local:
         logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
 
 

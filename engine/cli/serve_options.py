@@ -23,7 +23,8 @@ class ServeOptions:
     vllm_metrics   export the gauges that gateways read under vLLM's names too
     otlp_endpoint   where spans of requests go; None: none are made
     reflection   tell clients what the services are
-    max_message_bytes   of a message that comes in
+    max_message_bytes   of a message that comes in (None: what a prompt of the model's length needs)
+    write_timeout   seconds for which a client need not read its output
     tls, auth_token_file   who may use gRPC; read again on SIGHUP
     """
 
@@ -31,7 +32,8 @@ class ServeOptions:
     metrics: Address | None
     drain_timeout: float
     reflection: bool = True
-    max_message_bytes: int
+    max_message_bytes: int | None = None
+    write_timeout: float = 30.0
     vllm_metrics: bool = False
     otlp_endpoint: str | None = None
     tls: TlsFiles | None = None
@@ -81,12 +83,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-message-size",
         type=checked(memory_size),
         metavar="SIZE",
-        default="64MiB",
-        help="largest message that is read",
+        help="largest message that is read (8 bytes per token of the model's length and 1 MiB)",
+    )
+    parser.add_argument(
+        "--write-timeout",
+        type=_above_zero,
+        metavar="SECONDS",
+        default=30.0,
+        help="end a call whose client has not read its output for so long",
     )
     add_security_arguments(parser)
     add_log_level_argument(parser, "info")
     add_engine_arguments(parser)
+
+
+def _above_zero(text: str) -> float:
+    """Seconds, for argparse."""
+    if not (value := seconds(text)):
+        raise argparse.ArgumentTypeError("must be more than 0 seconds; no write is that quick")
+    return value
 
 
 def _metrics_address(text: str) -> Address | None:
@@ -102,6 +117,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         drain_timeout=args.drain_timeout,
         reflection=args.reflection,
         max_message_bytes=args.max_message_size,
+        write_timeout=args.write_timeout,
         tls=tls_files(args),
         auth_token_file=args.auth_token_file,
     )

@@ -26,9 +26,12 @@ class ServerProcess:
     returncode  the exit code, once stopped
     """
 
-    def __init__(self, flags: Sequence[str], *, stop_timeout: float = 60.0) -> None:
+    def __init__(
+        self, flags: Sequence[str], *, stop_timeout: float = 60.0, launcher: Sequence[str] = ()
+    ) -> None:
+        """``launcher``: a command that becomes the one after it, such as ``nice -n 5``."""
         local = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "warning"]
-        self._command = [sys.executable, "-m", "octavo.engine.cli", "serve", *local, *flags]
+        self._command = [*launcher, sys.executable, "-m", "octavo.engine.cli", "serve", *local, *flags]
         self._stop_timeout = stop_timeout
         self._process: asyncio.subprocess.Process | None = None
         self._readers: list[asyncio.Task[None]] = []

@@ -9,7 +9,7 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from ..api.stats import Observer
 from ..executor.base import ModelRunner, load_runner
-from ..kv_store.disk_tier import Persistence
+from ..kv_store.disk_tier import DiskTier
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .engine_core import EngineCore
@@ -45,26 +45,31 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
-    limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
+    limits = Limits(
+        max_step_tokens=config.max_step_tokens,
+        max_running=config.max_running,
+        target_itl=None if config.target_itl is None else config.target_itl / 1e3,
+    )
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
+    disk = _disk_tier(config, runner, blocks, transfer)
     return EngineCore(
         runner,
         tokenizer,
         blocks,
-        Scheduler(blocks, limits),
+        Scheduler(blocks, limits, disk),
         transfer=transfer,
-        persistence=_persistence(config, runner, blocks, transfer),
+        store_counts=disk.counts if disk is not None else None,
         observer=observer,
     )
 
 
-def _persistence(
+def _disk_tier(
     config: EngineConfig, runner: ModelRunner, blocks: BlockManager, transfer: PageTransfer
-) -> Persistence | None:
+) -> DiskTier | None:
     if config.cache_dir is None:
         return None
     try:
-        return Persistence(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
+        return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:
         raise InvalidConfig(
             f"cache_dir {config.cache_dir} cannot be used: {error.strerror or error}; give a folder that "

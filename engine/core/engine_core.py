@@ -13,11 +13,11 @@ from octavo.scheduler import Result, Scheduler, Sequence, Step
 from ..api.engine_info import ModelInfo
 from ..api.outputs import Delta, FinishReason
 from ..api.stats import Gauges, Observer
+from ..api.store_counters import StoreCounts
 from ..executor.base import ModelRunner, RunOutput
 from ..executor.batch import Batch, build_batch
 from ..executor.sampling.sampler import Sampled
 from ..inspection.prefix_cache_inspector import PrefixCache
-from ..kv_store.disk_tier import Persistence
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.tokenizer import Tokenizer
 from .prompt_logprobs import PromptScores
@@ -43,7 +43,7 @@ class EngineCore:
         scheduler: Scheduler,
         *,
         transfer: PageTransfer,
-        persistence: Persistence | None = None,
+        store_counts: Callable[[], StoreCounts] | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,7 +58,7 @@ class EngineCore:
         self._scores = PromptScores()
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
-        self._persistence = persistence
+        self._store_counts = store_counts
         self.transfer = transfer
         self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
         self.gauges = self._measure()
@@ -79,64 +79,68 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do something."""
-        disk = self._persistence
-        if disk is not None and disk.num_waiting == len(self._samples):
-            return bool(self._updates) or disk.has_news
-        return bool(self._samples or self._updates)
+        return bool(self._updates) or self._scheduler.has_work
 
     def on_news(self, wake: Callable[[], None]) -> None:
         """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
-        if self._persistence is not None:
-            self._persistence.wake = wake
+        self._scheduler.on_news(wake)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
         first, *others = request.samples
         first.sequence.siblings.extend(sample.sequence for sample in others)
-        self._scheduler.check_fits(first.sequence)
-        if self._persistence is None or not self._persistence.fetch(first.sequence):
-            self._scheduler.add(first.sequence)
+        self._scheduler.add(first.sequence)
         self._samples.update((sample.sequence, sample) for sample in request.samples)
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
-        disk = self._persistence
-        waits = disk is not None and disk.cancel(request.samples[0].sequence)
         for sample in reversed(request.samples):  # siblings first, so that none takes the first's place
             if sample.sequence in self._samples:
-                if not waits:
-                    self._scheduler.abort(sample.sequence)
-                self._publish(sample, sample.abort())
+                self._scheduler.abort(sample.sequence)
+                self._tell(sample, sample.abort())
 
     def step(self) -> list[Update]:
         """Advance every running request once; what is new since the last call."""
-        began, disk = self._clock(), self._persistence
-        for sequence in disk.advance() if disk is not None else ():
-            self._scheduler.add(sequence)
+        began = self._clock()
+        step = self._plan(began)
+        if step is not None:
+            batch = self._build_batch(step)
+            output = self._run(step, batch)
+            self._commit(step, batch, output)
+        return self._publish(step, began)
+
+    def _plan(self, now: float) -> Step | None:
         step = self._scheduler.plan()
         self._pass("plan")
         if step is not None:
-            self._note_arrivals(step, began)
-            for lookup in step.lookups:
-                self.cache.record(self._samples[lookup.sequence].request.request_id, lookup)
-            batch = build_batch(step, self._blocks.page_size)
-            scored = self._scores.rows_of(step, self._samples)
-            batch = batch if scored is None else replace(batch, scored=scored)
-            self._pass("batch")
-            output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
-            self._pass("run")
-            self._scores.record(output.scores)
-            results = self._accept(step, batch, output)
-            self._pass("accept")
-            self._scheduler.commit(step, results)
-            self.transfer.note(step)
-            if disk is not None:
-                disk.keep(step)
-        else:
-            unfinished = len(self._samples) - (disk.num_waiting if disk is not None else 0)
-            assert not unfinished, f"{unfinished} samples are unfinished, but no step is planned"
+            self._note_arrivals(step, now)
+        return step
+
+    def _build_batch(self, step: Step) -> Batch:
+        batch = build_batch(step, self._blocks.page_size)
+        scored = self._scores.rows_of(step, self._samples)
+        batch = batch if scored is None else replace(batch, scored=scored)
+        self._pass("batch")
+        return batch
+
+    def _run(self, step: Step, batch: Batch) -> RunOutput:
+        output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
+        self._pass("run")
+        return output
+
+    def _commit(self, step: Step, batch: Batch, output: RunOutput) -> None:
+        self._scores.record(output.scores)
+        results = self._accept(step, batch, output)
+        self._pass("accept")
+        self._scheduler.commit(step, results)
+        self.transfer.note(step)
         self._pass("commit")
-        updates = self._report(step, self._clock() - began)
+
+    def _publish(self, step: Step | None, began: float) -> list[Update]:
+        seconds = self._clock() - began
+        if step is not None:
+            self._scheduler.observe(step, seconds)
+        updates = self._report(step, seconds)
         self._pass("report")
         return updates
 
@@ -156,8 +160,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Give the model and its pool back. No step may follow."""
-        if self._persistence is not None:
-            self._persistence.close()
+        self._scheduler.close()
         self._runner.close()
 
     def _report(self, step: Step | None, seconds: float) -> list[Update]:
@@ -183,7 +186,7 @@ class EngineCore:
             else:
                 self._recorder.token(sample, now)
                 results.append(Result(sampled.token, finished=delta.finish_reason is not None))
-            self._publish(sample, delta)
+            self._tell(sample, delta)
         return results
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
@@ -197,9 +200,9 @@ class EngineCore:
             for sample in reversed(self._samples[item.sequence].request.samples):
                 if sample.sequence in self._samples:
                     self._scheduler.abort(sample.sequence)
-                    self._publish(sample, sample.fail("the model computed NaN or infinity for this prompt"))
+                    self._tell(sample, sample.fail("the model computed NaN or infinity for this prompt"))
 
-    def _publish(self, sample: Sample, delta: Delta) -> None:
+    def _tell(self, sample: Sample, delta: Delta) -> None:
         request = sample.request
         self._updates.append(Update(request, delta))
         if delta.finish_reason is not None:
@@ -209,6 +212,8 @@ class EngineCore:
                 self._ended.append(request.request_id)
 
     def _note_arrivals(self, step: Step, now: float) -> None:
+        for lookup in step.lookups:
+            self.cache.record(self._samples[lookup.sequence].request.request_id, lookup)
         for item in step.work:
             if item.start < item.sequence.num_prompt:
                 request = self._samples[item.sequence].request
@@ -216,15 +221,14 @@ class EngineCore:
                     self._recorder.started(request, now)
 
     def _measure(self) -> Gauges:
-        disk = self._persistence
         return Gauges(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting + (disk.num_waiting if disk is not None else 0),
+            num_waiting=self._scheduler.num_waiting,
             pages_held=self._blocks.num_held,
             pages_idle_cached=self._blocks.num_idle_cached,
             pages_idle_empty=self._blocks.num_idle_empty,
             twins=self._blocks.twin_counts,
-            store=disk.counts() if disk is not None else None,
+            store=self._store_counts() if self._store_counts is not None else None,
         )
 
 

@@ -51,6 +51,7 @@ class Request:
         self.arrived_at = arrived_at
         self.started_at: float | None = None
         self.first_token_at: float | None = None
+        self.invalid = False  # a sample failed because of what the request asks for
         self.prompt_ids = prompt_ids
         self.prompt_scores: dict[int, TokenLogprob] = {}  # by position, when asked for
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -140,7 +141,8 @@ class Sample:
         """Take the next token, decide whether the sample ends with it, and say what is new."""
         token = sampled.token
         if token is None:
-            return self.fail(sampled.error or "the model gave no usable numbers for this request")
+            error = sampled.error or "the model gave no usable numbers for this request"
+            return self.fail(error, invalid=sampled.invalid)
         self.state.record(token)
         self.num_tokens += 1
         reason: FinishReason | None = None
@@ -162,8 +164,10 @@ class Sample:
                 reason = FinishReason.LENGTH
         return self._delta(text, token, sampled.logprob, reason=reason, match=match)
 
-    def fail(self, message: str) -> Delta:
-        """End this sample with an error; the others of the batch go on."""
+    def fail(self, message: str, *, invalid: bool = False) -> Delta:
+        """End this sample with an error; the others of the batch go on. ``invalid``: what the request
+        asks for is the cause."""
+        self.request.invalid = self.request.invalid or invalid
         return self._delta(self._stops.flush(), reason=FinishReason.ERROR, error=message)
 
     def abort(self) -> Delta:

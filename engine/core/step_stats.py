@@ -52,6 +52,7 @@ class Recorder:
             RequestRecord(
                 request_id=request.request_id,
                 finish_reason=reason,
+                invalid=request.invalid,
                 prompt_tokens=request.num_prompt,
                 cached_tokens=request.num_cached,
                 generated_tokens=request.num_generated,
@@ -96,4 +97,5 @@ class Recorder:
             inter_token_s=tuple(self._inter_token_s),
             queue_s=tuple(self._queue_s),
             ended=tuple(self._ended),
+            predicted_s=None if step is None else step.predicted_s,
         )

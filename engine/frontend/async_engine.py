@@ -20,6 +20,7 @@ from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request
 from ..tokenizer.tokenizer import Tokenizer
+from .daemon_call import call_on_daemon
 from .input_processor import Admission, Prompt
 from .loop_bridge import Handover
 from .notifier import Wakeup
@@ -27,10 +28,12 @@ from .output_streams import OpenStreams
 from .request_limiter import refusal_label
 from .stream import Stream
 from .tenant_share import TenantPlace, TenantShares
+from .text_executor import TextExecutor
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 ABORT_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0  # for the engine's thread to end
 
 
 class AsyncEngine:
@@ -56,8 +59,9 @@ class AsyncEngine:
         self._observer = observer
         self._core: EngineCore | None = None
         self._admission: Admission | None = None
-        self._open = OpenStreams(config)
+        self._open = OpenStreams(config, abort=self._abort)
         self._shares = TenantShares(config)
+        self._texts = TextExecutor("encode")  # bounded by who is let in
         self._stopping = False
         self._thread: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,6 +108,8 @@ class AsyncEngine:
         self._thread.start()
         try:
             await asyncio.shield(self._started)
+            assert self._admission is not None
+            await call_on_daemon(self._admission.constraints.prepare, name="octavo-prepare")
         except asyncio.CancelledError:
             self._started.cancel()
             await self.stop()
@@ -125,7 +131,15 @@ class AsyncEngine:
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
         self._thread.stop()
-        await asyncio.to_thread(self._thread.join)
+        with contextlib.suppress(TimeoutError):  # a thread that hangs ends with the process
+            await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
+        self._texts.close()
+
+    def _end(self) -> None:
+        if self._admission is not None:
+            self._admission.constraints.close()
+        assert self._thread is not None
+        self._thread.join()
 
     async def generate(
         self,
@@ -135,16 +149,19 @@ class AsyncEngine:
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        final_only: bool = False,
         tenant: Tenant = NO_TENANT,
     ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
         Nothing happens before the first step of the iteration, and closing or cancelling the
         iteration ends the request in the engine. An error of this request alone arrives as a
-        delta with finish_reason ERROR. A reader that is slow gets merged deltas.
+        delta with finish_reason ERROR. A reader that is slow gets merged deltas; one that leaves too
+        much unread gets Overloaded.
 
         salt       requests share cached prompt pages only with requests of the same salt
         priority   smaller numbers are let in first, and give way last when memory runs out
+        final_only one delta per sample, with everything, when the sample has ended
         tenant     whose request it is, and what it may take of the queue
 
         Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
@@ -156,23 +173,28 @@ class AsyncEngine:
                 request_id=request_id,
                 salt=salt,
                 priority=priority,
+                final_only=final_only,
                 place=place,
             )
-            assert self._thread is not None
             try:
                 while (delta := await stream.next()) is not None:
                     yield delta
             finally:
                 if not stream.ended:
-                    self._thread.abort(stream.request)
+                    self._abort(stream.request)
                     self._open.forget(stream)
+                self._open.close(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
         requests are ended already."""
         stream = self._open.find(request_id)
-        if stream is not None and self._thread is not None:
-            self._thread.abort(stream.request)
+        if stream is not None:
+            self._abort(stream.request)
+
+    def _abort(self, request: Request) -> None:
+        assert self._thread is not None
+        self._thread.abort(request)
 
     async def _submit(
         self,
@@ -182,28 +204,41 @@ class AsyncEngine:
         request_id: str | None,
         salt: bytes,
         priority: int,
+        final_only: bool,
         place: TenantPlace,
     ) -> Stream:
         try:
             self._check_open(request_id)
             place.enter()
-            request = await self._admit(prompt, params, request_id=request_id, salt=salt, priority=priority)
-            self._check_open(request_id, request.num_prompt)  # once more: encoding may have taken a while
+            assert self._admission is not None
+            with self._open.gate.entering(self._admission.at_least(prompt)):
+                request = await self._admit(
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    salt=salt,
+                    priority=priority,
+                    tenant=place.tenant.name,
+                )
+            self._check_open(request_id)  # once more: encoding may have taken a while
+            self._open.gate.check(request.num_prompt)
             place.admit(request)
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
                 self._observer.rejected(refusal_label(error))
             raise
-        stream = self._open.add(request, self._give_up)
+        stream = self._open.add(request, self._give_up, final_only=final_only)
         assert self._thread is not None
         self._thread.add(request)
         return stream
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt, checked as those of a request are."""
+        """The token ids of a prompt, checked as those of a request are. Overloaded while no request
+        would be let in."""
         self._running_core()
         assert self._admission is not None
-        prompt_ids = await self._admission.encode_beside(prompt)
+        with self._open.gate.entering(self._admission.at_least(prompt)):
+            prompt_ids = await self._admission.encode_beside(prompt, self._texts)
         self._admission.check_ids("prompt", prompt_ids)
         return prompt_ids
 
@@ -215,12 +250,11 @@ class AsyncEngine:
         request_id: str | None,
         salt: bytes,
         priority: int,
+        tenant: str,
     ) -> Request:
         assert self._admission is not None
-        prompt_ids = await self._admission.encode_beside(prompt)
-        constraint = None
-        if params.structured is not None:
-            constraint = await asyncio.to_thread(self._admission.compile, params)
+        prompt_ids = await self._admission.encode_beside(prompt, self._texts)
+        constraint = await self._admission.compile_beside(params, tenant)
         return self._admission.admit(
             prompt_ids,
             params,
@@ -232,16 +266,14 @@ class AsyncEngine:
 
     def _give_up(self, request: Request) -> None:
         """Nobody has begun it in the time it may wait."""
-        assert self._thread is not None
-        self._thread.abort(request)
+        self._abort(request)
         if self._observer is not None:
             self._observer.rejected("queue_timeout")
 
-    def _check_open(self, request_id: str | None, num_prompt: int = 0) -> None:
+    def _check_open(self, request_id: str | None) -> None:
         self._running_core()
         if self._stopping:
             raise EngineStopping("the engine is shutting down; send the request to another one")
-        self._open.check_room(num_prompt)
         if request_id == "":
             raise InvalidRequest("request_id must not be empty; leave it out to get one")
         if request_id is not None and self._open.find(request_id) is not None:

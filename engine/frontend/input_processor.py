@@ -16,10 +16,12 @@ from ..core.request import Request
 from ..structured_output.compiler import ConstraintCompiler
 from ..structured_output.constraint import Constraint
 from ..tokenizer.tokenizer import Message, Tokenizer
+from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
 QUANTIZE_AFTER_SALT = b"\xff"  # no UTF-8, so no salt that a client can name
-LONG_PROMPT = 20_000  # characters or ids
+LONG_TEXT = 2_000  # characters; more would hold up the event loop for milliseconds
+LONG_PROMPT = 20_000  # ids, likewise
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """Text (encoded as the model expects a document), token ids as they are, or chat messages."""
@@ -36,33 +38,52 @@ class Admission:
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
-        self._constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
+        self.constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids. Raises InvalidRequest for what is no prompt at all."""
+        """The prompt's token ids. Raises InvalidRequest for what is no prompt at all, RequestTooLong
+        for what can never fit the model, before the work of encoding it."""
+        limit = self._info.max_model_len
         if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt)
-        items = list(prompt)
-        if items and isinstance(items[0], Mapping):
-            return self._tokenizer.apply_chat_template(cast(list[Message], items))
+            return self._tokenizer.encode(prompt, max_tokens=limit)
+        if _is_chat(prompt):
+            return self._tokenizer.apply_chat_template(cast(list[Message], list(prompt)), max_tokens=limit)
+        if len(prompt) >= limit:
+            raise _too_long(len(prompt), 1, "model's length is", limit, "")
         try:
-            return [operator.index(cast(int, item)) for item in items]
+            return [operator.index(cast(int, item)) for item in prompt]
         except TypeError as error:
             raise InvalidRequest(
                 f"a prompt is text, token ids or chat messages, got a list with {error}"
             ) from error
 
-    async def encode_beside(self, prompt: Prompt) -> list[int]:
+    def at_least(self, prompt: Prompt) -> int:
+        """A number of tokens that the prompt has at least, known without any work."""
+        if isinstance(prompt, str):
+            return self._tokenizer.at_least(prompt)
+        return len(prompt)  # of a chat, messages
+
+    async def encode_beside(self, prompt: Prompt, texts: TextExecutor) -> list[int]:
         """``encode``, on another thread where it would hold up the event loop for milliseconds."""
-        is_chat = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping)
-        if len(prompt) <= LONG_PROMPT and not is_chat:
+        limit = LONG_TEXT if isinstance(prompt, str) else LONG_PROMPT
+        if len(prompt) <= limit and not _is_chat(prompt):
             return self.encode(prompt)
-        return await asyncio.to_thread(self.encode, prompt)
+        return await texts.run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> Constraint | None:
         """What ``params.structured`` asks for, ready to be followed; may take a while, and may be
-        called from several threads. Raises InvalidRequest."""
-        return None if params.structured is None else self._constraints.compile(params.structured)
+        called from several threads. Raises InvalidRequest or Overloaded."""
+        return None if params.structured is None else self.constraints.compile(params.structured)
+
+    async def compile_beside(self, params: SamplingParams, tenant: str) -> Constraint | None:
+        """``compile``, in its turn among other tenants' and given up when this is cancelled."""
+        if params.structured is None:
+            return None
+        waits = self.constraints.begin(params.structured, tenant)
+        try:
+            return await asyncio.wrap_future(waits.constraint)
+        finally:
+            self.constraints.forget(waits)
 
     def admit(
         self,
@@ -84,6 +105,7 @@ class Admission:
         self.check_ids("prompt", prompt_ids)
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
+        self._check_something_may_come(params)
         after = self._quantize_after(params)
         return Request(
             f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
@@ -105,6 +127,18 @@ class Admission:
             wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
             raise InvalidRequest(
                 f"{name} has token id {wrong}, but this model's ids lie in [0, {self._info.vocab_size})"
+            )
+
+    def _check_something_may_come(self, params: SamplingParams) -> None:
+        """Raise InvalidRequest when min_tokens holds back every token there is."""
+        if not params.min_tokens or params.structured is not None:  # which wins over min_tokens
+            return
+        size = self._info.vocab_size
+        held = {token for token in self._tokenizer.eos_ids if token < size and not params.ignore_eos}
+        if len(held.union(params.stop_ids)) >= size:
+            raise InvalidRequest(
+                f"min_tokens is {params.min_tokens}, but all {size} tokens of this model end "
+                "the output (stop_ids), so none could come first; drop one of them"
             )
 
     def _quantize_after(self, params: SamplingParams) -> int | None:
@@ -130,8 +164,16 @@ class Admission:
             (room, f"page pool{dense} holds", ", or start the engine with a larger pool"),
         ):
             if num_prompt + least > limit:
-                raise RequestTooLong(
-                    f"a prompt of {num_prompt} tokens and max_tokens {least} need {num_prompt + least} "
-                    f"positions, but the {what} {limit}; shorten the prompt or lower max_tokens{remedy}"
-                )
+                raise _too_long(num_prompt, least, what, limit, remedy)
         return asked or min(self._info.max_model_len, room) - num_prompt
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _too_long(num_prompt: int, num_output: int, what: str, limit: int, remedy: str) -> RequestTooLong:
+    return RequestTooLong(
+        f"a prompt of {num_prompt} tokens and max_tokens {num_output} need {num_prompt + num_output} "
+        f"positions, but the {what} {limit}; shorten the prompt or lower max_tokens{remedy}"
+    )

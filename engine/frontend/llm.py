@@ -17,7 +17,8 @@ from tqdm import tqdm
 from ..api.config import EngineConfig
 from ..api.engine_info import ModelInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest
-from ..api.outputs import Completion, Delta, PromptLogprobs, RequestOutput
+from ..api.output_collector import OutputCollector, completion_of
+from ..api.outputs import Delta, RequestOutput
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Observer
 from ..core.commands import AnswerT, Command, GetPageKind
@@ -124,6 +125,7 @@ class LLM:
     def close(self) -> None:
         """End the engine and give its memory back. May be called again."""
         self._closed = True
+        self._admission.constraints.close()
         self._thread.stop()
         self._thread.join()
 
@@ -209,42 +211,32 @@ class _Collector:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._completions = [Completion(index=index) for index in range(request.params.n)]
-        self._num_open = request.params.n
-        self._texts: list[list[str]] = [[] for _ in self._completions]
-        self._cached_tokens = 0
-        self._prompt_logprobs: PromptLogprobs | None = None
+        self._samples = [OutputCollector() for _ in range(request.params.n)]
+        self._wholes: dict[int, Delta] = {}  # of samples that have ended
         self._done_at = request.arrived_at
 
     @property
     def is_done(self) -> bool:
-        return not self._num_open
+        return len(self._wholes) == len(self._samples)
 
     def add(self, delta: Delta) -> None:
-        completion = self._completions[delta.index]
-        self._texts[delta.index].append(delta.text)
-        completion.token_ids.extend(delta.token_ids)
-        completion.logprobs.extend(delta.logprobs)
-        self._cached_tokens = delta.cached_tokens
-        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
-        if delta.finish_reason is not None:
-            completion.text = "".join(self._texts[delta.index])
-            completion.finish_reason = delta.finish_reason
-            completion.stop_match = delta.stop_match
-            completion.error = delta.error
-            self._num_open -= 1
+        sample = self._samples[delta.index]
+        sample.add(delta)
+        if sample.is_finished:
+            self._wholes[delta.index] = sample.take()
             self._done_at = time.monotonic()
 
     def output(self) -> RequestOutput:
         arrived_at, first_at = self.request.arrived_at, self.request.first_token_at
+        wholes = [self._wholes[index] for index in range(len(self._samples))]
         return RequestOutput(
             request_id=self.request.request_id,
-            outputs=self._completions,
+            outputs=[completion_of(whole) for whole in wholes],
             prompt_tokens=self.request.num_prompt,
-            cached_tokens=self._cached_tokens,
+            cached_tokens=max(whole.cached_tokens for whole in wholes),
             ttft_s=(self._done_at if first_at is None else first_at) - arrived_at,
             latency_s=self._done_at - arrived_at,
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=next((w.prompt_logprobs for w in wholes if w.prompt_logprobs), None),
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 
 from ..api.config import EngineConfig
 from ..api.errors import (
@@ -14,31 +15,61 @@ from ..api.errors import (
     RequestTooLong,
 )
 from ..core.request import Request
-from .stream import Stream
+from .stream import Stream, UnreadOutput
 
 
 class Gate:
     """Refuses what the engine could not begin in time. Lives on the event loop."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, unfinished: Collection[Request], unread: UnreadOutput) -> None:
+        """``unfinished``: requests that were admitted and have not ended, a live view; ``unread``: output
+        that waits for its readers, of ended requests too."""
         self._max_unfinished = config.max_running + config.max_waiting
         self._max_tokens = config.max_waiting_tokens
+        self._max_unread_bytes = config.max_unread_bytes
         self._timeout_s = config.queue_timeout
+        self._unfinished = unfinished
+        self._unread = unread
+        self._num_entering = 0
+        self._num_entering_tokens = 0
         self._timers: dict[Request, asyncio.TimerHandle] = {}
 
-    def check(self, requests: Collection[Request], num_prompt: int = 0) -> None:
-        """Overloaded if one more request, of ``num_prompt`` tokens, is too much beside ``requests``. A
-        prompt that nobody waits before is let in however long it is."""
-        if len(requests) >= self._max_unfinished:
+    @contextlib.contextmanager
+    def entering(self, num_prompt: int) -> Iterator[None]:
+        """A place for a request while its prompt, of at least ``num_prompt`` tokens, is being encoded and
+        whatever else comes before its admission. Raises Overloaded before anything is done."""
+        self.check(num_prompt)
+        self._num_entering += 1
+        self._num_entering_tokens += num_prompt
+        try:
+            yield
+        finally:
+            self._num_entering -= 1
+            self._num_entering_tokens -= num_prompt
+
+    def check(self, num_prompt: int) -> None:
+        """Overloaded if one more request, of ``num_prompt`` tokens, is too much. A prompt that nobody
+        waits before is let in however long it is."""
+        num_unfinished = len(self._unfinished) + self._num_entering
+        if num_unfinished >= self._max_unfinished:
             raise Overloaded(
-                f"{len(requests)} requests are unfinished and at most {self._max_unfinished} may be "
+                f"{num_unfinished} requests are unfinished and at most {self._max_unfinished} may be "
                 "(max_running + max_waiting); try again later",
-                unfinished_requests=len(requests),
+                unfinished_requests=num_unfinished,
                 max_unfinished_requests=self._max_unfinished,
             )
-        if not num_prompt or self._max_tokens is None:
+        if self._unread.num_bytes > self._max_unread_bytes:
+            raise Overloaded(
+                f"{self._unread.num_bytes} bytes of output are unread by their clients and at most "
+                f"{self._max_unread_bytes} may be (max_unread_bytes); try again later",
+                unread_bytes=self._unread.num_bytes,
+                max_unread_bytes=self._max_unread_bytes,
+            )
+        if self._max_tokens is None:
             return
-        waiting = sum(request.num_prompt for request in requests if request.started_at is None)
+        waiting = self._num_entering_tokens + sum(
+            request.num_prompt for request in self._unfinished if request.started_at is None
+        )
         if waiting and waiting + num_prompt > self._max_tokens:
             raise Overloaded(
                 f"{waiting} prompt tokens are waiting, with the {num_prompt} of this request there would be "

@@ -27,11 +27,17 @@ class Tokenizer(Protocol):
 
     eos_ids: frozenset[int]
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """RequestTooLong, without any work, for a text that cannot have so few tokens."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]: ...
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None
+    ) -> list[int]: ...
 
 
 class Engine(Protocol):
@@ -60,10 +66,12 @@ class Engine(Protocol):
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        final_only: bool = False,
         tenant: Tenant = ...,
     ) -> AsyncGenerator[Delta, None]:
-        """Increments of all samples until each has its finish reason. Closing the generator,
-        or cancelling the task that reads it, frees the request's pages within one step."""
+        """Increments of all samples until each has its finish reason (``final_only``: one for each).
+        Closing the generator, or cancelling the task that reads it, frees the request's pages within
+        one step."""
         ...
 
     async def abort(self, request_id: str) -> None: ...

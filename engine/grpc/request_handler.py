@@ -10,17 +10,21 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeAlias
 
-from ..api.errors import EngineStopping, Forbidden, InvalidRequest
+from ..api.errors import EngineStopping, Forbidden, InvalidRequest, RequestTooLong
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.tenant import Tenant
+from ..frontend.text_executor import TextExecutor
 from .interface import Engine, Prompt
 from .page_events import PageEventHub
+from .response_writer import WRITE_TIMEOUT_S, ResponseWriter
 from .security import Security
 from .status import Context
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
+MAX_TEXT_CALLS = 256  # of Tokenize and Detokenize that run or wait
+MAX_TENANT_TEXT_CALLS = 64  # of them, of one tenant
 MAX_REQUEST_ID = 256  # characters
 PRIORITY_KEY = "octavo-priority"  # of a call's metadata
 SALT_KEY = "octavo-cache-salt"  # of a call's metadata
@@ -32,18 +36,30 @@ class Intake:
 
     Tenants do not see each other: request ids are theirs alone, and so are cached pages.
 
+    texts    where text is tokenized and detokenized
+    writer   of responses that are streamed
     page_events   for whoever watches the cache
     num_prompt_tokens, num_cached_tokens   of the requests served so far
     """
 
     def __init__(
-        self, engine: Engine, security: Security, begin: Callable[[str, Metadata], None] | None = None
+        self,
+        engine: Engine,
+        security: Security,
+        begin: Callable[[str, Metadata], None] | None = None,
+        *,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
-        """``begin`` hears of each request, by the engine's id, with the metadata of its call."""
+        """``begin`` hears of each request, by the engine's id, with the metadata of its call;
+        ``write_timeout_s``: how long a client need not read."""
         self._begin = begin
         self.draining = False
         self.engine = engine
         self.security = security
+        self.texts = TextExecutor(
+            "convert", max_pending=MAX_TEXT_CALLS, max_tenant_share=MAX_TENANT_TEXT_CALLS
+        )
+        self.writer = ResponseWriter(write_timeout_s)
         self.page_events = PageEventHub(engine)
         self.ready_since = time.monotonic()
         self.last_request_at = 0.0  # seconds since the epoch; 0: none came yet
@@ -65,10 +81,11 @@ class Intake:
         request_id: str,
         cache_salt: str = "",
         priority: int = 0,
+        final_only: bool = False,
     ) -> AsyncGenerator[Delta, None]:
         """Increments of one request; closing it frees the request's pages. An empty
         ``request_id`` gets one of ours. ``cache_salt``, ``priority``: of the message, see ``salt_of``
-        and ``priority_of``."""
+        and ``priority_of``. ``final_only``: one delta per sample."""
         self.last_request_at = time.time()
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
@@ -87,6 +104,7 @@ class Intake:
             request_id=engine_id,
             salt=salt,
             priority=priority_of(context, priority),
+            final_only=final_only,
             tenant=self.tenant(context),
         )
         self._active[name] = engine_id
@@ -169,12 +187,26 @@ def priority_of(context: Context, priority: int) -> int:
         ) from error
 
 
+def check_num_ids(num_ids: int, max_tokens: int) -> None:
+    """RequestTooLong for a prompt of so many token ids, before a list is made of them."""
+    if num_ids > max_tokens:
+        raise RequestTooLong(
+            f"the prompt has {num_ids} token ids, but the model's length is {max_tokens}; shorten the prompt"
+        )
+
+
 def checked_id(request_id: str) -> str:
-    """The id itself; InvalidRequest when it is too long to be carried around."""
+    """The id itself; InvalidRequest when it is too long to be carried around, or would break the
+    lines of a log."""
     if len(request_id) > MAX_REQUEST_ID:
         raise InvalidRequest(
             f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
             "shorten it, or leave it out for one of the server's"
+        )
+    if not request_id.isprintable():
+        raise InvalidRequest(
+            f"request_id {request_id!r} has characters that cannot be printed; use others, or leave it out "
+            "for one of the server's"
         )
     return request_id
 

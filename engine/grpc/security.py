@@ -19,13 +19,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ..api.address import Address
 from ..api.errors import InvalidConfig, Unauthenticated
-from .status import Context, abort_with
+from .call_limiter import OPEN_SERVICES, refusing
+from .status import Context
 from .tenant_salts import TenantSalts
 
 logger = logging.getLogger(__name__)
 
-OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # probes carry no tokens
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # b64token of RFC 6750
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -148,6 +149,7 @@ class Security:
         self.salts = salts or TenantSalts()
         self.tokens = None if token_file is None else Tokens(token_file)
         self._certificates = None if tls is None else tls.read()
+        self._taken = self._certificates  # by gRPC, last
         self._credentials: grpc.ServerCredentials | None = None
 
     def reload(self) -> None:
@@ -166,20 +168,33 @@ class Security:
         """TLS credentials whose certificates follow ``reload``; None without TLS."""
         if self.tls is None:
             return None
+        assert self._certificates is not None
+        self._taken = self._certificates
         self._credentials = grpc.dynamic_ssl_server_credentials(
-            self._current(),
-            self._current,
+            self._certificates,
+            self._renewed,  # type: ignore[arg-type]  # grpc documents None, the stubs do not
             require_client_authentication=self.tls.client_ca is not None,
         )
         return self._credentials
 
-    def _current(self) -> grpc.ServerCertificateConfiguration:
-        """Called by gRPC, on threads of its own, before each handshake."""
-        assert self._certificates is not None
-        return self._certificates
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC, on threads of its own, before each handshake; None: as the last time."""
+        current, taken = self._certificates, self._taken
+        self._taken = current
+        return None if current is taken else current
 
     def interceptors(self) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
         return [] if self.tokens is None else [_Gate(self.tokens)]
+
+    def warn_of_strangers(self, address: Address) -> None:
+        """Say so in the log when anybody who reaches the address may use the server."""
+        checks_certificates = self.tls is not None and self.tls.client_ca is not None
+        if self.tokens is None and not checks_certificates and not address.is_local:
+            logger.warning(
+                "anybody who reaches %s may use this server: give --auth-token-file, or --tls-client-ca, or "
+                "listen on 127.0.0.1",
+                address,
+            )
 
     def tenant_of(self, context: Context) -> str:
         """Whose call this is; "" when there are no tokens."""
@@ -199,20 +214,5 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscr
         try:
             self._tokens.tenant_of(details.invocation_metadata)
         except Unauthenticated as error:
-            return _refusing(handler, error)
+            return refusing(handler, error)
         return handler
-
-
-def _refusing(handler: Any, error: Unauthenticated) -> Any:
-    """A handler of the same shape that ends every call with the error."""
-
-    async def refuse(_request: Any, context: Context) -> None:
-        await abort_with(context, error)
-
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return make(refuse, handler.request_deserializer, handler.response_serializer)

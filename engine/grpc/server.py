@@ -20,17 +20,22 @@ from octavo.proto import (
 )
 
 from ..api.address import Address, port_in_use
+from .call_limiter import CallLimiter
 from .interface import Engine
 from .octavo_v1.cache import CacheServicer
 from .octavo_v1.generation import GenerationServicer
 from .request_handler import Intake, Metadata
+from .response_writer import WRITE_TIMEOUT_S
 from .security import Security
 from .vllm.service import SERVICE_NAME as VLLM_SERVICE
 from .vllm.service import VllmEngineServicer
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that comes in; a prompt of a million token ids is about 4 MB
+MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that goes out: a whole output with logprobs is large
+MESSAGE_BYTES_PER_TOKEN = 8  # of a prompt that comes in: an id has at most 5, a token of text some 4
+MESSAGE_BYTES_APART = 2**20  # of a message that comes in, for everything but the prompt
+MAX_OTHER_CALLS = 1024  # at once, beside as many as there may be requests
 DEATH_POLL_S = 0.1
 CLOSE_GRACE_S = 2.0  # for last responses to leave after the engine has ended every request
 
@@ -45,7 +50,16 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     # Without this a second server on the same port would silently share its connections.
     ("grpc.so_reuseport", 0),
+    # By default gRPC cancels calls at random once 1,000 have not been picked up, whoever's they are. They
+    # are picked up in microseconds each, and refused in words by the call limiter.
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
 )
+
+
+def message_bytes(max_model_len: int) -> int:
+    """How large a message may be that comes in, for a model of this length."""
+    return MESSAGE_BYTES_PER_TOKEN * max_model_len + MESSAGE_BYTES_APART
 
 
 class GrpcServer:
@@ -58,17 +72,23 @@ class GrpcServer:
         security: Security | None = None,
         *,
         with_reflection: bool = True,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_message_bytes: int | None = None,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
         begin: Callable[[str, Metadata], None] | None = None,
     ) -> None:
         """``with_reflection``: tell clients what the services are; ``max_message_bytes``: of a message
-        that comes in, larger ones are refused unread; ``begin``: of the intake."""
+        that comes in, larger ones are refused unread (None: what a prompt of the model's length needs);
+        ``write_timeout_s``, ``begin``: of the intake."""
         self.security = security or Security()
-        self.intake = Intake(engine, self.security, begin)
+        self.intake = Intake(engine, self.security, begin, write_timeout_s=write_timeout_s)
         self.servicer = GenerationServicer(self.intake)
         self._engine = engine
+        config = engine.config
+        self.limiter = CallLimiter(config.max_running + config.max_waiting + MAX_OTHER_CALLS)
+        if max_message_bytes is None:
+            max_message_bytes = message_bytes(engine.info.max_model_len)
         self._server = grpc.aio.server(
-            interceptors=self.security.interceptors(),
+            interceptors=[*self.security.interceptors(), self.limiter],
             options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -93,6 +113,7 @@ class GrpcServer:
         """Listen and say SERVING; returns the address with its real port.
         InvalidConfig when the address cannot be listened on."""
         credentials = self.security.credentials()
+        self.security.warn_of_strangers(address)
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(str(address))
@@ -121,6 +142,7 @@ class GrpcServer:
             logger.info("draining %d requests for up to %g s", self.intake.num_active, drain_timeout)
         await self._engine.stop(drain_timeout=drain_timeout)
         await self._server.stop(CLOSE_GRACE_S)
+        self.intake.texts.close()
 
     async def _watch_engine(self) -> None:
         """Once the engine has died, say so to every health check."""

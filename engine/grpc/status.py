@@ -29,6 +29,7 @@ from ..api.errors import (
     NotFound,
     OctavoError,
     Overloaded,
+    SlowReader,
     Unauthenticated,
 )
 
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 DOMAIN = "octavo"
 RETRY_S = 1  # when a full server may be asked again
 INTERNAL_TEXT = "internal error of the server; its log says more"
+LAST_WORD_S = 1.0  # for the status of a call whose client does not read
 _DETAILS_KEY = "grpc-status-details-bin"  # where gRPC carries a google.rpc.Status
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -123,7 +125,19 @@ def errors_as_status(
                 raise
             logger.debug("the client went away while it was being answered")
             raise asyncio.CancelledError from None
+        except SlowReader as error:
+            await _leave_with(context, error)
         except Exception as error:
             await abort_with(context, error)
 
     return guarded
+
+
+async def _leave_with(context: Context, error: SlowReader) -> NoReturn:
+    """``abort_with``, without waiting for the client to take the status: gRPC keeps it, after what was
+    written, for as long as the connection lasts. Nothing of the call stays on this side."""
+    try:
+        await asyncio.wait_for(abort_with(context, error), LAST_WORD_S)
+    except TimeoutError:
+        raise asyncio.CancelledError from None  # how a handler ends without a status of its own
+    raise AssertionError("abort_with returns by raising")

@@ -1,8 +1,9 @@
-"""The persistent tier as the engine's thread sees it: published pages are copied out for the
-writer, and prompts whose pages are on disk wait until the reader has brought them."""
+"""A disk as the scheduler's connector: published pages are copied out for the writer, and prompts
+whose pages are on disk wait until the reader has brought them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
@@ -25,16 +26,12 @@ from .writer import ShardWriter
 
 QUEUE_BYTES = 256 * 1024**2  # of pages that wait to be written, and as many that were read
 STEP_BYTES = 64 * 1024**2  # put into the pool per step
+REFRESH_S = 5.0  # until pages that another server wrote are found
 CLOSE_S = 10.0  # what is queued may be written that long at the end
 
 
-class Persistence:
-    """Belongs to the engine's thread, except ``counts``.
-
-    wake   called from another thread when ``has_news`` has become true
-    """
-
-    wake: Callable[[], None]
+class DiskTier:
+    """A ``KVConnector``: belongs to the engine's thread, except ``counts``."""
 
     def __init__(
         self,
@@ -58,29 +55,27 @@ class Persistence:
         self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
         blocks.misses.in_other_format = self._folder.has_of_other_kind
         self._tally = Tally()
-        self.wake = _nobody
+        self._wake = _nobody
         self._writer = ShardWriter(self._folder, self._tally, queue_bytes=QUEUE_BYTES)
         self._reader = ShardReader(
             self._folder, blocks.groups, self._tally, staged_bytes=QUEUE_BYTES, wake=self._news
         )
         self._fetches: dict[Sequence, Fetch] = {}
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences whose pages are being read, their siblings included."""
-        return sum(1 + len(sequence.siblings) for sequence in self._fetches)
+        self._closing = threading.Event()
+        threading.Thread(target=self._refresh, name="octavo-store-index", daemon=True).start()
 
     @property
     def has_news(self) -> bool:
-        """Whether ``advance`` would do something."""
         return any(fetch.pages or fetch.ended for fetch in self._fetches.values())
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
 
     def counts(self) -> StoreCounts:
         return self._tally.read(self._writer.num_bytes)
 
-    def fetch(self, sequence: Sequence) -> bool:
-        """Whether to wait for pages of this prompt that are on disk: until ``advance`` returns it."""
-        if sequence.recompute:
+    def start_load(self, sequence: Sequence, /) -> bool:
+        if self._reader.is_stuck:
             return False
         blocks = self._blocks
         digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
@@ -109,17 +104,10 @@ class Persistence:
         self._reader.start(fetch)
         return True
 
-    def cancel(self, sequence: Sequence) -> bool:
-        """Forget a sequence that waits; False if it does not."""
-        fetch = self._fetches.pop(sequence, None)
-        if fetch is None:
-            return False
-        self._reader.cancel(fetch)
-        return True
+    def cancel_load(self, sequence: Sequence) -> None:
+        self._reader.cancel(self._fetches.pop(sequence))
 
-    def advance(self) -> list[Sequence]:
-        """Put pages that were read into the pool, a bounded number; the sequences that need wait
-        no longer, in the order they came."""
+    def poll(self) -> list[Sequence]:
         budget = STEP_BYTES
         ready = []
         for sequence, fetch in self._fetches.items():
@@ -129,24 +117,30 @@ class Persistence:
             if (pages and not self._adopt(sequence, fetch, pages)) or (ended and not fetch.pages):
                 ready.append(sequence)
         for sequence in ready:
-            self.cancel(sequence)
+            self.cancel_load(sequence)
         return ready
 
-    def keep(self, step: Step) -> None:
-        """Copy out what a committed step has published and what is not on disk."""
+    def save(self, step: Step) -> None:
+        """Copy out what is not on disk."""
         page_size = self._blocks.page_size
         for sequence, start, stop, _, _ in step.work:
             first, last = start // page_size, stop // page_size
             if first < last:
-                self._keep(sequence, first, min(last, len(sequence.digests)))
+                self._save(sequence, first, min(last, len(sequence.digests)))
 
     def close(self) -> None:
         """Write what is queued, within some seconds, and end the threads."""
-        self._reader.close(CLOSE_S)
+        self._closing.set()
+        self._reader.close()
         self._writer.close(CLOSE_S)
 
+    def _refresh(self) -> None:
+        """Follow what other servers do to the folder, however long the disk takes."""
+        while not self._closing.wait(REFRESH_S):
+            self._folder.refresh()
+
     def _news(self) -> None:
-        self.wake()
+        self._wake()
 
     def _may_be_there(self, digests: Run[Digest], known: Run[Run[bool]], found: int) -> bool:
         """Whether it is worth to look: the first page that a group lacks beyond what is found is on disk."""
@@ -156,7 +150,7 @@ class Persistence:
                 return self._folder.has(digests[missing], group)
         return True
 
-    def _keep(self, sequence: Sequence, first: int, last: int) -> None:
+    def _save(self, sequence: Sequence, first: int, last: int) -> None:
         for group in range(len(self._page_bytes)):
             wanted = self._wanted(sequence, first, last, group)
             if wanted:

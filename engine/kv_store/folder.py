@@ -4,9 +4,9 @@
 
 Each group of layers has pages of its own kind.
 
-Nothing is kept in memory about what is there, so several servers can use one folder: a shard is
-written under another name and renamed, it never changes afterwards, and it goes by being removed,
-which whoever is reading it does not notice.
+Several servers can use one folder: what is kept in memory about it (``ShardIndex``) only tells where
+to look. A shard is written under another name and renamed, it never changes afterwards, and it goes by
+being removed, which whoever is reading it does not notice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,10 @@ from octavo.kernels.page_bytes import PageBytes
 
 from .page_files import SUFFIX, BadPages, read_run, write_run
 from .page_runs import PageKind, PageRun
+from .shard_index import KIND, SHARD, ShardIndex, entries, is_folder
 
 STALE_S = 600.0  # a file that is being written is not older than this
 KEPT_SHARE = 0.9  # of the budget, after shards were removed: so it does not happen at every write
-_KIND = re.compile(r"[0-9a-f]{32}")
-_SHARD = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 
@@ -61,20 +60,29 @@ class ShardFolder:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in self._folders:
             folder.mkdir(mode=0o700, exist_ok=True)
+        self._index = ShardIndex(root, self._folders)
+        self._index.refresh()
 
     def path(self, digest: Digest, group: int = 0) -> Path:
         name = digest.hex()
         return self._folders[group] / name[:2] / f"{name}{SUFFIX}"
 
     def has(self, digest: Digest, group: int = 0) -> bool:
-        name = digest.hex()
-        return os.path.exists(f"{self._folders[group]}/{name[:2]}/{name}{SUFFIX}")
+        """Whether there is such a shard, as far as is known; asks no disk."""
+        return self._index.has(digest.hex(), group)
 
     def has_of_other_kind(self, digest: Digest) -> bool:
-        """Whether there is a page of these tokens that another model, or another page format, made."""
-        name = digest.hex()
-        kinds = [kind for kind in _folders(self._root) if kind not in self._folders]
-        return any(os.path.exists(f"{kind}/{name[:2]}/{name}{SUFFIX}") for kind in kinds)
+        """Whether there is a page of these tokens that another model, or another page format, made, as far
+        as is known; asks no disk."""
+        return self._index.has_of_other_kind(digest.hex())
+
+    def doubt(self, digests: Sequence[Digest], group: int) -> None:
+        """``has`` is false for these until they are written again: a page beside them is damaged."""
+        self._index.doubt([digest.hex() for digest in digests], group)
+
+    def refresh(self) -> None:
+        """Learn what other processes have written and removed. Takes as long as the disk does."""
+        self._index.refresh()
 
     def put(self, digest: Digest, run: PageRun, group: int = 0) -> int:
         """Write the shard of one page of a group, whose kind the run has; returns its bytes. OSError if it
@@ -94,6 +102,7 @@ class ShardFolder:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
+        self._index.add(digest.hex(), group)
         return num_bytes
 
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
@@ -110,8 +119,12 @@ class ShardFolder:
             if run.parent != parent or run.token_ids != token_ids:
                 raise BadPages("altered", f"{path} holds the page of other tokens")
         except BadPages:
+            self._index.discard(digest.hex(), self._folders[group])
             with contextlib.suppress(OSError):
                 path.unlink()
+            raise
+        except OSError:
+            self._index.discard(digest.hex(), self._folders[group])
             raise
         self.touch(digest)
         page: PageBytes = run.parts[0].pages[0]
@@ -123,43 +136,35 @@ class ShardFolder:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest, group))
 
-    def prune(self) -> Pruned:
+    def prune(self, *, is_full: bool = False) -> Pruned:
         """Count all shards; if they take more than the budget, remove those used longest ago. Files
-        that were being written when a process ended go, too. What is no shard is left alone."""
+        that were being written when a process ended go, too. What is no shard is left alone.
+
+        is_full   the disk took no more: what is there is all that it has room for
+        """
         files = sorted(self._scan(), key=lambda file: file.used_ns)
         total, removed = sum(file.num_bytes for file in files), 0
-        if total > self.max_bytes:
+        budget = min(total, self.max_bytes) if is_full else self.max_bytes
+        if total > budget or is_full:
             for file in files:
-                if total <= self.max_bytes * KEPT_SHARE:
+                if total <= budget * KEPT_SHARE:
                     break
                 with contextlib.suppress(OSError):  # somebody else was quicker
                     file.path.unlink()
                     removed += 1
+                self._index.discard(file.path.stem, file.path.parent.parent)
                 total -= file.num_bytes
         return Pruned(removed, total)
 
     def _scan(self) -> Iterator[_File]:
-        for kind in _folders(self._root):
-            if not _KIND.fullmatch(kind.name):
+        for kind in filter(is_folder, entries(self._root)):
+            if not KIND.fullmatch(kind.name):
                 continue
-            for part in _folders(kind):
-                for entry in _entries(part):
+            for part in filter(is_folder, entries(Path(kind.path))):
+                for entry in entries(Path(part.path)):
                     with contextlib.suppress(OSError):
                         status = entry.stat(follow_symlinks=False)
-                        if _SHARD.fullmatch(entry.name):
+                        if SHARD.fullmatch(entry.name):
                             yield _File(status.st_mtime_ns, status.st_size, Path(entry.path))
                         elif _UNFINISHED.fullmatch(entry.name) and time.time() - status.st_mtime > STALE_S:
                             Path(entry.path).unlink()
-
-
-def _folders(path: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _entries(path) if entry.is_dir(follow_symlinks=False)]
-
-
-def _entries(path: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder now; nothing if that cannot be read."""
-    try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except OSError:
-        return []

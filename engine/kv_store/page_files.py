@@ -17,8 +17,9 @@ A ``.safetensors`` file with one tensor for each group of layers, ``pages.0``, `
     checksum    SHA-256 over the other metadata (JSON, keys sorted) and the pages
 
 so that a file that was cut, overwritten or edited is told from one that was not. The format of
-the file is https://huggingface.co/docs/safetensors; it is written and mapped here because the
-library keeps Python's other threads waiting while it does.
+the file is https://huggingface.co/docs/safetensors; it is written and read here because the
+library keeps Python's other threads waiting while it does. It is read, not mapped: a file that is
+cut while it is mapped, or on a medium that fails, ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -41,7 +42,16 @@ from .page_runs import VERSION, PageKind, PagePart, PageRun
 
 SUFFIX = ".safetensors"
 ALIGNMENT = 64  # of the pages in the file
-_NOTHING: PageBytes = np.empty(0, np.uint8)
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+)
+"""What taking apart a file that somebody else made can raise."""
 
 
 class BadPages(Exception):
@@ -98,12 +108,11 @@ def sync(path: Path) -> None:
 
 
 def read_run(path: Path) -> PageRun:
-    """Read a file and check all of it. The pages are mapped, copied, and the copy is checked, so
-    that nothing can change them afterwards. Raises OSError if it cannot be read, and BadPages."""
+    """Read a file and check all of it. Raises OSError if it cannot be read, and BadPages."""
     try:
         with path.open("rb") as file:
             metadata, parts = _read(file)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _MALFORMED as error:
         raise BadPages("torn", f"{path} is no whole file of pages: {error!r}") from None
     if metadata.get("octavo") != VERSION:
         raise BadPages(
@@ -113,12 +122,12 @@ def read_run(path: Path) -> PageRun:
         raise BadPages("altered", f"{path} has changed since it was written: its checksum does not match")
     try:
         return _parse(metadata, parts)
-    except (ValueError, TypeError, KeyError) as error:  # written by another program
+    except _MALFORMED as error:  # written by another program
         raise BadPages("foreign", f"{path} does not describe its pages: {error}") from None
 
 
-def _read(file: BinaryIO) -> tuple[dict[str, str], list[PageBytes]]:
-    """Metadata and pages; ValueError, TypeError, KeyError or AttributeError for what is not whole."""
+def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
+    """Metadata and pages; OSError, or one of _MALFORMED for what is not whole."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= size - 8:
@@ -126,7 +135,9 @@ def _read(file: BinaryIO) -> tuple[dict[str, str], list[PageBytes]]:
     header = json.loads(file.read(length))
     metadata: dict[str, str] = header.pop("__metadata__")
     num_bytes, start = size - 8 - length, 0
-    data = np.array(np.memmap(file, np.uint8, "r", offset=8 + length)) if num_bytes else _NOTHING
+    data = np.empty(num_bytes, np.uint8)
+    if (num_read := file.readinto(data.data)) != num_bytes:  # it was cut meanwhile
+        raise ValueError(f"{num_read} bytes of pages instead of {num_bytes} could be read")
     parts = []
     for group in range(len(header)):
         tensor = header[_tensor(group)]
@@ -142,7 +153,7 @@ def _read(file: BinaryIO) -> tuple[dict[str, str], list[PageBytes]]:
 
 
 def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
-    """ValueError, TypeError or KeyError for what does not fit together."""
+    """One of _MALFORMED for what does not fit together."""
     specs = tuple(
         PoolSpec(
             layers=tuple(

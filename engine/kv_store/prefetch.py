@@ -45,7 +45,6 @@ class Fetch:
         self.root = root
         self.pages: deque[FetchedPage] = deque()  # read and not yet taken
         self.ended = False  # nothing comes any more
-        self.cancelled = False
         self._found = found
         self._needed = needed
         self._known = [list(group) for group in known]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -17,12 +18,32 @@ from .prefetch import Fetch, FetchedPage
 
 logger = logging.getLogger(__name__)
 
+STALL_S = 1.0  # reading one page may take that long; then its prompt is computed
+WAIT_S = 10.0  # one prompt waits for its pages that long at most; the rest is computed
+MAX_STUCK = 2  # threads that are left behind in a read before no more is read
+CHECK_S = 0.1
+CLOSE_S = 1.0
+
+
+class _Worker:
+    """A thread that reads, and what it is doing."""
+
+    def __init__(self, run: Callable[[_Worker], None]) -> None:
+        self.is_stuck = False  # left behind: what it may still read is for nobody
+        self.fetch: Fetch | None = None
+        self.began: float | None = None  # to read a page
+        self.thread = threading.Thread(target=run, args=(self,), name="octavo-store-reader", daemon=True)
+        self.thread.start()
+
 
 class ShardReader:
     """Reads one prompt after the other, ahead of whoever takes the pages, within a bound of bytes.
 
+    A read that hangs costs its prompt ``STALL_S``. Its thread is left behind and another one goes on;
+    when ``MAX_STUCK`` of them hang, nothing is read until one comes back.
+
     groups   what the layers of each group of pages can see
-    wake     called from the thread when there is something to take
+    wake     called from a thread when there is something to take
     """
 
     def __init__(
@@ -40,16 +61,25 @@ class ShardReader:
         self._staged_bytes = staged_bytes
         self._wake = wake
         self._changed = threading.Condition()
-        self._fetches: deque[Fetch] = deque()
+        self._queue: deque[Fetch] = deque()
+        self._started: dict[Fetch, float] = {}  # those that have not ended, and when they came
         self._num_staged = 0
+        self._num_stuck = 0
         self._closing = False
-        self._thread = threading.Thread(target=self._main, name="octavo-store-reader", daemon=True)
-        self._thread.start()
+        self._worker: _Worker | None = _Worker(self._main)
+        self._watch = threading.Thread(target=self._watch_disk, name="octavo-store-watch", daemon=True)
+        self._watch.start()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing can be read now."""
+        return self._worker is None
 
     def start(self, fetch: Fetch) -> None:
         """Read its pages, as many as let it go on farther."""
         with self._changed:
-            self._fetches.append(fetch)
+            self._queue.append(fetch)
+            self._started[fetch] = time.monotonic()
             self._changed.notify_all()
 
     def take(self, fetch: Fetch, num_bytes: int) -> list[FetchedPage]:
@@ -59,49 +89,111 @@ class ShardReader:
         while fetch.pages and taken < num_bytes:
             pages.append(fetch.pages.popleft())
             taken += pages[-1].data.nbytes
-        self._release(taken)
+        with self._changed:
+            self._num_staged -= taken
+            self._changed.notify_all()
         return pages
 
     def cancel(self, fetch: Fetch) -> None:
         """Nobody wants it any more."""
         with self._changed:
-            fetch.cancelled = True
+            self._end(fetch)
         while self.take(fetch, self._staged_bytes):
             pass
 
-    def close(self, timeout: float) -> None:
+    def close(self) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout)
+            worker = self._worker
+        if worker is not None:
+            worker.thread.join(CLOSE_S)
+        self._watch.join(CLOSE_S)
 
-    def _release(self, num_bytes: int) -> None:
-        with self._changed:
-            self._num_staged -= num_bytes
-            self._changed.notify_all()
+    def _watch_disk(self) -> None:
+        """Give up what takes too long."""
+        while True:
+            with self._changed:
+                while not (self._started or self._closing):
+                    self._changed.wait()
+                if self._closing:
+                    return
+                has_given_up = self._give_up(time.monotonic())
+                if not has_given_up:
+                    self._changed.wait(CHECK_S)
+            if has_given_up:
+                self._wake()
 
-    def _main(self) -> None:
-        while (fetch := self._next()) is not None:
+    def _give_up(self, now: float) -> bool:
+        """End what has waited too long, and leave a stuck thread behind; whether there was any."""
+        late = [fetch for fetch, since in self._started.items() if now - since > WAIT_S]
+        worker = self._worker
+        if worker is not None and worker.began is not None and now - worker.began > STALL_S:
+            worker.is_stuck = True
+            self._num_stuck += 1
+            self._tally.drop("read_failed")
+            logger.warning("a page has not been read from the cache folder for %g s: it is computed", STALL_S)
+            if worker.fetch is not None:
+                late.append(worker.fetch)
+            if self._num_stuck < MAX_STUCK:
+                self._worker = _Worker(self._main)
+            else:
+                self._worker = None
+                late += self._queue
+                logger.warning("the cache folder hangs: nothing is read from it until it answers")
+        for fetch in late:
+            self._end(fetch)
+        return bool(late)
+
+    def _end(self, fetch: Fetch) -> None:
+        """Nothing comes any more."""
+        self._started.pop(fetch, None)
+        fetch.ended = True
+        if fetch in self._queue:
+            self._queue.remove(fetch)
+
+    def _main(self, worker: _Worker) -> None:
+        while (fetch := self._next(worker)) is not None:
             try:
-                self._read_all(fetch)
+                self._read_all(fetch, worker)
             except Exception:  # a prompt whose pages cannot be read is computed
                 self._tally.drop("read_failed")
                 logger.exception("reading pages of a prompt failed")
-            fetch.ended = True
+            with self._changed:
+                worker.fetch = worker.began = None
+                if worker.is_stuck and not self._come_back(worker):
+                    return
+                self._end(fetch)
             self._wake()
 
-    def _next(self) -> Fetch | None:
-        with self._changed:
-            while not (self._fetches or self._closing):
-                self._changed.wait()
-            return None if self._closing else self._fetches.popleft()
+    def _come_back(self, worker: _Worker) -> bool:
+        """A thread that was left behind has read after all: whether it is needed again."""
+        self._num_stuck -= 1
+        if self._worker is not None:
+            return False
+        worker.is_stuck = False
+        self._worker = worker
+        return True
 
-    def _read_all(self, fetch: Fetch) -> None:
+    def _next(self, worker: _Worker) -> Fetch | None:
+        with self._changed:
+            while not (self._queue or self._closing):
+                self._changed.wait()
+            if self._closing:
+                return None
+            worker.fetch = self._queue.popleft()
+            return worker.fetch
+
+    def _read_all(self, fetch: Fetch, worker: _Worker) -> None:
         """Whatever cannot be read is looked at as if it had never been there, and the rest is planned
         anew: a shorter beginning may need other pages."""
         while plan := fetch.plan(self._groups, self._folder.has):
             for group, index in plan:
+                if fetch.ended:
+                    return
+                worker.began = time.monotonic()
                 page = self._read(fetch, group, index)
+                worker.began = None
                 if page is None:
                     fetch.absent(group, index)
                     break
@@ -124,6 +216,8 @@ class ShardReader:
         except BadPages as error:
             self._tally.drop(error.reason)
             logger.warning("a page in the cache folder is dropped: %s", error)
+        # The prompt is computed from here on: let that replace the pages behind it, unread.
+        self._folder.doubt(fetch.digests[index + 1 :], group)
         return None
 
     def _stage(self, fetch: Fetch, page: FetchedPage) -> bool:
@@ -131,10 +225,10 @@ class ShardReader:
         num_bytes = page.data.nbytes
         with self._changed:
             while self._num_staged and self._num_staged + num_bytes > self._staged_bytes:
-                if fetch.cancelled or self._closing:
+                if fetch.ended or self._closing:
                     return False
                 self._changed.wait()
-            if fetch.cancelled or self._closing:
+            if fetch.ended or self._closing:
                 return False
             self._num_staged += num_bytes
             fetch.pages.append(page)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from .page_runs import PageRun
 logger = logging.getLogger(__name__)
 
 MAX_USES = 65_536  # digests whose use is still to be noted; more are not
+FULL_DISK_S = 1.0  # a disk that stays full is given room that often: others may take it at once
+STALL_S = 2.0  # a writer that has written no page for so long is not waited for at the end
 COUNTS_PER_BUDGET = 16  # how often shards are counted while the budget's bytes are written
 
 
@@ -42,6 +46,8 @@ class ShardWriter:
         self._num_queued = 0  # bytes of these
         self._closing = False
         self._failing = False
+        self._next_prune = 0.0  # of a full disk, by the monotonic clock
+        self._num_done = 0  # pages, written or not
         self._uncounted = 0  # bytes written since the shards were counted
         self.num_bytes = 0
         self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)
@@ -69,11 +75,14 @@ class ShardWriter:
             self._changed.notify_all()
 
     def close(self, timeout: float) -> None:
-        """Write what is queued, for so many seconds at most."""
+        """Write what is queued, for so many seconds at most, and while the disk takes anything."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout)
+        end, num_done = time.monotonic() + timeout, -1
+        while self._thread.is_alive() and time.monotonic() < end and self._num_done != num_done:
+            num_done = self._num_done
+            self._thread.join(max(0.0, min(STALL_S, end - time.monotonic())))
         with self._changed:
             self._tally.drop("queue_full", len(self._pages))
             self._pages.clear()  # a thread that still writes ends after this page
@@ -105,6 +114,9 @@ class ShardWriter:
             if not self._failing:  # once, not per page
                 logger.warning("pages cannot be written to the cache folder: %s", error)
             self._failing = True
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and time.monotonic() >= self._next_prune:
+                self._next_prune = time.monotonic() + FULL_DISK_S
+                self._prune(is_full=True)
         else:
             self._failing = False
             self._tally.add("written")
@@ -113,12 +125,13 @@ class ShardWriter:
         with self._changed:
             self._queued.discard((page.digest, page.group))
             self._num_queued -= page.run.parts[0].pages.nbytes
+            self._num_done += 1
         budget = self._folder.max_bytes
         if self.num_bytes > budget or self._uncounted * COUNTS_PER_BUDGET > budget:
             self._prune()
 
-    def _prune(self) -> None:
-        pruned = self._folder.prune()
+    def _prune(self, *, is_full: bool = False) -> None:
+        pruned = self._folder.prune(is_full=is_full)
         self.num_bytes, self._uncounted = pruned.num_bytes, 0
         if pruned.num_removed:
             self._tally.drop("budget", pruned.num_removed)

@@ -38,6 +38,21 @@ def resolve_model(name: str) -> Path:
     return path
 
 
+def served_name(name: str) -> str:
+    """What clients are told that ``resolve_model(name)`` is: never a path of this machine.
+
+    The name of a folder; the Hugging Face id of a folder in its cache; other names as they are.
+    """
+    path = Path(name).expanduser()
+    if name == "demo" or not path.exists():
+        return name
+    path = path.resolve()
+    repository = path.parent.parent.name if path.parent.name == "snapshots" else ""
+    if repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return path.name
+
+
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError

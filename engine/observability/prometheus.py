@@ -85,6 +85,11 @@ class Metrics:
         self._requests = counter("requests", "Ended requests.", "finish_reason")
         self._rejected = counter("rejected_requests", "Requests refused at submission.", "reason")
         self._step_seconds = histogram("step_seconds", "Time of one engine step.", TOKEN_BUCKETS)
+        self._step_predicted = histogram(
+            "step_predicted_seconds",
+            "What the scheduler expected of a step, under --target-itl.",
+            TOKEN_BUCKETS,
+        )
         self._step_tokens = histogram(
             "step_tokens",
             "Tokens computed in one engine step, of steps that had any.",
@@ -141,6 +146,8 @@ class Metrics:
         self._preemptions.inc(record.preemptions)
         self._generated.inc(record.generated_tokens)
         self._step_seconds.observe(record.seconds)
+        if record.predicted_s is not None:
+            self._step_predicted.observe(record.predicted_s)
         for kind, tokens in (("prefill", record.prefill_tokens), ("decode", record.decode_tokens)):
             if tokens:
                 self._step_tokens.labels(kind).observe(tokens)
@@ -152,7 +159,8 @@ class Metrics:
             for value in values:
                 histogram.observe(value)
         for request in record.ended:
-            self._requests.labels(request.finish_reason.value).inc()
+            # What a client brings about by its parameters must not raise the operator's alert.
+            self._requests.labels("invalid" if request.invalid else request.finish_reason.value).inc()
             self._prompt.inc(request.prompt_tokens)
             self._request_seconds.observe(request.total_s)
 

@@ -7,189 +7,204 @@ microseconds, also for 150,000 tokens.
 
 from __future__ import annotations
 
-import json
+import functools
+import hashlib
 import threading
+import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ..api.errors import InvalidRequest
 from ..api.structured_output import Structured
-from .constraint import Constraint, ConstraintFailed, first_line
+from .compile_pool import Compiled, CompileJob, CompilePool
+from .constraint import Constraint, ConstraintFailed
+from .library_tokenizer import TokenizerMaker
+from .limits import CompileLimits
+from .vetter import Refused
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
     from ..tokenizer.tokenizer import Tokenizer
 
 MAX_CACHED = 64  # compiled grammars that are kept
 MAX_CACHED_CHARACTERS = 2**20  # of their sources, together
-# Between the elements of JSON: models that may write any white space tend to write nothing else.
-WHITESPACE = r"[ \n]?"
-MAX_DEPTH = 64  # nesting of a schema: its compiler recurses
+MAX_CACHED_CPU_S = 2.0  # that compiling them took, together: up to some 30 MB for each second
+MAX_CACHED_REFUSALS = 1024
+CLOSE_TIMEOUT_S = 5.0
+
+_Key: TypeAlias = tuple[str, str]  # kind and source
+
+
+@dataclass(slots=True, eq=False)
+class Compilation:
+    """What one request waits for: ``constraint``, at its beginning, or why there is none."""
+
+    constraint: Future[Constraint] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    constraint: Constraint
+    cpu_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A compilation and those who wait for it."""
+
+    job: CompileJob
+    waiting: set[Compilation] = field(default_factory=set)
 
 
 class ConstraintCompiler:
-    """Compiles for one model's tokenizer. Safe to use from several threads.
+    """Compiles for one model's tokenizer, in helper processes first. Safe to use from several threads.
 
-    The library's view of the tokenizer is made with the first constraint, and the latest
-    constraints are kept.
+    The latest constraints and refusals are kept. ``close`` ends the helper processes; they also end with
+    this object, and with the process.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
-        self._source = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, limits: CompileLimits | None = None) -> None:
         self._vocab_size = vocab_size
         self._end_ids = np.array(sorted(id for id in tokenizer.eos_ids if id < vocab_size), np.intp)
-        self._tokenizer: LLTokenizer | None = None
-        self._cache: OrderedDict[tuple[str, str], Constraint] = OrderedDict()
+        self._tokenizer = TokenizerMaker(
+            tokenizer, vocab_size=vocab_size, end_ids=tuple(self._end_ids.tolist())
+        )
+        self.pool = CompilePool(self._tokenizer, limits or CompileLimits())
+        self._cache: OrderedDict[_Key, _Cached] = OrderedDict()
+        self._refusals: OrderedDict[bytes, str] = OrderedDict()  # by digest
+        self._under_way: dict[_Key, _UnderWay] = {}
         self._lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _close, self.pool)
 
-    def compile(self, structured: Structured) -> Constraint:
-        """A constraint at its beginning. Raises InvalidRequest naming the field and what is wrong
-        with it. Takes milliseconds, and up to a second for extreme grammars and for the first one."""
-        key = (structured.kind, structured.source)
+    def prepare(self) -> None:
+        """Make the library's view of the tokenizer now, which may take a second, rather than with the
+        first constraint. Models that structured output is not possible with say so when it is asked for."""
+        try:
+            self._tokenizer.get()
+        except InvalidRequest:
+            return
+
+    def compile(self, structured: Structured, tenant: str = "") -> Constraint:
+        """A constraint at its beginning. Raises what ``begin`` and its outcome raise."""
+        waits = self.begin(structured, tenant)
+        try:
+            return waits.constraint.result()
+        finally:
+            self.forget(waits)
+
+    def begin(self, structured: Structured, tenant: str = "") -> Compilation:
+        """Compile for one who waits, and says with ``forget`` when it does so no longer.
+
+        Its outcome may be InvalidRequest naming the field and what is wrong with it, or RequestFailed.
+        Raises Overloaded when too many sources wait, or too many of this tenant, and EngineStopping.
+        """
+        key, waits = (structured.kind, structured.source), Compilation()
         with self._lock:
             if (found := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)
-                return found.copy()
-            tokenizer = self._made_tokenizer()
-        made = self._compile(tokenizer, structured)
+                waits.constraint.set_result(found.constraint.copy())
+                return waits
+            if (reason := self._refusals.get(_digest(key))) is not None:
+                waits.constraint.set_exception(InvalidRequest(reason))
+                return waits
+            under_way, is_new = self._under_way.get(key), False
+            if under_way is None:
+                under_way, is_new = _UnderWay(CompileJob(*key)), True
+                self.pool.submit(under_way.job, tenant)
+                self._under_way[key] = under_way
+            under_way.waiting.add(waits)
+        if is_new:  # outside the lock: it may be called at once
+            under_way.job.outcome.add_done_callback(functools.partial(self._on_done, under_way))
+        return waits
+
+    def forget(self, waits: Compilation) -> None:
+        """Whoever waited has left, or has its answer. A compilation that nobody waits for is given up."""
         with self._lock:
-            self._cache[key] = made
-            while len(self._cache) > MAX_CACHED or self._num_characters() > MAX_CACHED_CHARACTERS:
-                self._cache.popitem(last=False)
-        return made.copy()
+            found = next((each for each in self._under_way.values() if waits in each.waiting), None)
+            if found is None:
+                return
+            found.waiting.discard(waits)
+            if found.waiting:
+                return
+            del self._under_way[found.job.kind, found.job.source]
+        self.pool.cancel(found.job)
 
-    def _num_characters(self) -> int:
-        return sum(len(source) for _, source in self._cache)
+    def close(self) -> None:
+        """End the helper processes. Who waits is told; nothing can be compiled any more."""
+        self._finalizer()
 
-    def _made_tokenizer(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            from llguidance import LLTokenizer
-
-            if not len(self._end_ids):
-                raise InvalidRequest(
-                    "structured output needs a model with an end token, and this one has none; leave it out"
-                )
-            size = max(self._vocab_size, self._source.vocab_size)
-            ends = self._end_ids.tolist()
+    def _on_done(self, under_way: _UnderWay, outcome: Future[Compiled | Refused]) -> None:
+        """On a thread of the pool, or on that of the one who closes it."""
+        job, made, error = under_way.job, None, outcome.exception()
+        if error is None:
             try:
-                self._tokenizer = LLTokenizer(self._source.serialized(), n_vocab=size, eos_token=ends)
-            except Exception as error:  # the library raises plain ValueError and its own panics
-                raise InvalidRequest(
-                    "structured output is not possible with this model's tokenizer: "
-                    f"{first_line(str(error))}; leave it out"
-                ) from error
-        return self._tokenizer
+                made = self._constraint_or_refusal(job, outcome.result())
+            except InvalidRequest as refusal:
+                error = refusal
+        with self._lock:
+            if self._under_way.get((job.kind, job.source)) is under_way:
+                del self._under_way[job.kind, job.source]
+            waiting, under_way.waiting = under_way.waiting, set()
+        for waits in waiting:
+            if not waits.constraint.set_running_or_notify_cancel():
+                continue
+            if made is not None:
+                waits.constraint.set_result(made.copy())
+            else:
+                waits.constraint.set_exception(error)
 
-    def _compile(self, tokenizer: LLTokenizer, structured: Structured) -> Constraint:
-        from llguidance import LLMatcher
+    def _constraint_or_refusal(self, job: CompileJob, outcome: Compiled | Refused) -> Constraint:
+        key = (job.kind, job.source)
+        if isinstance(outcome, Compiled):
+            made = Constraint(
+                outcome.matcher,
+                job.kind,
+                first_mask=outcome.first_mask,
+                vocab_size=self._vocab_size,
+                end_ids=self._end_ids,
+            )
+            if (reason := self._unfit(made)) is None:
+                self._keep(key, _Cached(made, outcome.cpu_s))
+                return made
+            outcome = Refused(reason)
+        refusal = f"{job.kind} cannot be used: {outcome.reason}; correct it or leave it out"
+        if outcome.keeps:
+            with self._lock:
+                self._refusals[_digest(key)] = refusal
+                while len(self._refusals) > MAX_CACHED_REFUSALS:
+                    self._refusals.popitem(last=False)
+        raise InvalidRequest(refusal)
 
-        kind = structured.kind
-        try:
-            grammar = _grammar_of(structured)
-        except (ValueError, RecursionError, KeyError, TypeError, AssertionError) as error:
-            raise _refusal(kind, str(error)) from error
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
-        if matcher.is_error():
-            raise _refusal(kind, matcher.get_error())
-        made = Constraint(matcher, kind, vocab_size=self._vocab_size, end_ids=self._end_ids)
+    def _unfit(self, made: Constraint) -> str | None:
+        """Why nothing can be said under it from the beginning."""
         try:
             beginnings = np.flatnonzero(made.allowed(may_end=False))
         except ConstraintFailed as error:
-            raise _refusal(kind, str(error)) from error
-        if np.isin(beginnings, self._end_ids).all():
-            raise _refusal(kind, "it allows nothing but the empty output")
-        return made
+            return str(error)
+        only_ends = np.isin(beginnings, self._end_ids).all()
+        return "it allows nothing but the empty output" if only_ends else None
+
+    def _keep(self, key: _Key, made: _Cached) -> None:
+        with self._lock:
+            self._cache[key] = made
+            while len(self._cache) > 1 and not self._fits_cache():
+                self._cache.popitem(last=False)
+
+    def _fits_cache(self) -> bool:
+        return (
+            len(self._cache) <= MAX_CACHED
+            and sum(len(source) for _, source in self._cache) <= MAX_CACHED_CHARACTERS
+            and sum(cached.cpu_s for cached in self._cache.values()) <= MAX_CACHED_CPU_S
+        )
 
 
-def _refusal(kind: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{kind} cannot be used: {first_line(reason)}; correct it or leave it out")
+def _digest(key: _Key) -> bytes:
+    return hashlib.sha256("\0".join(key).encode(errors="surrogatepass")).digest()
 
 
-def _limits() -> LLParserLimits:
-    """A grammar must not hold up the engine: a step of the lexer stays below some ten milliseconds."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(
-        step_lexer_fuel=100_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,
-        max_grammar_size=100_000,
-        verbose_errors=False,
-    )
-
-
-def _grammar_of(structured: Structured) -> str:
-    """The library's own form of a constraint. ValueError for what is not well formed."""
-    from llguidance import LLMatcher, grammar_from
-
-    match structured.kind:
-        case "json_schema":
-            return _json_grammar(LLMatcher, _parsed(structured.source))
-        case "json_object":
-            return _json_grammar(LLMatcher, {"type": "object"})
-        case "regex":
-            return LLMatcher.grammar_from_regex(structured.source)
-        case "grammar":
-            return grammar_from("grammar", structured.source)
-        case "choice":
-            alternatives = " | ".join(json.dumps(choice) for choice in structured.choice)
-            return LLMatcher.grammar_from_lark(f"start: {alternatives}")
-        case _:
-            return _tag_grammar(_parsed(structured.source))
-
-
-def _json_grammar(library: type[LLMatcher], schema: Any) -> str:
-    if schema is False:
-        raise ValueError("it allows nothing")
-    schema = {} if schema is True else schema
-    return library.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})
-
-
-def _parsed(source: str) -> Any:
-    try:
-        value = json.loads(source)
-    except ValueError as error:
-        raise ValueError(f"it is not JSON ({error})") from error
-    if _depth(value) > MAX_DEPTH:
-        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-    return value
-
-
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        inner: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-        level = inner
-    return depth
-
-
-def _tag_grammar(value: Any) -> str:
-    """Of {"triggers": [...], "structures": [{"begin", "schema", "end"}]}, vLLM's first form of tags."""
-    from llguidance import StructTag
-
-    if not isinstance(value, dict) or not isinstance(value.get("structures"), list):
-        raise ValueError('it must be an object with "triggers" and "structures"')
-    if unknown := value.keys() - {"type", "triggers", "structures"}:
-        raise ValueError(f"its key {sorted(unknown)[0]!r} is not known")
-    tags = []
-    for structure in value["structures"]:
-        begin, triggers = structure["begin"], value["triggers"]
-        trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
-        if trigger is None:
-            raise ValueError(f"{begin!r} begins with none of the triggers {triggers!r}")
-        schema = structure["schema"]
-        if not isinstance(schema, dict):
-            raise ValueError(f"the schema of {begin!r} must be an object")
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"]))
-    if not tags:
-        raise ValueError("it has no structures")
-    return StructTag.to_grammar(tags, assume_special=False)
+def _close(pool: CompilePool) -> None:
+    pool.close()
+    pool.join(CLOSE_TIMEOUT_S)

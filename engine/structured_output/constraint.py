@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .library import first_line
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -24,18 +26,32 @@ class Constraint:
     independent of the original.
     """
 
-    __slots__ = ("_end_ids", "_kind", "_matcher", "_vocab_size")
+    __slots__ = ("_bits", "_end_ids", "_kind", "_matcher", "_vocab_size")
 
-    def __init__(self, matcher: LLMatcher, kind: str, *, vocab_size: int, end_ids: NDArray[np.intp]) -> None:
-        """``end_ids``: tokens that end an output where the grammar lets it end."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        kind: str,
+        *,
+        first_mask: bytes | None = None,
+        vocab_size: int,
+        end_ids: NDArray[np.intp],
+    ) -> None:
+        """``first_mask``: bits of the tokens that may come first, if they are known. ``end_ids``: tokens
+        that end an output where the grammar lets it end."""
         self._matcher = matcher
         self._kind = kind
+        self._bits = first_mask
         self._vocab_size = vocab_size
         self._end_ids = end_ids
 
     def copy(self) -> Constraint:
         return Constraint(
-            self._matcher.deep_copy(), self._kind, vocab_size=self._vocab_size, end_ids=self._end_ids
+            self._matcher.deep_copy(),
+            self._kind,
+            first_mask=self._bits,
+            vocab_size=self._vocab_size,
+            end_ids=self._end_ids,
         )
 
     @property
@@ -46,11 +62,13 @@ class Constraint:
     def allowed(self, *, may_end: bool = True) -> Mask:
         """[V] tokens that may come next, never none of them. Without ``may_end`` the end tokens
         are not among them, unless nothing else may follow. ConstraintFailed if nobody can say."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise ConstraintFailed(
-                f"{self._kind} could not be followed: {first_line(self._matcher.get_error())}"
-            )
+        if self._bits is None:
+            self._bits = self._matcher.compute_bitmask()
+            if self._matcher.is_error():
+                raise ConstraintFailed(
+                    f"{self._kind} could not be followed: {first_line(self._matcher.get_error())}"
+                )
+        bits = np.frombuffer(self._bits, np.uint8)
         mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         if not may_end:
             ends = mask[self._end_ids]
@@ -63,10 +81,5 @@ class Constraint:
 
     def accept(self, token: int) -> None:
         """The sample's next token is ``token``; one that was not allowed shows in ``allowed``."""
+        self._bits = None
         self._matcher.consume_token(token)
-
-
-def first_line(message: str) -> str:
-    """What a library says first: what follows is its state, which is of no use to a caller."""
-    lines = [line.strip() for line in message.partition("<state>")[0].splitlines()]
-    return " ".join(line for line in lines if line)[:300]

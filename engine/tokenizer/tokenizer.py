@@ -6,19 +6,29 @@ transformers. Folders without a ``tokenizer.json`` are converted by transformers
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from ..api.errors import InvalidRequest, ModelLoadError
+from ..api.errors import InvalidRequest, ModelLoadError, RequestTooLong
 from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer
+from .text_length import longest_token
 
 Message = Mapping[str, Any]
+
+LONG_TEXT = 100_000  # characters whose encoding takes memory that is worth giving back, some 15 MB
+# A text is encoded on the thread that asks for it, which the scheduler of the machine can see. The library
+# reads this each time; it has an effect on whoever else uses the library in this process.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
@@ -36,8 +46,10 @@ class Tokenizer:
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        vocab = backend.get_vocab(with_added_tokens=True)
         self.eos_ids = eos_ids
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.longest_token = longest_token(backend, vocab)
 
     @property
     def has_chat_template(self) -> bool:
@@ -47,21 +59,50 @@ class Tokenizer:
         """The content of a ``tokenizer.json``, for libraries that read one."""
         return str(self._backend.to_str())
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of ``text``; ``add_special_tokens`` frames it as the model expects (a BOS token, say)."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Ids of ``text``; ``add_special_tokens`` frames it as the model expects (a BOS token, say).
+
+        Other threads go on meanwhile. RequestTooLong, before anything is done, for a text that must
+        have more than ``max_tokens`` tokens; one that merely may have more is encoded.
+        """
+        if max_tokens is not None and len(text) > max_tokens * self.longest_token:
+            raise RequestTooLong(
+                f"a text of {len(text)} characters has at least {self.at_least(text)} tokens, but at most "
+                f"{max_tokens} are allowed here; shorten it"
+            )
+        # Unlike ``encode``, this one releases the interpreter, and does without offsets into the text.
+        found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = list(found[0].ids)
+        if len(text) > LONG_TEXT:
+            del found
+            _give_memory_back()
+        return ids
+
+    def at_least(self, text: str) -> int:
+        """A number of tokens that the text has at least, known without encoding it."""
+        return -(-len(text) // self.longest_token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+    def apply_chat_template(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn.
 
-        Raises InvalidRequest if the model has no template or the template refuses the messages.
+        Raises InvalidRequest if the model has no template or the template refuses the messages;
+        RequestTooLong, before anything is done, for more than ``max_tokens`` messages, and before
+        encoding as ``encode`` does.
         """
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; send a plain prompt instead of messages")
-        return self.encode(self._chat_template.render(messages), add_special_tokens=False)
+        if max_tokens is not None and len(messages) > max_tokens:
+            raise RequestTooLong(
+                f"a chat of {len(messages)} messages has at least as many tokens, but at most {max_tokens} "
+                "are allowed here; leave some out"
+            )
+        text = self._chat_template.render(messages)
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
         """A fresh stream decoder for what follows the token ids ``context``."""
@@ -70,6 +111,13 @@ class Tokenizer:
             context=context,
             silent_ids=self._special_ids,
         )
+
+
+def _give_memory_back() -> None:
+    """Let the C library return what was freed; glibc keeps it for itself otherwise."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):  # another C library has none
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

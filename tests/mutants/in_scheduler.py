@@ -12,14 +12,26 @@ MUTANTS = (
     Mutant(
         "arrivals do not spend the budget",
         SCHEDULER,
-        "budget -= _append(work, sequence, stop)\n            filling",
-        "_append(work, sequence, stop)\n            filling",
+        "budget.spend(_append(work, sequence, tokens), wanted)\n        filling",
+        "_append(work, sequence, tokens)\n        filling",
     ),
     Mutant(
         "chunks do not spend the budget",
         SCHEDULER,
-        "budget -= _append(work, sequence, stop)\n        return",
-        "_append(work, sequence, stop)\n        return",
+        "                budget.spend(_append(work, sequence, tokens), wanted)",
+        "                _append(work, sequence, tokens)",
+    ),
+    Mutant(
+        "long prompts take everything",
+        "scheduler/budget.py",
+        "max(1, self.left - self._short_demand(sequence.priority, rivals))",
+        "self.left",
+    ),
+    Mutant(
+        "nobody passes a long prompt that waits",
+        SCHEDULER,
+        "                passed = priority\n                continue",
+        "                break",
     ),
     Mutant(
         "prompt chunks stop decodes",
@@ -30,15 +42,15 @@ MUTANTS = (
     Mutant(
         "one sequence too many runs",
         SCHEDULER,
-        "len(roster.running) < self.limits.max_running",
-        "len(roster.running) <= self.limits.max_running",
+        "len(self._roster.running) == self.limits.max_running:\n                break",
+        "len(self._roster.running) > self.limits.max_running:\n                break",
     ),
-    Mutant("arrivals come in while others are preempted", SCHEDULER, "if not preempted:", "if True:"),
+    Mutant("arrivals come in while others are preempted", SCHEDULER, "if not preempted and", "if"),
     Mutant(
         "arrivals get pages for a chunk only",
         SCHEDULER,
-        "blocks.reserve(table, stop, ahead=len(sequence.tokens))",
-        "blocks.reserve(table, stop)",
+        "blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens))",
+        "blocks.reserve(table, table.num_written + tokens)",
     ),
     Mutant("a planned sequence may be preempted", SCHEDULER, "if s not in planned)", "if True)"),
     Mutant(
@@ -50,14 +62,14 @@ MUTANTS = (
     Mutant(
         "a refused arrival keeps its pages",
         SCHEDULER,
-        "                blocks.close(table)\n                self._refused = ",
-        "                self._refused = ",
+        "            blocks.close(table)\n            self._refused = ",
+        "            self._refused = ",
     ),
     Mutant(
         "who waits for a page keeps others",
         SCHEDULER,
-        "                blocks.close(table)\n                break  # from",
-        "                break  # from",
+        "            blocks.close(table)\n            return False  # from",
+        "            return False  # from",
     ),
     Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt,\n", "\n"),
     Mutant(

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import VOCAB_SIZE, byte_tokenizer
 from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import Structured
 from octavo.engine.frontend.llm import LLM
+from octavo.engine.structured_output.compiler import ConstraintCompiler
 
 LEAVES = st.sampled_from(
     [
@@ -72,6 +75,13 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    made = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
+    yield made
+    made.close()
+
+
 @settings(deadline=None, max_examples=25)
 @given(schema=SCHEMAS, draw=DRAWS)
 def test_json_validates_against_its_schema(llm: LLM, schema: dict[str, Any], draw: dict[str, Any]) -> None:
@@ -112,6 +122,60 @@ def test_a_choice_is_one_of_them(llm: LLM, choices: list[str], draw: dict[str, A
     params = SamplingParams(max_tokens=100, structured=Structured(choice=tuple(choices)), **draw)
     (output,) = llm.generate("Mara said:", params)
     assert {completion.text for completion in output.outputs} <= set(choices)
+
+
+KEYS = st.sampled_from(
+    ["type", "items", "properties", "$ref", "$defs", "anyOf", "allOf", "oneOf", "not", "enum", "const",
+     "pattern", "minLength", "maxLength", "minimum", "required", "additionalProperties", "prefixItems",
+     "format", "a"]
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text('ab#/$"\\\ud800', max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+TAGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "triggers": JSON | st.just(["<"]),
+        "structures": JSON
+        | st.lists(
+            st.fixed_dictionaries(
+                {},
+                optional={"begin": JSON | st.just("<a>"), "schema": JSON, "end": JSON | st.just("</a>")},
+            ),
+            max_size=2,
+        ),
+    },
+)
+GRAMMARS = st.lists(
+    st.sampled_from(
+        ["start", "root", "x", "T", ":", "::=", "|", "(", ")", '"a"', "/b+/", "*", "?", "%json", "{", "}",
+         "[", "%regex", "%ignore", "&", "~", "\n", "[^a]", "=", ";", "é", "\ud800", "\0"]
+    ),
+    max_size=14,
+).map(" ".join)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    source=st.one_of(
+        st.builds(lambda value: Structured(json_schema=json.dumps(value)), JSON),
+        st.builds(lambda value: Structured(structural_tag=json.dumps(value)), JSON | TAGS),
+        st.builds(lambda text: Structured(grammar=text), GRAMMARS),
+        st.builds(lambda text: Structured(regex=text), st.text(r"ab(|)*[]{}?+\pL,019é^$.")),
+    )
+)
+def test_whatever_is_sent_is_compiled_or_refused(compiler: ConstraintCompiler, source: Structured) -> None:
+    try:
+        constraint = compiler.compile(source)
+    except InvalidRequest as error:
+        refusal = str(error)
+    else:
+        assert constraint.allowed().any()
+        return
+    assert refusal.startswith(f"{source.kind} cannot be used: ")
+    assert "\n" not in refusal
 
 
 def test_constrained_and_free_prompts_share_a_batch(llm: LLM) -> None:

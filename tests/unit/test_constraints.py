@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,13 +18,17 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import Structured
 from octavo.engine.executor.sampling.sampler import SampleState, sample
 from octavo.engine.structured_output import compiler as compiler_module
+from octavo.engine.structured_output.compile_pool import Compiled, CompileJob, CompilePool
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.constraint import Constraint, ConstraintFailed
+from octavo.engine.structured_output.vetter import Refused, Vetter
 
 
 @pytest.fixture(scope="module")
-def compiler() -> ConstraintCompiler:
-    return ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
+def compiler() -> Iterator[ConstraintCompiler]:
+    made = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
+    yield made
+    made.close()
 
 
 def follows(constraint: Constraint, text: str) -> bool:
@@ -72,6 +77,11 @@ def test_what_is_in_the_language_may_be_said_and_nothing_else(
         assert not follows(compiler.compile(structured), text), text
 
 
+def _tag(**changes: Any) -> Structured:
+    structure = {"begin": "a", "schema": {}, "end": ""} | changes
+    return Structured(structural_tag={"triggers": ["a"], "structures": [structure]})
+
+
 @pytest.mark.parametrize(
     ("structured", "reason"),
     [
@@ -95,8 +105,16 @@ def test_what_is_in_the_language_may_be_said_and_nothing_else(
             ),
             "none of the triggers",
         ),
-        (Structured(structural_tag={"structures": [{}]}), "begin"),
+        (Structured(structural_tag={"structures": [{}]}), '"triggers" must be a list'),
+        (Structured(structural_tag={"triggers": ["a"], "structures": [{}]}), "begin"),
         (Structured(structural_tag={"format": {}}), "structures"),
+        (_tag(begin=1), '"begin" of a structure must be a string, got 1'),
+        (_tag(end=None), '"end" of a structure must be a string, got None'),
+        (_tag(schema=[]), "the schema of 'a' must be an object"),
+        (Structured(structural_tag={"triggers": "a", "structures": []}), "list of strings"),
+        (Structured(structural_tag={"triggers": [1], "structures": []}), "list of strings"),
+        (Structured(structural_tag={"triggers": ["a"], "structures": []}), "no structures"),
+        (Structured(structural_tag={"triggers": ["a"], "structures": [1]}), "must be an object, got int"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(
@@ -138,23 +156,28 @@ def test_a_tokenizer_that_cannot_be_read_is_said_so() -> None:
         ConstraintCompiler(Strange(), vocab_size=4).compile(Structured(regex="a"))  # type: ignore[arg-type]
 
 
-def test_compiled_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_grammars_are_kept_within_bounds(
+    compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[str] = []
-    compile_ = ConstraintCompiler._compile
+    compile_ = CompilePool._compile
 
-    def counting(self: ConstraintCompiler, tokenizer: Any, structured: Structured) -> Constraint:
-        compiled.append(structured.source)
-        return compile_(self, tokenizer, structured)
+    def counting(self: CompilePool, vetter: Vetter, job: CompileJob) -> Compiled | Refused:
+        compiled.append(job.source)
+        return compile_(self, vetter, job)
 
-    monkeypatch.setattr(ConstraintCompiler, "_compile", counting)
+    monkeypatch.setattr(CompilePool, "_compile", counting)
     monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)
-    own = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
     for pattern in ("aa", "bb", "aa", "cc", "aa", "bb"):
-        assert follows(own.compile(Structured(regex=pattern)), pattern)
+        assert follows(compiler.compile(Structured(regex=pattern)), pattern)
     assert compiled == ["aa", "bb", "cc", "bb"]
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="look-around"):
+            compiler.compile(Structured(regex="(?=aa)"))
+    assert compiled[4:] == ["(?=aa)"], "what was refused is refused again without a try"
     monkeypatch.setattr(compiler_module, "MAX_CACHED_CHARACTERS", 3)
-    own.compile(Structured(regex="dd"))
-    assert list(own._cache) == [("regex", "dd")]
+    compiler.compile(Structured(regex="dd"))
+    assert list(compiler._cache) == [("regex", "dd")]
 
 
 def test_copies_of_one_constraint_go_their_own_ways_from_several_threads(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fakes import FakeCore, Recording, small_config
 from ledger_runner import ALPHABET, EOS
 from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
@@ -48,11 +49,11 @@ class Harness:
             self.step()
 
     def result(self, request: Request, index: int = 0) -> Expected:
-        merged = None
+        collector = OutputCollector()
         for delta in self.deltas[request]:
             if delta.index == index:
-                merged = delta if merged is None else merged.merge(delta)
-        assert merged is not None
+                collector.add(delta)
+        merged = collector.take()
         assert merged.finish_reason is not None
         return Expected(list(merged.token_ids), merged.text, merged.finish_reason, merged.stop_match)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 
 import pytest
 
@@ -20,8 +21,10 @@ from octavo.engine import InvalidRequest, SamplingParams
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.1}, "top_p must be above 0"),
         ({"min_p": 1.5}, "min_p must be between 0 and 1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
-        ({"repetition_penalty": math.inf}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be between 0.01 and 100, got 0.0"),
+        ({"repetition_penalty": 1e-39}, "repetition_penalty must be between 0.01 and 100, got 1e-39"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty must be between 0.01 and 100"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty must be between 0.01 and 100, got nan"),
         ({"presence_penalty": 3}, "presence_penalty must be between -2 and 2"),
         ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2"),
         ({"logit_bias": {5: 101.0}}, "logit_bias of token 5 must be between -100 and 100"),
@@ -43,6 +46,8 @@ def test_a_value_outside_its_range_is_named(values: dict[str, object], message: 
 
 def test_the_ends_of_the_ranges_are_allowed() -> None:
     SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=0, n=64, seed=2**64 - 1, logprobs=20)
+    SamplingParams(repetition_penalty=0.01)
+    SamplingParams(repetition_penalty=struct.unpack("f", struct.pack("f", 0.01))[0])  # as it is sent
     SamplingParams(temperature=100, top_p=1e-9, min_p=1, n=1, seed=0, logprobs=0, stop=("x" * 1024,) * 16)
 
 

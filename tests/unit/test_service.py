@@ -11,7 +11,7 @@ import pytest
 from engines import Gate, collect, running, turns, until
 from fakes import small_config
 from octavo.engine import AsyncEngine, Delta, FinishReason, SamplingParams
-from octavo.engine.frontend.input_processor import LONG_PROMPT
+from octavo.engine.frontend.input_processor import LONG_TEXT
 from oracle import alone
 
 
@@ -46,7 +46,7 @@ async def test_text_ids_and_chat_are_prompts() -> None:
             ("hé", list("hé".encode())),
             ([1, 2, 3], [1, 2, 3]),
             (messages, list("<user>hé\n<assistant>".encode())),
-            ("x" * (LONG_PROMPT + 1), list(b"x" * (LONG_PROMPT + 1))),
+            ("x" * (LONG_TEXT + 1), list(b"x" * (LONG_TEXT + 1))),
         ):
             assert await collect(engine.generate(prompt, params)) == {0: alone(ids, params)}
 

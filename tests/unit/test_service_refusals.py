@@ -125,7 +125,7 @@ async def test_who_waits_too_long_is_refused_and_who_runs_is_not() -> None:
         gate.open()
         assert (await runs)[0].finish_reason is FinishReason.LENGTH
         await until(lambda: engine.gauges().num_waiting == 0)
-        assert not engine._open._gate._timers
+        assert not engine._open.gate._timers
 
 
 async def test_a_priority_out_of_range_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeCore, small_config
+from fakes import FakeCore, disk_tier, small_config
 from octavo.block_manager import BlockManager, Digest, PageGroup
 from octavo.block_manager.digests import root
 from octavo.engine import LLM, SamplingParams
@@ -53,8 +53,7 @@ def generate(
 
 def shard(core: EngineCore, index: int, group: int) -> Path:
     """Where a page of PROMPT is on disk."""
-    assert core._persistence is not None
-    return core._persistence._folder.path(core._blocks.name_pages(PROMPT, [])[index], group)
+    return disk_tier(core)._folder.path(core._blocks.name_pages(PROMPT, [])[index], group)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +116,14 @@ def test_groups_do_not_take_one_another_s_pages(tmp_path: Path) -> None:
 
 def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
     _, _, core = generate(tmp_path, MIXED, [PROMPT])
-    assert core._persistence is not None
-    folder, digest = core._persistence._folder, core._blocks.name_pages(PROMPT, [])[0]
+    folder, digest = disk_tier(core)._folder, core._blocks.name_pages(PROMPT, [])[0]
     assert not folder.has_of_other_kind(digest)
     with LLM(small_config(cache_dir=tmp_path), core_factory=FakeCore(groups=WINDOW_ONLY)):
         pass
     shard(core, 0, 1).unlink()
     other = FakeCore(groups=(FULL, PageGroup(num_pages=40, window=11)))
     with LLM(small_config(cache_dir=tmp_path), core_factory=other):
-        assert core_of(other)._persistence._folder.has_of_other_kind(digest)  # type: ignore[union-attr]
+        assert disk_tier(core_of(other))._folder.has_of_other_kind(digest)
 
 
 @settings(max_examples=40, deadline=None)

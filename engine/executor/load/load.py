@@ -17,7 +17,7 @@ from ...api.config import EngineConfig
 from ...api.engine_info import MemoryBudget, ModelInfo
 from ...api.errors import InvalidConfig
 from ...memory.budget import available_memory, format_size, workspace_bytes
-from ...memory.model_files import model_length, read_config, resolve_model
+from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
@@ -168,7 +168,7 @@ def _info(
     groups: tuple[PageGroup, ...],
 ) -> ModelInfo:
     return ModelInfo(
-        name=config.model,
+        name=served_name(config.model),
         path=resolve_model(config.model),
         architecture=loaded.architecture,
         num_layers=len(layout.layers),

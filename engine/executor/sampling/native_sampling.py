@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from octavo.kernels import _ext
 
 from ...api.outputs import TokenLogprob
 from ...structured_output.constraint import ConstraintFailed
-from .logit_rows import Target
-from .sampler import NOT_FINITE, Sampled, SampleState
+from .logit_rows import Target, float_row
+from .sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState
+from .truncation import Floats
 
 
 class NativeSampling:
@@ -30,9 +32,13 @@ class NativeSampling:
             try:
                 draws.append(_draw_of(state, row, vocab_size))
             except ConstraintFailed as error:
-                failed[i] = Sampled(token=None, error=str(error))
+                failed[i] = Sampled(token=None, error=str(error), invalid=True)
         drawn = map(_sampled, _ext.draw_tokens(logits, draws))
-        return [failed[i] if i in failed else next(drawn) for i in range(len(states))]
+        sampled = [failed[i] if i in failed else next(drawn) for i in range(len(states))]
+        for i, (row, state) in enumerate(zip(rows, states, strict=True)):
+            if sampled[i].error == NOT_FINITE and not state.plain and _is_finite(float_row(logits, row)):
+                sampled[i] = Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
+        return sampled
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
         scores = _ext.score_tokens(logits, list(targets))
@@ -40,6 +46,11 @@ class NativeSampling:
             None if score is None else _logprob(target.token, score)
             for target, score in zip(targets, scores, strict=True)
         ]
+
+
+def _is_finite(row: Floats) -> bool:
+    """Whether a token can be drawn from logits [V]."""
+    return bool(np.isfinite(row[np.argmax(row)]))  # of the first NaN, if there is one
 
 
 def _draw_of(state: SampleState, row: int, vocab_size: int) -> _ext.Draw:

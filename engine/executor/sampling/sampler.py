@@ -29,12 +29,17 @@ GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
+NO_TOKEN_LEFT = "the request's parameters leave no token that may come next"
+
+
 class Sampled(NamedTuple):
-    """One drawn token; ``token`` is None when the row failed, and ``error`` says why."""
+    """One drawn token; ``token`` is None when the row failed, ``error`` says why, and ``invalid`` whether
+    what the request asks for is the cause, not the model."""
 
     token: int | None
     logprob: TokenLogprob | None = None
     error: str | None = None
+    invalid: bool = False
 
 
 class SampleState:
@@ -163,9 +168,9 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
     try:
         state.adjust_in_place(logits)
     except ConstraintFailed as error:
-        return Sampled(token=None, error=str(error))
-    if state.constraint is not None and not np.isfinite(logits.max()):
-        return Sampled(token=None, error=NOT_FINITE)
+        return Sampled(token=None, error=str(error), invalid=True)
+    if not state.plain and not np.isfinite(logits.max()):
+        return Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
     return None
 
 

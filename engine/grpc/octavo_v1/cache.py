@@ -159,7 +159,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         """Token ids and salt of what is meant."""
         if prefix.WhichOneof("prefix") != "request_id":
             salt = self._intake.salt_of(context, prefix.cache_salt)
-            return await self._engine.encode(messages.prompt_of(prefix)), salt
+            prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)
+            return await self._engine.encode(prompt), salt
         if prefix.cache_salt:
             raise InvalidRequest("cache_salt goes with text, token_ids and chat; a request has its own")
         name = own_name(self._intake.tenant_of(context), checked_id(prefix.request_id))

@@ -14,6 +14,7 @@ from ...inspection.lookup_history import RememberedLookup
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
 from ..interface import Prompt
+from ..request_handler import check_num_ids
 from .messages import chat_messages
 
 MAX_NAME = 256  # characters
@@ -40,15 +41,17 @@ def num_prefixes(request: pb.GetStatsRequest) -> int:
     return asked
 
 
-def prompt_of(prefix: pb.Prefix) -> Prompt:
-    """The prompt of a prefix that is not a request's; InvalidRequest when there is none."""
+def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
+    """The prompt of a prefix that is not a request's; InvalidRequest when there is none, RequestTooLong,
+    before it is looked at, if it has more than ``max_tokens`` ids or messages."""
     match prefix.WhichOneof("prefix"):
         case "text":
             return prefix.text
         case "token_ids":
+            check_num_ids(len(prefix.token_ids.ids), max_tokens)
             return list(prefix.token_ids.ids)
         case "chat":
-            return chat_messages(prefix.chat)
+            return chat_messages(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
 
 

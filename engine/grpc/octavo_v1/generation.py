@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import functools
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 from google.protobuf.message import DecodeError
@@ -11,14 +13,15 @@ from google.protobuf.message import DecodeError
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 
-from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
+from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason
 from ..request_handler import Intake
 from ..status import Context, errors_as_status, status_of
 from . import messages
 
 BATCH_CONCURRENCY = 256  # requests of one GenerateMany stream that are served at once
-BATCH_BACKLOG = 256  # responses of one GenerateMany stream that wait for the client
+BATCH_BACKLOG = 16  # responses of one GenerateMany stream that wait for the client; each may be large
+TEXT_LENGTHS = 4  # times the model's length: what Tokenize and Detokenize take at once
 
 BatchItem = pb.GenerateResponse | Exception | None
 
@@ -37,7 +40,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         async with aclosing(self._serve(request, context)) as responses:
             async for response in responses:
                 failure = failure or response.error.message
-                await context.write(response)
+                await self._intake.writer.write(context, response)
         if failure:
             raise RequestFailed(failure)
 
@@ -51,7 +54,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             while (item := await output.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
-                await context.write(item)
+                await self._intake.writer.write(context, item)
         finally:
             reader.cancel()
             await asyncio.wait([reader])
@@ -92,42 +95,59 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Responses of one request; closing it frees the request's pages."""
-        answer = _Answer(collect=messages.is_final_only(request))
+        num_generated: Counter[int] = Counter()  # tokens, by sample
         deltas = self._intake.generate(
-            messages.prompt_of(request),
+            messages.prompt_of(request, max_tokens=self._engine.info.max_model_len),
             messages.params_of(request.sampling),
             context=context,
             request_id=request.request_id,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            final_only=messages.is_final_only(request),
         )
         async with aclosing(deltas):
             async for delta in deltas:
-                if (response := answer.add(delta)) is not None:
-                    yield response
+                num_generated[delta.index] += len(delta.token_ids)
+                yield _response(delta, num_generated[delta.index])
 
     @errors_as_status
-    async def Tokenize(self, request: pb.TokenizeRequest, _context: Context) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         tokenizer = self._engine.tokenizer
+        encode: Callable[[], list[int]]
         match request.WhichOneof("input"):
             case "text":
                 special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-                ids = await asyncio.to_thread(tokenizer.encode, request.text, add_special_tokens=special)
+                encode = functools.partial(
+                    tokenizer.encode, request.text, add_special_tokens=special, max_tokens=self._longest
+                )
             case "chat":
-                chat = messages.chat_messages(request.chat)
-                ids = await asyncio.to_thread(tokenizer.apply_chat_template, chat)
+                chat = messages.chat_messages(request.chat, max_messages=self._longest)
+                encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")
+        ids = await self._intake.texts.run(self._intake.tenant_of(context), encode)
         return pb.TokenizeResponse(token_ids=ids)
 
     @errors_as_status
-    async def Detokenize(self, request: pb.DetokenizeRequest, _context: Context) -> pb.DetokenizeResponse:
-        size = self._engine.info.vocab_size
-        outside = next((token for token in request.token_ids if token >= size), None)
-        if outside is not None:
-            raise InvalidRequest(f"token id {outside} is outside the vocabulary; ids lie in [0, {size})")
-        ids = list(request.token_ids)
-        return pb.DetokenizeResponse(text=await asyncio.to_thread(self._engine.tokenizer.decode, ids))
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        if len(request.token_ids) > self._longest:
+            raise RequestTooLong(
+                f"{len(request.token_ids)} token ids were sent, but at most {self._longest} are decoded at "
+                f"once ({TEXT_LENGTHS} times the model's length); send them in pieces"
+            )
+        text = await self._intake.texts.run(self._intake.tenant_of(context), self._decode, request.token_ids)
+        return pb.DetokenizeResponse(text=text)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens that Tokenize and Detokenize take at once."""
+        return TEXT_LENGTHS * self._engine.info.max_model_len
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        size, ids = self._engine.info.vocab_size, list(token_ids)
+        if ids and (largest := max(ids)) >= size:
+            raise InvalidRequest(f"token id {largest} is outside the vocabulary; ids lie in [0, {size})")
+        return self._engine.tokenizer.decode(ids)
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
@@ -157,28 +177,13 @@ async def _parsed(requests: AsyncIterator[pb.GenerateRequest]) -> AsyncGenerator
         raise InvalidRequest(f"a message of the stream cannot be parsed: {error}") from error
 
 
-class _Answer:
-    """Turns the deltas of one request into responses: one by one, or one whole per sample."""
-
-    def __init__(self, *, collect: bool) -> None:
-        self._collect = collect
-        self._collected: dict[int, Delta] = {}
-        self._num_generated: dict[int, int] = {}
-
-    def add(self, delta: Delta) -> pb.GenerateResponse | None:
-        """The response to send now, if there is one."""
-        index = delta.index
-        self._num_generated[index] = self._num_generated.get(index, 0) + len(delta.token_ids)
-        if self._collect:
-            earlier = self._collected.get(index)
-            delta = self._collected[index] = earlier.merge(delta) if earlier else delta
-            if delta.finish_reason is None:
-                return None
-        response = messages.response_of(delta, self._num_generated[index])
-        if delta.finish_reason is FinishReason.ERROR:
-            error = RequestFailed(delta.error or "computing this request failed")
-            response.error.CopyFrom(_error_message(error))
-        return response
+def _response(delta: Delta, num_generated: int) -> pb.GenerateResponse:
+    """What one delta is on the wire; ``num_generated`` counts the sample's tokens up to here."""
+    response = messages.response_of(delta, num_generated)
+    if delta.finish_reason is FinishReason.ERROR:
+        error = RequestFailed(delta.error or "computing this request failed")
+        response.error.CopyFrom(_error_message(error))
+    return response
 
 
 def _error_message(error: Exception) -> pb.Error:

@@ -10,11 +10,12 @@ import octavo
 from octavo.proto import generation_pb2 as pb
 
 from ...api.engine_info import ModelInfo
-from ...api.errors import InvalidRequest
+from ...api.errors import InvalidRequest, RequestTooLong
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
 from ..interface import Prompt, Tokenizer
+from ..request_handler import check_num_ids
 from ..structured_messages import structured_message, structured_of
 
 _SCALARS = (
@@ -31,25 +32,32 @@ _FINISH: Mapping[FinishReason, pb.FinishReason] = {
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
-def chat_messages(chat: pb.Chat) -> list[dict[str, str]]:
-    """A chat as the chat template takes it."""
+def chat_messages(chat: pb.Chat, *, max_messages: int) -> list[dict[str, str]]:
+    """A chat as the chat template takes it. RequestTooLong before it is looked at."""
     if not chat.messages:
         raise InvalidRequest("chat has no messages; give at least one")
+    if len(chat.messages) > max_messages:
+        raise RequestTooLong(
+            f"chat has {len(chat.messages)} messages, but at most {max_messages} can fit here, with a token "
+            "each; leave some out"
+        )
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(f'chat message {i} has no role; set it to "user", "system" or "assistant"')
     return [{"role": message.role, "content": message.content} for message in chat.messages]
 
 
-def prompt_of(request: pb.GenerateRequest) -> Prompt:
-    """The prompt of a request; InvalidRequest if there is none."""
+def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
+    """The prompt of a request; InvalidRequest if there is none, RequestTooLong, before it is looked
+    at, if it has more than ``max_tokens`` ids or messages."""
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
+            check_num_ids(len(request.token_ids.ids), max_tokens)
             return list(request.token_ids.ids)
         case "chat":
-            return chat_messages(request.chat)
+            return chat_messages(request.chat, max_messages=max_tokens)
         case _:
             raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")
 

@@ -18,6 +18,7 @@ from ...api.errors import InvalidRequest
 from ...api.outputs import Delta, TokenLogprob
 from ...api.sampling_params import SamplingParams
 from ..interface import Prompt
+from ..request_handler import check_num_ids
 from ..structured_messages import structured_of
 
 _UNSUPPORTED_INPUTS = (
@@ -45,10 +46,12 @@ def _unsupported(field: str) -> InvalidRequest:
     return InvalidRequest(f"{field} is not supported by this server; leave it out")
 
 
-def prompt_of(request: pb.GenerateRequest) -> Prompt:
-    """The prompt of a request; InvalidRequest if there is none."""
+def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
+    """The prompt of a request; InvalidRequest if there is none, RequestTooLong, before it is looked
+    at, if it has more than ``max_tokens`` ids."""
     match request.WhichOneof("input"):
         case "tokenized":
+            check_num_ids(len(request.tokenized.input_ids), max_tokens)
             return list(request.tokenized.input_ids)
         case "text":
             return str(request.text)

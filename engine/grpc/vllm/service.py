@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 import octavo
 
 from ...api.errors import RequestFailed
-from ...api.outputs import Delta, FinishReason
+from ...api.outputs import FinishReason
 from ..request_handler import Intake
 from ..status import Context, errors_as_status
 from . import kv_events, model_files
@@ -46,18 +45,21 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         without ``stream`` there is one complete per sample, with everything."""
         vllm_messages.check_supported(request)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
-        prompt = vllm_messages.prompt_of(request)
-        deltas = self._intake.generate(prompt, params, context=context, request_id=request.request_id)
+        prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
+        deltas = self._intake.generate(
+            prompt, params, context=context, request_id=request.request_id, final_only=not request.stream
+        )
+        write = self._intake.writer.write
         failure = ""
         async with aclosing(deltas):
-            async for delta in deltas if request.stream else _collected(deltas):
+            async for delta in deltas:
                 if request.stream and delta.token_ids:
-                    await context.write(vllm_messages.chunk_of(delta))
+                    await write(context, vllm_messages.chunk_of(delta))
                 if delta.finish_reason is not None:
                     last = (
                         replace(delta, prompt_logprobs=None) if request.stream else delta
                     )  # a chunk had them
-                    await context.write(vllm_messages.complete_of(last))
+                    await write(context, vllm_messages.complete_of(last))
                 if delta.finish_reason is FinishReason.ERROR:
                     failure = delta.error or "computing this request failed"
         if failure:
@@ -152,7 +154,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         if not self._tokenizer_zip:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this model's folder has no tokenizer files")
         for data, sha256 in model_files.chunks(self._tokenizer_zip):
-            await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
+            await self._intake.writer.write(context, common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
 
     @errors_as_status
     async def SubscribeKvEvents(self, request: common_pb2.SubscribeKvEventsRequest, context: Context) -> None:
@@ -172,18 +174,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def StopProfile(self, _request: common_pb2.StopProfileRequest, context: Context) -> Any:
         await _unimplemented(context, "this server has no profiler; see `octavo bench`")
-
-
-async def _collected(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
-    """One delta per sample, with everything, when it has ended."""
-    whole: dict[int, Delta] = {}
-    async for delta in deltas:
-        earlier = whole.pop(delta.index, None)
-        merged = delta if earlier is None else earlier.merge(delta)
-        if merged.finish_reason is None:
-            whole[delta.index] = merged
-        else:
-            yield merged
 
 
 async def _unimplemented(context: Context, message: str) -> None:

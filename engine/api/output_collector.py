@@ -1,0 +1,109 @@
+"""Folds the increments of one sample into one: for slow readers, whole answers and batches."""
+
+from __future__ import annotations
+
+from .outputs import Completion, Delta, PromptLogprobs, TokenLogprob
+
+_DELTA_BYTES = 200  # of a delta without anything, as CPython lays it out
+_TOKEN_BYTES = 40
+_LOGPROB_BYTES = 160  # of a TokenLogprob, and of each pair of its ``top``
+
+
+class OutputCollector:
+    """Collects the deltas of one sample, in order. Adding one costs what it holds, however much came
+    before it; the pieces are joined by ``take``.
+
+    num_bytes   an estimate of the memory that the pieces take
+    """
+
+    __slots__ = ("_last", "_logprobs", "_only", "_prompt_logprobs", "_texts", "_token_ids", "num_bytes")
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._only: Delta | None = None  # while there is one delta, and nothing to be joined
+        self._last: Delta | None = None
+        self._token_ids: list[int] = []
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._last is None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the sample's last delta is in."""
+        return self._last is not None and self._last.finish_reason is not None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids if self._only is None else self._only.token_ids)
+
+    def add(self, delta: Delta) -> None:
+        """Append the sample's next delta."""
+        last = self._last
+        assert last is None or last.finish_reason is None, f"{delta.request_id} has output after its end"
+        self.num_bytes += delta_bytes(delta)
+        self._last = delta
+        if last is None:
+            self._only = delta
+            return
+        if self._only is not None:
+            self._append(self._only)
+            self._only = None
+        self._append(delta)
+
+    def _append(self, delta: Delta) -> None:
+        self._token_ids += delta.token_ids
+        self._texts.append(delta.text)
+        self._logprobs += delta.logprobs
+        self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
+
+    def take(self) -> Delta:
+        """Everything since the last ``take`` as one delta; what was collected is forgotten."""
+        last, only = self._last, self._only
+        assert last is not None, "nothing was collected"
+        taken = only or Delta(
+            request_id=last.request_id,
+            index=last.index,
+            token_ids=tuple(self._token_ids),
+            text="".join(self._texts),
+            logprobs=tuple(self._logprobs),
+            finish_reason=last.finish_reason,
+            stop_match=last.stop_match,
+            error=last.error,
+            prompt_tokens=last.prompt_tokens,
+            cached_tokens=last.cached_tokens,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+        self.__init__()  # type: ignore[misc]  # as new
+        return taken
+
+
+def completion_of(delta: Delta) -> Completion:
+    """The whole of one sample, as ``OutputCollector.take`` gives it, as a finished output."""
+    return Completion(
+        index=delta.index,
+        text=delta.text,
+        token_ids=list(delta.token_ids),
+        finish_reason=delta.finish_reason,
+        stop_match=delta.stop_match,
+        error=delta.error,
+        logprobs=list(delta.logprobs),
+    )
+
+
+def delta_bytes(delta: Delta) -> int:
+    """About how much memory a delta takes."""
+    size = _DELTA_BYTES + _TOKEN_BYTES * len(delta.token_ids) + len(delta.text)
+    if delta.logprobs:
+        size += _logprobs_bytes(delta.logprobs)
+    if delta.prompt_logprobs is not None:
+        size += _logprobs_bytes(delta.prompt_logprobs.rest)
+    return size
+
+
+def _logprobs_bytes(entries: tuple[TokenLogprob, ...]) -> int:
+    """All of them have as many alternatives as the first."""
+    return _LOGPROB_BYTES * len(entries) * (1 + len(entries[0].top)) if entries else 0

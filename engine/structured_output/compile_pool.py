@@ -1,0 +1,175 @@
+"""Threads that compile schemas and grammars, each behind a helper process that vets them first.
+
+A source is compiled in the helper process, under limits of time, memory and stack; only one that
+stays within them is compiled once more here, because a compiled grammar cannot leave the process that made
+it. llguidance releases the interpreter meanwhile. The threads are daemons: nobody waits for them at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..api.errors import EngineStopping, OctavoError, RequestFailed
+from .library import first_line, make_matcher
+from .library_tokenizer import TokenizerMaker
+from .limits import CompileLimits
+from .tenant_queue import TenantQueue
+from .vetter import Refused, Vetted, Vetter, VettingUnavailable
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+logger = logging.getLogger(__name__)
+
+_stack_size_lock = threading.Lock()  # the size of new threads' stacks is one setting of the process
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A parser at its beginning, the bits of the tokens that may come first, and CPU seconds it took."""
+
+    matcher: LLMatcher
+    first_mask: bytes
+    cpu_s: float
+
+
+@dataclass(slots=True, eq=False)
+class CompileJob:
+    """One source on its way, and what became of it."""
+
+    kind: str
+    source: str
+    outcome: Future[Compiled | Refused] = field(default_factory=Future)
+    vetter: Vetter | None = None  # while it is being vetted
+    is_cancelled: bool = False
+
+
+class CompilePool:
+    """Up to ``limits.num_helpers`` threads, started when there is work. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: TokenizerMaker, limits: CompileLimits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._queue: TenantQueue[CompileJob] = TenantQueue(
+            max_items=limits.max_queued, max_per_tenant=limits.max_queued_per_tenant
+        )
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._num_unfinished = 0  # jobs that wait or are being compiled
+        self._is_closed = False
+        self.vetters: list[Vetter] = []  # one of each thread that has needed one
+
+    def submit(self, job: CompileJob, tenant: str) -> None:
+        """Raises Overloaded or EngineStopping."""
+        with self._lock:
+            if self._is_closed:
+                raise EngineStopping("the engine was stopped, and compiles no schemas or grammars any more")
+            self._queue.put(job, tenant)
+            self._num_unfinished += 1
+            if len(self._threads) < min(self._num_unfinished, self._limits.num_helpers):
+                self._start_thread()
+
+    def cancel(self, job: CompileJob) -> None:
+        """Nobody waits for it any more: take it out of the queue, or end the process that vets it."""
+        waited = self._queue.remove(job)
+        with self._lock:
+            job.is_cancelled = True
+            self._num_unfinished -= waited
+            if job.vetter is not None:
+                job.vetter.interrupt()
+        if waited:
+            job.outcome.set_exception(_cancelled())
+
+    def close(self) -> None:
+        """End the helper processes, and with them the threads; returns at once."""
+        with self._lock:
+            self._is_closed = True
+            left = self._queue.close()
+            for vetter in self.vetters:
+                vetter.close()
+        for job in left:
+            job.outcome.set_exception(_cancelled())
+
+    def join(self, timeout_s: float) -> None:
+        """After ``close``: wait until the helper processes are gone, but not for ever."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _start_thread(self) -> None:
+        name = f"octavo-grammars-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        with _stack_size_lock:
+            earlier = threading.stack_size(self._limits.own_stack_bytes)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(earlier)
+        self._threads.append(thread)
+
+    def _work(self) -> None:
+        vetter: Vetter | None = None
+        try:
+            while (job := self._queue.take()) is not None:
+                try:
+                    vetter = vetter or self._make_vetter()
+                    outcome = self._compile(vetter, job)
+                except OctavoError as error:
+                    job.outcome.set_exception(error)
+                except BaseException as error:  # a panic of the library, say: it must not end the thread
+                    logger.exception("compiling %s failed", job.kind)
+                    job.outcome.set_exception(RequestFailed(f"compiling {job.kind} failed: {error}"))
+                else:
+                    job.outcome.set_result(outcome)
+                    del outcome
+                finally:
+                    del job
+                    with self._lock:
+                        self._num_unfinished -= 1
+        finally:
+            if vetter is not None:
+                vetter.reap()
+
+    def _make_vetter(self) -> Vetter:
+        vetter = Vetter(self._tokenizer.get().text, self._limits)
+        with self._lock:
+            self.vetters.append(vetter)
+            if self._is_closed:
+                vetter.close()
+        return vetter
+
+    def _compile(self, vetter: Vetter, job: CompileJob) -> Compiled | Refused:
+        vetted = self._vet(vetter, job)
+        if isinstance(vetted, Refused):
+            return vetted
+        matcher = make_matcher(self._tokenizer.get().made, vetted.grammar)
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            return Refused(first_line(matcher.get_error()))
+        return Compiled(matcher, mask, vetted.cpu_s)
+
+    def _vet(self, vetter: Vetter, job: CompileJob) -> Refused | Vetted:
+        """In the helper process; once more if that was ended for reasons that are not the source's."""
+        for is_last in (False, True):
+            with self._lock:
+                if job.is_cancelled:
+                    raise _cancelled()
+                job.vetter = vetter
+            try:
+                return vetter.vet(job.kind, job.source, is_wanted=lambda: not job.is_cancelled)
+            except VettingUnavailable as error:
+                if self._is_closed or job.is_cancelled:
+                    raise _cancelled() from error
+                if is_last:
+                    raise RequestFailed(f"{job.kind} could not be compiled: {error}; try again") from error
+            finally:
+                with self._lock:
+                    job.vetter = None
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _cancelled() -> EngineStopping:
+    return EngineStopping("compiling was cancelled: nobody waits for it, or the engine was stopped")

@@ -1,0 +1,143 @@
+"""From a schema, pattern or list of choices to llguidance's own form of a grammar.
+
+Runs in the helper processes (``vetting_process``) alone: sources are the clients' own, and both this
+module's passes over them and the library's take time and memory that nobody has bounded yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .limits import (
+    MAX_DEPTH,
+    MAX_GRAMMAR_BYTES,
+    MAX_PROPERTIES,
+    MAX_REFERENCES,
+    MAX_RULES,
+    MAX_TAGS,
+    MAX_VALUES,
+)
+
+# Between the elements of JSON: models that may write any white space tend to write nothing else.
+WHITESPACE = r"[ \n]?"
+_RULE = re.compile(r"^\s*[?!]?[\w.\-]+(?:\[[^\]\n]*\])?(?:\.\d+)?\s*(?:::=|:)", re.MULTILINE)
+_TAG_KEYS = {"type", "triggers", "structures"}
+
+
+def grammar_of(kind: str, source: str) -> str:
+    """llguidance's form of what a request's field ``kind`` holds (the names of ``Structured``).
+    ValueError for what is not well formed, or too large to be worth a try."""
+    made = _grammar_of(kind, source)
+    if len(made) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"it becomes a grammar of {len(made)} bytes, at most {MAX_GRAMMAR_BYTES} may be")
+    return made
+
+
+def _grammar_of(kind: str, source: str) -> str:
+    from llguidance import LLMatcher, grammar_from
+
+    match kind:
+        case "json_schema":
+            return _json_grammar(_parsed(source))
+        case "json_object":
+            return _json_grammar({"type": "object"})
+        case "regex":
+            return LLMatcher.grammar_from_regex(source)
+        case "grammar":
+            _check_number("rules", len(_RULE.findall(source)), MAX_RULES)
+            return grammar_from("grammar", source)
+        case "choice":
+            alternatives = " | ".join(json.dumps(choice) for choice in json.loads(source))
+            return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+        case "structural_tag":
+            return _tag_grammar(_parsed(source))
+        case _:
+            raise ValueError(f"{kind!r} is no kind of structured output")
+
+
+def _json_grammar(schema: Any) -> str:
+    from llguidance import LLMatcher
+
+    if schema is False:
+        raise ValueError("it allows nothing")
+    schema = {} if schema is True else schema
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})
+
+
+def _parsed(source: str) -> Any:
+    try:
+        value = json.loads(source)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    _check_size(value)
+    return value
+
+
+def _check_size(value: object) -> None:
+    """ValueError for JSON that is too deep, too large, or has too many rules of its own."""
+    num_values, references = 0, set()
+    for depth, level in enumerate(_levels(value), start=1):
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        num_values += len(level)
+        for item in level:
+            if isinstance(item, dict):
+                _check_number("keys in one object", len(item), MAX_PROPERTIES)
+                references.add(str(item.get("$ref")))
+    _check_number("values", num_values, MAX_VALUES)
+    _check_number("different $ref", len(references), MAX_REFERENCES)
+
+
+def _levels(value: object) -> Iterator[list[object]]:
+    level = [value]
+    while level:
+        yield level
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        level = inner
+
+
+def _check_number(what: str, number: int, most: int) -> None:
+    if number > most:
+        raise ValueError(f"it has {number} {what}, at most {most} may be")
+
+
+def _tag_grammar(value: Any) -> str:
+    """Of {"triggers": [...], "structures": [{"begin", "schema", "end"}]}, vLLM's first form of tags."""
+    from llguidance import StructTag
+
+    if not isinstance(value, dict) or not isinstance(value.get("structures"), list):
+        raise ValueError('it must be an object with "triggers" and "structures"')
+    if unknown := value.keys() - _TAG_KEYS:
+        raise ValueError(f"its key {sorted(unknown)[0]!r} is not known")
+    triggers, structures = value.get("triggers"), value["structures"]
+    if not isinstance(triggers, list) or not all(isinstance(trigger, str) for trigger in triggers):
+        raise ValueError('its "triggers" must be a list of strings')
+    _check_number("structures", len(structures), MAX_TAGS)
+    if not structures:
+        raise ValueError("it has no structures")
+    return StructTag.to_grammar([_tag(each, triggers) for each in structures], assume_special=False)
+
+
+def _tag(structure: Any, triggers: list[str]) -> Any:
+    from llguidance import StructTag
+
+    if not isinstance(structure, dict):
+        raise ValueError(f"each of its structures must be an object, got {type(structure).__name__}")
+    for name in ("begin", "end"):
+        if not isinstance(structure.get(name), str):
+            raise ValueError(f'"{name}" of a structure must be a string, got {structure.get(name)!r}')
+    begin, schema = structure["begin"], structure.get("schema")
+    trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
+    if trigger is None:
+        raise ValueError(f"{begin!r} begins with none of the triggers {triggers!r}")
+    if not isinstance(schema, dict):
+        raise ValueError(f"the schema of {begin!r} must be an object")
+    return StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"])

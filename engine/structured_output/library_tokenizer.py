@@ -1,0 +1,63 @@
+"""llguidance's view of a model's tokenizer, made once for the engine's process and its helpers."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..api.errors import InvalidRequest
+from .library import first_line, make_tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from ..tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerText:
+    """What a helper process must know to make its own."""
+
+    serialized: str  # as a tokenizer.json
+    num_tokens: int
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryTokenizer:
+    text: TokenizerText
+    made: LLTokenizer
+
+
+class TokenizerMaker:
+    """Makes it when it is first asked for, which may take a second. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, end_ids: tuple[int, ...]) -> None:
+        self._source = tokenizer
+        self._num_tokens = max(vocab_size, tokenizer.vocab_size)
+        self._end_ids = end_ids
+        self._made: LibraryTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> LibraryTokenizer:
+        """Raises InvalidRequest for models that structured output is not possible with."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def _make(self) -> LibraryTokenizer:
+        if not self._end_ids:
+            raise InvalidRequest(
+                "structured output needs a model with an end token, and this one has none; leave it out"
+            )
+        try:
+            text = TokenizerText(self._source.serialized(), self._num_tokens, self._end_ids)
+            made = make_tokenizer(text.serialized, num_tokens=text.num_tokens, end_ids=text.end_ids)
+        except BaseException as error:  # the library raises plain ValueError and its own panics
+            raise InvalidRequest(
+                f"structured output is not possible with this model's tokenizer: {first_line(str(error))}; "
+                "leave it out"
+            ) from error
+        return LibraryTokenizer(text, made)

@@ -1,0 +1,127 @@
+"""The helper process that tries a schema or grammar before the engine's process compiles it.
+
+Started as ``python -m octavo.engine.structured_output.vetting_process``, spoken to by ``vetter``
+over its standard input and output. llguidance recurses on chains of rules, so that a source may
+overflow the stack, and it may compute for minutes or take gigabytes: here that costs nobody anything but this
+process. Ends when its standard input does, also in the middle of a compilation: the main
+thread does nothing but read, and another one compiles, with the stack that is allowed.
+
+Imports nothing but the standard library and llguidance, so that it starts in a tenth of a second.
+
+    <- {"tokenizer": tokenizer.json, "num_tokens", "end_ids", "limits": {...}}   once
+    -> {"ready": true} or {"refused": why}
+    <- {"kind", "source"}
+    -> {"grammar": what llguidance is to be given, "cpu_s"} or {"refused": why}
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from .grammar import grammar_of
+from .library import first_line, make_matcher, make_tokenizer
+from .pipe_messages import MessageReader, packed, write_all
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+NICENESS = 5  # streams that are being served go first
+
+
+def main() -> None:
+    out = _take_output()
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # of the group: the engine's process says when to end
+        signal.signal(ignored, signal.SIG_IGN)
+    os.nice(NICENESS)
+    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    reader = MessageReader()
+    thread: threading.Thread | None = None
+    while data := os.read(0, 2**16):
+        reader.feed(data)
+        while (message := reader.next()) is not None:
+            if thread is None:
+                threading.stack_size(message["limits"]["stack_bytes"])
+                thread = threading.Thread(target=_vet_all, args=(message, inbox, out), daemon=True)
+                thread.start()
+            else:
+                inbox.put(message)
+    os._exit(0)  # whatever is being compiled
+
+
+def _take_output() -> int:
+    """A descriptor of the pipe that nobody else in this process knows; what libraries print goes nowhere."""
+    out = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return out
+
+
+def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], out: int) -> None:
+    limits = setup["limits"]
+    try:
+        tokenizer = make_tokenizer(
+            setup["tokenizer"], num_tokens=setup["num_tokens"], end_ids=setup["end_ids"]
+        )
+    except BaseException as error:  # the library raises ValueError and its own panics
+        write_all(out, packed({"refused": first_line(str(error))}))
+        return
+    _limit_memory(limits["memory_bytes"])
+    write_all(out, packed({"ready": True}))
+    while True:
+        job = inbox.get()
+        _limit_cpu(limits["cpu_s"])
+        write_all(out, packed(_vetted(tokenizer, job, limits["compile_s"])))
+
+
+def _vetted(tokenizer: LLTokenizer, job: dict[str, Any], compile_s: float) -> dict[str, Any]:
+    began = time.thread_time()
+    try:
+        grammar = grammar_of(job["kind"], job["source"])
+        matcher = make_matcher(tokenizer, grammar)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            return {"refused": first_line(matcher.get_error())}
+        copy = matcher.deep_copy()
+        del matcher, copy  # freeing recurses, too
+    except MemoryError:
+        return {"refused": "compiling it takes too much memory"}
+    except BaseException as error:  # what comes from a client must not end this process: it is slow to start
+        return {"refused": first_line(str(error)) or type(error).__name__}
+    cpu_s = time.thread_time() - began
+    if cpu_s > compile_s:
+        return {"refused": f"compiling it takes {cpu_s:.1f} s, at most {compile_s:g} s may be"}
+    return {"grammar": grammar, "cpu_s": cpu_s}
+
+
+def _limit_cpu(seconds: int) -> None:
+    """The system ends this process (SIGXCPU) when the next job takes longer."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time()) + seconds
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
+
+
+def _limit_memory(added: int) -> None:
+    """Address space beyond what is in use now. Only Linux enforces it, and says how much there is."""
+    if not sys.platform.startswith("linux"):
+        return
+    with open("/proc/self/statm", "rb") as statm:
+        size = int(statm.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or size + added < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (size + added, hard))
+
+
+if __name__ == "__main__":
+    main()

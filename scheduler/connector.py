@@ -1,0 +1,72 @@
+"""Where published pages are kept besides the pool, and how they come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Run
+from typing import Protocol
+
+from .types import Sequence, Step
+
+
+class KVConnector(Protocol):
+    """A store of pages outside the pool: a disk, another host.
+
+    Every method is called on the scheduler's thread, between two forwards, and returns at once:
+    whatever takes time happens on threads of the connector's own. A store that fails or hangs
+    gives sequences back from ``poll`` without their pages; then they are computed.
+    """
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``poll`` would do something."""
+        ...
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """Call ``wake``, from any thread, whenever ``has_news`` becomes true."""
+        ...
+
+    def start_load(self, sequence: Sequence, /) -> bool:
+        """Begin to bring in pages of this prompt that the pool lacks; the sequence waits until ``poll``
+        returns it. False if there is nothing to wait for."""
+        ...
+
+    def poll(self) -> Run[Sequence]:
+        """Put what has come into the pool, a bounded amount, where it is cached and held by nobody.
+
+        Returns the sequences that need wait no longer, in the order they came.
+        """
+        ...
+
+    def cancel_load(self, sequence: Sequence) -> None:
+        """Forget a sequence that waits; ``poll`` will not return it."""
+        ...
+
+    def save(self, step: Step) -> None:
+        """Keep the pages that a committed step has published."""
+        ...
+
+    def close(self) -> None:
+        """Keep what is still queued, within a bounded time, and end. Nothing is called afterwards."""
+        ...
+
+
+class NoConnector:
+    """Pages are in the pool or nowhere."""
+
+    has_news = False
+
+    def on_news(self, wake: Callable[[], None]) -> None: ...
+
+    def start_load(self, _sequence: Sequence, /) -> bool:
+        return False
+
+    def poll(self) -> Run[Sequence]:
+        return ()
+
+    def cancel_load(self, sequence: Sequence) -> None:
+        raise AssertionError(f"{sequence.sequence_id} waits for no pages")
+
+    def save(self, step: Step) -> None: ...
+
+    def close(self) -> None: ...

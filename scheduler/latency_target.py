@@ -1,0 +1,71 @@
+"""Cutting chunks of prompts so that those who decode get their next token in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .step_cost import StepCost, StepShape, shape_of, with_chunk
+from .types import Work
+
+HEADROOM = 0.85
+"""Of the target, what a predicted step may take: a mean is exceeded by half of the steps."""
+
+MIN_CHUNK = 8
+"""Prompt tokens that a step takes in any case, so that prompts get on under a target that cannot be met."""
+
+UNTAUGHT_CHUNK = 64
+"""Prompt tokens of a step as long as no chunk has been timed."""
+
+
+class LatencyTarget:
+    """What a step may take, in seconds, while somebody decodes; and what steps have taken so far."""
+
+    def __init__(self, target_s: float) -> None:
+        """``target_s``: between two tokens of a sequence."""
+        self.target_s = target_s
+        self._cost = StepCost()
+        self._num_chunks = 0  # observed steps that had prompt tokens
+
+    def limit(self, work: Iterable[Work]) -> StepTime | None:
+        """What prompts may take beside the decodes in ``work``; None if nobody decodes."""
+        shape = shape_of(work)
+        if not shape.num_decodes:
+            return None
+        return StepTime(self._cost, shape, self.target_s * HEADROOM, taught=self._num_chunks > 0)
+
+    def predict(self, work: Iterable[Work]) -> float:
+        """Seconds that a planned step will take."""
+        return self._cost.predict(shape_of(work))
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from a step."""
+        self._num_chunks += shape.num_chunk_tokens > 0
+        self._cost.observe(shape, seconds)
+
+
+class StepTime:
+    """The time of one step, as it fills with chunks."""
+
+    def __init__(self, cost: StepCost, shape: StepShape, limit_s: float, *, taught: bool) -> None:
+        self._cost = cost
+        self._shape = shape
+        self._limit_s = limit_s
+        self._taught = taught
+
+    def most(self, start: int, wanted: int) -> int:
+        """The most tokens, up to ``wanted``, that the step has time for, of a prompt at ``start``."""
+        least = max(0, min(wanted, MIN_CHUNK - self._shape.num_chunk_tokens))
+        if not self._taught:
+            return min(wanted, max(least, UNTAUGHT_CHUNK - self._shape.num_chunk_tokens))
+        low, high = least, wanted
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._cost.predict(with_chunk(self._shape, start, middle)) <= self._limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def spend(self, start: int, num_tokens: int) -> None:
+        """So many tokens of a prompt that stands at ``start`` are in the step."""
+        self._shape = with_chunk(self._shape, start, num_tokens)

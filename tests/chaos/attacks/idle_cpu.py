@@ -1,0 +1,16 @@
+"""No attack: CPU time alone, as attackers use it, so that the quiet run is measured beside some of it."""
+
+from __future__ import annotations
+
+import time
+
+from ..attack import Attack, Seen, Target
+
+
+async def burn(target: Target, seen: Seen) -> None:
+    end = time.monotonic() + target.seconds
+    while time.monotonic() < end:
+        seen["rounds"] += 1
+
+
+ATTACK = Attack(name="idle-cpu", finding="-", run=burn)

@@ -1,0 +1,34 @@
+"""C1: clients that ask for much and never read it, and keep the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc.aio
+
+from ..attack import Attack, Seen, Target, request_of
+
+STREAMS = 48
+
+
+async def attack(target: Target, seen: Seen) -> None:
+    """Long outputs with logprobs of 20, each on its own connection, of which nothing is read."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(STREAMS):
+            tasks.create_task(_never_read(target, seen))
+
+
+async def _never_read(target: Target, seen: Seen) -> None:
+    async with target.generation() as stub:
+        request = request_of(max_tokens=1500, logprobs=20, ignore_eos=True, temperature=1.0)
+        call = stub.Generate(request, metadata=target.metadata)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # ended already: counted below
+            await call.wait_for_connection()
+        await asyncio.sleep(target.seconds)
+        done = call.done()
+        seen[(await call.code()).name if done else "held to the end"] += 1
+        call.cancel()
+
+
+ATTACK = Attack(name="slow-readers", finding="C1", run=attack)

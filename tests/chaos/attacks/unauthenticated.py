@@ -1,0 +1,28 @@
+"""A6: big bodies of callers without a token, who must be refused before anything of them is received."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..attack import Attack, Seen, Target, count
+from .giant_ids import field, raw
+
+BODY = 32 * 2**20
+
+
+async def attack(target: Target, seen: Seen) -> None:
+    """Four calls at once, two rounds, each call on its own connection; half have a wrong token."""
+    body = field(2, b"a" * BODY)  # GenerateRequest.text
+    wrong = (("authorization", "Bearer not-a-token-of-this-server"),)
+
+    async def one(number: int) -> None:
+        metadata = wrong if number % 2 else ()
+        async with target.channel() as channel:
+            method = raw(channel, "Generate" if number < 2 else "Tokenize")
+            await count(seen, method(body, metadata=metadata, timeout=20))
+
+    for _ in range(2):
+        await asyncio.gather(*(one(number) for number in range(4)))
+
+
+ATTACK = Attack(name="unauthenticated", finding="A6", run=attack)

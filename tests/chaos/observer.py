@@ -1,0 +1,86 @@
+"""A look at the server from outside, all the time: memory of its processes, and its health probe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+import psutil
+
+SAMPLE_S = 0.1
+PROBE_S = 0.5
+PROBE_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class Memory:
+    """Bytes resident, of the server and its child processes together."""
+
+    before: int = 0
+    peak: int = 0
+    after: int = 0
+
+
+def resident(pid: int) -> int:
+    """Resident bytes of a process and its descendants; 0 when it has ended."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += each.memory_info().rss
+    return total
+
+
+class Observer:
+    """Watches from ``start`` to ``stop``."""
+
+    def __init__(self, pid: int, metrics: str) -> None:
+        self._pid = pid
+        self._url = f"http://{metrics}/healthz"
+        self.memory = Memory(before=resident(pid))
+        self.worst_probe = 0.0
+        self.wrong: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._sample()), asyncio.create_task(self._probe())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def settle(self, *, allowed: int, patience: float) -> None:
+        """Wait until no more than ``allowed`` bytes are kept, or for so many seconds."""
+        end = time.monotonic() + patience
+        while True:
+            self.memory.after = resident(self._pid)
+            if self.memory.after <= self.memory.before + allowed or time.monotonic() > end:
+                return
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _sample(self) -> None:
+        while True:
+            self.memory.peak = max(self.memory.peak, await asyncio.to_thread(resident, self._pid))
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _probe(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await asyncio.to_thread(_fetch, self._url)
+            except (OSError, urllib.error.URLError) as error:
+                if not self.wrong:
+                    self.wrong.append(f"/healthz: {error}")
+            self.worst_probe = max(self.worst_probe, time.monotonic() - began)
+            await asyncio.sleep(PROBE_S)
+
+
+def _fetch(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as reply:
+        reply.read()

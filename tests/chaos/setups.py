@@ -1,0 +1,134 @@
+"""The servers that are attacked: ``octavo serve`` in a process of its own, with tenants and small pools."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.engine.client.client import Client
+from octavo.engine.client.credentials import ClientCredentials
+from octavo.engine.client.server_process import ServerProcess
+
+from .attack import Target
+
+DRAIN_S = 5.0
+EXIT_S = DRAIN_S + 5.0  # from SIGTERM to the end of the process, whatever goes on
+TENANTS = ("alice", "bob", "mallory", "operator")
+ATTACKER = "mallory"
+BASE = ("--model", "demo", "--drain-timeout", str(DRAIN_S))
+SETUPS: dict[str, tuple[str, ...]] = {
+    "usual": ("--num-pages", "2048"),
+    "tiny": ("--num-pages", "80", "--page-size", "16"),
+    "disk": ("--num-pages", "256", "--page-size", "16"),
+}
+IN_SMALL_DISK = 'mount -t tmpfs -o size={size} octavo-chaos "{folder}" && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Files of one run of chaos: tokens, and folders that servers write into."""
+
+    path: Path
+
+    @classmethod
+    def make(cls, path: Path) -> Folder:
+        lines = [f"{tenant} {tenant}-token-0123456789" for tenant in TENANTS]
+        (path / "tokens").write_text("\n".join(lines) + "\n")
+        for tenant in TENANTS:
+            (path / f"{tenant}.token").write_text(f"{tenant}-token-0123456789\n")
+        (path / "saved").mkdir()
+        (path / "cache").mkdir()
+        return cls(path)
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    def client(self, address: str, tenant: str) -> Client:
+        return Client(address, ClientCredentials(token_file=self.path / f"{tenant}.token"))
+
+
+def small_disk(folder: Path, *, size: str) -> tuple[str, ...] | None:
+    """What starts a command that sees a file system of ``size`` at ``folder``; None where the kernel lets
+    nobody mount one."""
+    script = IN_SMALL_DISK.format(size=size, folder=folder)
+    launcher = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    with contextlib.suppress(OSError):
+        if subprocess.run([*launcher, "true"], capture_output=True, check=False).returncode == 0:
+            return launcher
+    return None
+
+
+class Server:
+    """One ``octavo serve`` under attack."""
+
+    def __init__(
+        self, setup: str, folder: Folder, *, launcher: tuple[str, ...] = (), disk: bool = False
+    ) -> None:
+        flags = [*BASE, *SETUPS[setup], "--auth-token-file", str(folder.path / "tokens")]
+        flags += ["--save-dir", str(folder.path / "saved")]
+        if disk:
+            flags += ["--cache-dir", str(folder.cache)]
+        self.folder = folder
+        self.process = ServerProcess(flags, stop_timeout=EXIT_S + 20, launcher=launcher)
+
+    @property
+    def address(self) -> str:
+        return self.process.ready["grpc"]
+
+    @property
+    def metrics(self) -> str:
+        return self.process.ready["metrics"]
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process lives and does not linger on a dead engine."""
+        return self.process.returncode is None and Path(f"/proc/{self.process.pid}").exists()
+
+    def seen_by_server(self, path: Path) -> Path:
+        """A path as the server sees it, which may have a file system of its own there."""
+        return Path(f"/proc/{self.process.pid}/root{path}")
+
+    def target(self, seconds: float) -> Target:
+        return Target(
+            address=self.address,
+            token=f"{ATTACKER}-token-0123456789",
+            operator_token="operator-token-0123456789",
+            seconds=seconds,
+        )
+
+    async def end(self) -> list[str]:
+        """SIGTERM, and what was wrong with how it ended."""
+        if not self.runs:
+            return [self.death()]
+        began = time.monotonic()
+        code = await self.process.stop()
+        seconds = time.monotonic() - began
+        wrong = [] if code == 0 else [f"it ended with {code} after SIGTERM"]
+        if seconds > EXIT_S:
+            wrong.append(f"it took {seconds:.1f} s to end after SIGTERM, {EXIT_S:.0f} are allowed")
+        return wrong
+
+    async def kill(self) -> None:
+        self.process.signal(signal.SIGKILL)
+        await self.process.wait()
+
+    def death(self) -> str:
+        words = [line for line in self.process.last_errors if line.strip()]
+        return f"the server ended with {self.process.returncode}: {words[-1] if words else 'it said nothing'}"
+
+
+@contextlib.asynccontextmanager
+async def started(server: Server) -> AsyncIterator[Server]:
+    """A server that is killed on the way out, if it has not ended by then."""
+    await server.process.start()
+    try:
+        yield server
+    finally:
+        if server.runs:
+            await server.kill()

@@ -1,0 +1,101 @@
+"""The documentation site: it builds without a warning, and says what the code says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs_site import benchmarks, pages, reference
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.cli import COMMANDS, command_parser
+from octavo.proto import cache_pb2, generation_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in ("reference/cli", "reference/rpc", "architecture", "benchmarks"):
+        assert (tmp_path / page / "index.html").is_file()
+
+
+def test_the_reference_names_every_flag() -> None:
+    text = reference.cli()
+    for command in COMMANDS:
+        assert f"## octavo {command}" in text
+    flags = {name for action in command_parser(["serve"])._actions for name in action.option_strings}
+    assert len(flags) > 40
+    assert flags - {"-h", "--help"} <= set(re.findall(r"--?[a-z][a-z0-9-]*", text))
+
+
+@pytest.mark.parametrize("cls", [EngineConfig, SamplingParams])
+def test_every_setting_has_a_meaning(cls: type) -> None:
+    names = set(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+    assert set(reference.documented_fields(cls)) == names
+
+
+def test_the_reference_names_every_rpc() -> None:
+    text = reference.rpc()
+    for module in (generation_pb2, cache_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                assert f"| `{method.name}` |" in text
+
+
+def test_metrics_have_a_type_and_a_meaning() -> None:
+    rows = [line.split(" | ") for line in reference.metrics().splitlines() if line.startswith("| `octavo_")]
+    assert len(rows) > 20
+    assert all(row[1] in {"counter", "gauge", "histogram", "info"} and len(row[3]) > 10 for row in rows)
+
+
+def test_the_readme_shows_the_figures_of_the_data() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert benchmarks.readme_with(benchmarks.latest_peers()) == readme, "run tools/readme_figures.py"
+    assert len(readme.splitlines()) <= 150
+
+
+def test_links_to_files_that_are_no_page_become_their_names() -> None:
+    text = pages.page("architecture.md")
+    assert "](internals/block-manager.md" in text
+    assert "](engine/" not in text
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT / "docs")))
+def test_commands_in_the_docs_exist(path: Path) -> None:
+    for line in re.findall(r"^\$ octavo (.+)$", path.read_text(), flags=re.MULTILINE):
+        words = line.split()
+        command = words[:2] if words[0] == "bench" else words[:1]
+        known = {name for action in command_parser(command)._actions for name in action.option_strings}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT / "docs")))
+def test_files_that_the_docs_name_exist(path: Path) -> None:
+    if "lab" in path.parts:
+        pytest.skip("a notebook keeps the names of its day")
+    for name in re.findall(
+        r"`((?:engine|kernels|block_manager|scheduler|proto|tests|tools)/[\w./-]+)`", path.read_text()
+    ):
+        assert "NAME" in name or (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), name
+
+
+def test_python_in_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), flags=re.DOTALL
+    )
+    exec(compile(code, "quick-start.md", "exec"), {})
+    assert capsys.readouterr().out.strip()

@@ -1,0 +1,256 @@
+"""Schemas and grammars that are meant to hurt: refused in one line, while everybody else is served."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import grammar_bombs as bombs
+from fakes import VOCAB_SIZE, byte_tokenizer
+from octavo.engine.api.errors import EngineStopping, InvalidRequest, Overloaded
+from octavo.engine.api.structured_output import Structured
+from octavo.engine.structured_output.compiler import ConstraintCompiler
+from octavo.engine.structured_output.limits import CompileLimits
+from octavo.engine.structured_output.tenant_queue import TenantQueue
+
+QUICK = CompileLimits(compile_s=0.3, cpu_s=1)
+PATIENT = CompileLimits(compile_s=60, cpu_s=60, wall_s=60, memory_bytes=2**30, num_helpers=1)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    made = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE, limits=QUICK)
+    yield made
+    made.close()
+
+
+def make(limits: CompileLimits) -> ConstraintCompiler:
+    return ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE, limits=limits)
+
+
+def num_started(compiler: ConstraintCompiler) -> int:
+    return sum(vetter.num_started for vetter in compiler.pool.vetters)
+
+
+@pytest.mark.parametrize("form", bombs.chains(1))
+def test_chains_are_compiled_up_to_their_limit_and_then_refused(
+    compiler: ConstraintCompiler, form: str
+) -> None:
+    compiler.compile(bombs.chains(490)[form])
+    for length in (1_000, 3_500):
+        with pytest.raises(InvalidRequest, match=r"it has \d+ .*, at most \d+ may be"):
+            compiler.compile(bombs.chains(length)[form])
+
+
+@pytest.mark.parametrize("form", bombs.chains(1))
+def test_a_chain_that_overflows_the_stack_ends_the_helper_alone(form: str) -> None:
+    """With a stack of 512 KiB the longest chain that is let in is too long."""
+    own = make(CompileLimits(stack_bytes=512 * 1024))
+    own.compile(Structured(regex="ab"))
+    with pytest.raises(InvalidRequest, match=r"cannot be used: its rules are too deep or too many"):
+        own.compile(bombs.chains(490)[form])
+    own.compile(Structured(regex="abc"))
+    assert num_started(own) == 2
+    own.close()
+
+
+def test_a_chain_that_nobody_can_count_is_refused(compiler: ConstraintCompiler) -> None:
+    with pytest.raises(InvalidRequest, match="its rules are too deep or too many") as refusal:
+        compiler.compile(bombs.hidden_chain(1_900))
+    assert "\n" not in str(refusal.value)
+
+
+def test_time_is_bounded_and_a_refusal_is_remembered() -> None:
+    own = make(replace(QUICK, memory_bytes=2**30))
+    with pytest.raises(InvalidRequest, match=r"regex cannot be used: compiling it takes .* s"):
+        own.compile(bombs.slow())
+    began = num_started(own)
+    with pytest.raises(InvalidRequest, match="compiling it takes"):
+        own.compile(bombs.slow())
+    assert num_started(own) == began
+    own.compile(Structured(regex="ab"))
+    own.close()
+
+
+def test_a_helper_that_does_not_answer_is_ended() -> None:
+    """Stopped, it takes no CPU time that the system could see."""
+    own = make(CompileLimits(wall_s=0.3))
+    own.compile(Structured(regex="a"))
+    [vetter] = own.pool.vetters
+    assert vetter._process is not None
+    os.kill(vetter._process.pid, signal.SIGSTOP)
+    with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 s"):
+        own.compile(Structured(regex="b"))
+    own.compile(Structured(regex="b"))  # the machine was busy, for all we know: tried again
+    own.close()
+
+
+def test_memory_is_bounded() -> None:
+    own = make(CompileLimits(memory_bytes=16 * 2**20))
+    with pytest.raises(InvalidRequest, match=r"too deep or too many: .* 16 MiB of memory"):
+        own.compile(bombs.greedy())
+    own.compile(Structured(regex="ab"))
+    own.close()
+
+
+def test_a_helper_that_somebody_ends_is_started_again() -> None:
+    own = make(CompileLimits())
+    own.compile(Structured(regex="a"))
+    [vetter] = own.pool.vetters
+    assert vetter._process is not None
+    vetter._process.kill()
+    own.compile(Structured(regex="b"))
+    assert num_started(own) == 2
+    own.close()
+
+
+def test_others_compile_while_one_takes_its_time() -> None:
+    own = make(replace(PATIENT, num_helpers=2))
+    waits = own.begin(bombs.slow(), "mallory")
+    for number in range(5):
+        own.compile(Structured(regex=f"a{number}"), "alice")
+    assert not waits.constraint.done()
+    own.forget(waits)  # ends the process that vets it
+    own.close()
+
+
+def test_a_request_that_is_given_up_frees_its_helper() -> None:
+    own = make(PATIENT)
+    waits = own.begin(bombs.slow())
+    own.forget(waits)
+    own.compile(Structured(regex="a"))  # and does not wait a minute
+    own.close()
+
+
+def test_who_asks_for_the_same_shares_one_compilation_until_the_last_has_left() -> None:
+    own = make(PATIENT)
+    first, second = own.begin(bombs.slow()), own.begin(bombs.slow())
+    third = own.begin(Structured(regex="abc"))
+    own.forget(first)
+    [under_way] = [each for key, each in own._under_way.items() if key[1] == bombs.slow().source]
+    assert not under_way.job.is_cancelled
+    own.forget(second)
+    assert under_way.job.is_cancelled
+    assert third.constraint.result(timeout=30).allowed()[ord("a")]
+    own.close()
+
+
+def test_the_queue_is_bounded_for_all_and_for_each_tenant() -> None:
+    own = make(replace(PATIENT, max_queued=3, max_queued_per_tenant=2))
+    _hold(own)
+    own.begin(Structured(regex="m1"), "mallory")
+    own.begin(Structured(regex="m2"), "mallory")
+    with pytest.raises(Overloaded, match="2 schemas and grammars of yours wait to be compiled") as refusal:
+        own.begin(Structured(regex="m3"), "mallory")
+    assert refusal.value.numbers == {"waiting_compilations": 2, "max_waiting_compilations": 2}
+    own.begin(Structured(regex="a1"), "alice")
+    with pytest.raises(Overloaded, match="3 schemas and grammars wait"):
+        own.begin(Structured(regex="a2"), "alice")
+    own.close()
+
+
+def _hold(compiler: ConstraintCompiler) -> None:
+    """Have the only helper busy."""
+    compiler.begin(bombs.slow(), "mallory")
+    end = time.monotonic() + 30
+    while len(compiler.pool._queue):
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_tenants_take_turns() -> None:
+    queue: TenantQueue[str] = TenantQueue(max_items=10, max_per_tenant=4)
+    for item in ("m1", "m2", "m3", "a1", "b1", "a2"):
+        queue.put(item, item[0])
+    assert queue.remove("m2")
+    assert not queue.remove("m2")
+    assert [queue.take() for _ in range(5)] == ["m1", "a1", "b1", "m3", "a2"]
+    queue.put("x", "x")
+    assert queue.close() == ["x"]
+    assert queue.take() is None
+
+
+def test_closing_ends_what_is_compiled_and_what_waits() -> None:
+    own = make(PATIENT)
+    running, waiting = own.begin(bombs.slow(1)), own.begin(bombs.slow(2))
+    own.close()
+    for waits in (running, waiting):
+        with pytest.raises(EngineStopping):
+            waits.constraint.result(timeout=10)
+    with pytest.raises(EngineStopping, match="compiles no schemas or grammars any more"):
+        own.compile(Structured(regex="a"))
+    assert not any(thread.is_alive() for thread in own.pool._threads)
+
+
+def test_a_compiler_that_nobody_closes_leaves_no_process_behind() -> None:
+    own = make(CompileLimits())
+    own.compile(Structured(regex="a"))
+    [vetter] = own.pool.vetters
+    assert vetter._process is not None
+    pid = vetter._process.pid
+    del own
+    gc.collect()
+    assert vetter._process is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+PROGRAM = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import grammar_bombs as bombs
+from fakes import VOCAB_SIZE, byte_tokenizer
+from octavo.engine.api.structured_output import Structured
+from octavo.engine.structured_output.compiler import ConstraintCompiler
+from octavo.engine.structured_output.limits import CompileLimits
+own = ConstraintCompiler(
+    byte_tokenizer(),
+    vocab_size=VOCAB_SIZE,
+    limits=CompileLimits(compile_s=60, cpu_s=60, wall_s=60, memory_bytes=2**30),
+)
+own.compile(Structured(regex="a"))
+own.begin(bombs.slow())
+print(own.pool.vetters[0]._process.pid, flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
+def test_helpers_end_with_their_process(ending: str) -> None:
+    """Also in the middle of a compilation, and also if nobody could tell them."""
+    program = PROGRAM.format(tests=os.path.dirname(bombs.__file__), ending=ending)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    assert done.returncode == (-9 if ending else 0)
+    pid = int(done.stdout)
+    end = time.monotonic() + 20
+    while _lives(pid):
+        assert time.monotonic() < end, "the helper process outlives its engine's"
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_helpers_are_light() -> None:
+    """Neither MLX nor gRPC nor NumPy: they start within a tenth of a second."""
+    code = (
+        "import sys, octavo.engine.structured_output.vetting_process\n"
+        "print([name for name in ('mlx', 'grpc', 'numpy', 'octavo.engine.api') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

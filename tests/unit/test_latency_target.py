@@ -1,0 +1,143 @@
+"""Chunks of prompts under a latency target, on a made-up machine whose steps cost what a formula says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler.latency_target import LatencyTarget
+from octavo.scheduler.step_cost import StepCost, StepShape, shape_of, with_chunk
+
+PAGE_SIZE = 16
+
+
+def machine(shape: StepShape, speed: float = 1.0) -> float:
+    """Seconds of a step of a 0.6B model on two cores, roughly."""
+    decodes, chunk, positions, chunk_positions = shape
+    return speed * (0.015 + 0.0008 * decodes + 0.0016 * chunk + 2e-7 * positions + 4e-8 * chunk_positions)
+
+
+def make(target_itl: float | None) -> Scheduler:
+    limits = Limits(max_step_tokens=512, max_running=16, target_itl=target_itl)
+    return Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+
+
+def advance(scheduler: Scheduler, speed: float = 1.0) -> tuple[float, int, int]:
+    """One step: its seconds, how many sequences decoded, how many prompt tokens it had."""
+    step = scheduler.plan()
+    assert step is not None
+    shape = shape_of(step.work)
+    seconds = machine(shape, speed)
+    scheduler.commit(step, [Result(7)] * len(step.sampled()))
+    scheduler.observe(step, seconds)
+    return seconds, shape.num_decodes, shape.num_chunk_tokens
+
+
+def stream_with_arrivals(target_itl: float | None, *, speeds: list[float]) -> tuple[list[float], float, int]:
+    """Eight streams decode while prompts of 2,000 tokens arrive one after the other: gaps, time, tokens."""
+    scheduler, rng = make(target_itl), random.Random(1)
+    for index in range(8):
+        scheduler.add(Sequence(f"s{index}", [rng.randrange(1000) for _ in range(100)], 10_000))
+    gaps, total, tokens, number = [], 0.0, 0, 0
+    for speed in speeds:
+        if scheduler.num_running + scheduler.num_waiting < 9:
+            prompt = [rng.randrange(1000) for _ in range(2000)]
+            scheduler.add(Sequence(f"p{number}", prompt, 1))
+            number += 1
+        seconds, decodes, chunk = advance(scheduler, speed)
+        total, tokens = total + seconds, tokens + decodes + chunk
+        if decodes >= 8:
+            gaps.append(seconds)
+    return gaps, total, tokens
+
+
+def test_no_gap_is_longer_than_the_target_once_steps_are_known() -> None:
+    gaps, _, _ = stream_with_arrivals(0.150, speeds=[1.0] * 400)
+    assert max(gaps[20:]) <= 0.150
+    without, _, _ = stream_with_arrivals(None, speeds=[1.0] * 400)
+    assert max(without) > 0.7
+
+
+def test_the_target_costs_little_throughput() -> None:
+    _, seconds, tokens = stream_with_arrivals(0.150, speeds=[1.0] * 400)
+    _, fast_seconds, fast_tokens = stream_with_arrivals(None, speeds=[1.0] * 100)
+    assert tokens / seconds >= 0.8 * fast_tokens / fast_seconds
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    gaps, _, _ = stream_with_arrivals(0.150, speeds=[1.0] * 200 + [1.7] * 400)
+    late = sorted(gaps[350:])
+    assert late[int(len(late) * 0.99)] <= 0.150 * 1.3
+
+
+def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
+    scheduler = make(0.001)
+    for index in range(8):
+        scheduler.add(Sequence(f"s{index}", [index] * 40, 10_000))
+    for _ in range(20):
+        advance(scheduler)
+    prompt = Sequence("long", list(range(500)), 1)
+    scheduler.add(prompt)
+    for _ in range(100):
+        if prompt.status.name == "FINISHED":
+            break
+        advance(scheduler)
+    assert prompt.status.name == "FINISHED"
+
+
+def test_prompts_alone_take_whole_chunks() -> None:
+    scheduler = make(0.050)
+    scheduler.add(Sequence("long", list(range(1500)), 4))
+    assert advance(scheduler)[2] == 512
+
+
+def test_before_a_chunk_was_timed_chunks_are_small() -> None:
+    target = LatencyTarget(0.150)
+    scheduler = make(None)
+    scheduler.add(Sequence("s", [1, 2, 3], 10))
+    advance(scheduler)
+    step = scheduler.plan()
+    assert step is not None
+    limit = target.limit(step.work)
+    assert limit is not None
+    assert 0 < limit.most(0, 512) <= 64
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 64), st.integers(0, 512), st.integers(0, 100_000)), min_size=1, max_size=60
+    )
+)
+@settings(max_examples=100)
+def test_predictions_never_shrink_with_the_step(steps: list[tuple[int, int, int]]) -> None:
+    cost = StepCost()
+    for decodes, chunk, positions in steps:
+        shape = StepShape(decodes, chunk, positions, chunk * 100)
+        cost.observe(shape, machine(shape))
+        assert cost.predict(shape) >= 0
+        assert cost.predict(with_chunk(shape, 500, 64)) >= cost.predict(shape)
+
+
+def test_what_was_observed_is_predicted() -> None:
+    cost, rng = StepCost(), random.Random(2)
+    shapes = [
+        StepShape(rng.randrange(1, 33), rng.choice((0, 64, 256)), rng.randrange(20_000), 0)
+        for _ in range(300)
+    ]
+    for shape in shapes:
+        cost.observe(shape, machine(shape) * rng.uniform(0.95, 1.05))
+    for shape in shapes[-50:]:
+        assert cost.predict(shape) == pytest.approx(machine(shape), rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_are_none_teach_nothing(seconds: float) -> None:
+    cost = StepCost()
+    cost.observe(StepShape(1, 0, 10, 0), seconds)
+    assert cost.num_steps == 0
+    assert cost.predict(StepShape(1, 0, 10, 0)) == 0

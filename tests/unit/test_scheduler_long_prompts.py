@@ -1,0 +1,162 @@
+"""Long prompts beside short ones: neither holds the other up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+
+BUDGET = 512
+
+
+def scheduler(*, num_pages: int = 8192, budget: int = BUDGET, running: int = 64, long: int = 1) -> Scheduler:
+    limits = Limits(budget, running, max_long_partial_prefills=long)
+    return Scheduler(BlockManager(num_pages, 16), limits)
+
+
+def advance(s: Scheduler) -> Step:
+    step = s.plan()
+    assert step is not None
+    s.commit(step, [Result(7) for _ in step.sampled()])
+    s.blocks.check()
+    return step
+
+
+def shape(step: Step) -> list[tuple[str, int]]:
+    """Who computes how many tokens."""
+    return [(item.sequence.sequence_id, item.stop - item.start) for item in step.work]
+
+
+def prompt(number: int, length: int) -> list[int]:
+    """Unlike that of any other number."""
+    return [number, *range(length - 1)]
+
+
+def test_short_prompts_behind_long_ones_start_within_a_few_steps() -> None:
+    s = scheduler()
+    longs = [Sequence(f"long {i}", prompt(i, 8000), max_tokens=4) for i in range(8)]
+    shorts = [Sequence(f"short {i}", prompt(100 + i, 60), max_tokens=4) for i in range(8)]
+    for sequence in (*longs, *shorts):
+        s.add(sequence)
+    for _ in range(4):
+        assert advance(s).num_tokens == BUDGET
+    assert all(len(short.tokens) > 60 for short in shorts), "each has its first token"
+    assert longs[0].num_written > 4 * BUDGET - 8 * 64 - 40, "and what they left was not wasted"
+    while not all(sequence.status is Status.FINISHED for sequence in longs):
+        advance(s)
+
+
+def test_a_long_prompt_alone_gets_everything() -> None:
+    s = scheduler()
+    for number in range(2):
+        s.add(Sequence(f"{number}", prompt(number, 1200), max_tokens=1))
+    steps = [shape(advance(s)) for _ in range(5)]
+    assert steps == [[("0", 512)], [("0", 512)], [("0", 176), ("1", 336)], [("1", 512)], [("1", 352)]]
+
+
+def test_shorts_that_never_end_leave_half_to_the_long_ones() -> None:
+    """Short prompts keep coming, more than can be computed; every long one gets on at half speed."""
+    s = scheduler()
+    longs = [Sequence(f"long {i}", prompt(i, 4000), max_tokens=1) for i in range(3)]
+    for sequence in longs:
+        s.add(sequence)
+    number, steps = 100, 0
+    while not all(sequence.status is Status.FINISHED for sequence in longs):
+        for _ in range(4):
+            s.add(Sequence(f"short {number}", prompt(number, 200), max_tokens=1))
+            number += 1
+        written = sum(
+            item.stop - item.start for item in advance(s).work if "long" in item.sequence.sequence_id
+        )
+        assert written >= BUDGET // 2 - 64 or longs[-1].status is Status.FINISHED
+        steps += 1
+        assert steps <= 3 * 4000 / (BUDGET / 2) + 3
+
+
+def test_a_long_prompt_that_finds_no_pages_is_passed_by_nobody() -> None:
+    """Or short ones could take the pages it waits for, for ever."""
+    s = scheduler(num_pages=100)
+    s.add(Sequence("short", prompt(1, 320), max_tokens=200))
+    advance(s)
+    s.add(Sequence("long", prompt(2, 1300), max_tokens=1))
+    later = Sequence("later", prompt(3, 16), max_tokens=1)
+    s.add(later)
+    for _ in range(150):
+        assert [name for name, _ in shape(advance(s))] == ["short"]
+    assert s.num_waiting == 2
+    while later.status is not Status.FINISHED:
+        names = [name for name, _ in shape(advance(s))]
+        assert names in (["short"], ["long", "later"])
+
+
+def test_a_cached_beginning_does_not_make_a_prompt_long() -> None:
+    s = scheduler()
+    s.add(Sequence("history", prompt(1, 4000), max_tokens=1))
+    while s.has_work:
+        advance(s)
+    s.add(Sequence("long", prompt(2, 8000), max_tokens=1))
+    s.add(Sequence("other", prompt(3, 8000), max_tokens=1))
+    s.add(Sequence("chat", [*prompt(1, 4000), *range(50)], max_tokens=1))
+    for _ in range(3):  # one long prompt is hashed per step
+        names = [name for name, _ in shape(advance(s))]
+    assert "chat" in names
+    assert "other" not in names
+
+
+def test_only_prompts_of_one_priority_pass_a_long_one() -> None:
+    s = scheduler()
+    s.add(Sequence("first", prompt(1, 4000), max_tokens=1))
+    s.add(Sequence("urgent long", prompt(2, 4000), max_tokens=1, priority=-1))
+    s.add(Sequence("urgent long too", prompt(3, 4000), max_tokens=1, priority=-1))
+    s.add(Sequence("short", prompt(4, 20), max_tokens=1))
+    s.add(Sequence("urgent short", prompt(5, 20), max_tokens=1, priority=-1))
+    assert shape(advance(s)) == [("urgent long", 492), ("urgent short", 20)]
+    assert shape(advance(s)) == [("urgent long", 512)]
+
+
+def test_more_long_prompts_may_be_under_way_at_once() -> None:
+    s = scheduler(long=2)
+    for number in range(3):
+        s.add(Sequence(f"long {number}", prompt(number, 4000), max_tokens=1))
+    s.add(Sequence("short", prompt(9, 100), max_tokens=2))
+    assert shape(advance(s)) == [("long 0", 412), ("short", 100)]
+    assert shape(advance(s)) == [("short", 1), ("long 0", 511)]
+
+
+def test_the_limits_are_numbers_that_can_be() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0 and 512"):
+        Limits(512, 64, max_long_partial_prefills=0)
+    with pytest.raises(ValueError, match="at least 1, got 1 and 0"):
+        Limits(512, 64, long_prefill_token_threshold=0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 120), st.integers(0, 2), st.integers(0, 20)), min_size=1, max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 40),
+)
+def test_everybody_is_served_within_the_budget(
+    arrivals: list[tuple[int, int, int]], long: int, threshold: int
+) -> None:
+    limits = Limits(32, 8, long_prefill_token_threshold=threshold, max_long_partial_prefills=long)
+    s = Scheduler(BlockManager(24, 8), limits)
+    sequences = [
+        Sequence(str(n), [n % 3, *range(length - 1)], max_tokens=3, priority=priority)
+        for n, (length, priority, _) in enumerate(arrivals)
+    ]
+    now = 0
+    while now <= 20 or s.has_work:
+        for sequence, (_, _, at) in zip(sequences, arrivals, strict=True):
+            if at == now:
+                s.add(sequence)
+        step = s.plan()
+        if step is not None:
+            assert step.num_tokens <= 32
+            s.commit(step, [Result(7) for _ in step.sampled()])
+            s.blocks.check()
+        now += 1
+        assert now < 1000, "the scheduler gets nowhere"
+    assert all(sequence.status is Status.FINISHED for sequence in sequences)

@@ -1,0 +1,34 @@
+"""What MkDocs calls: hands it the pages that are made from the code and from documents elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # MkDocs loads this file by its path
+
+from docs_site import benchmarks, pages, reference
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+GENERATED = {
+    "reference/cli.md": reference.cli,
+    "reference/configuration.md": reference.config,
+    "reference/metrics.md": reference.metrics,
+    "reference/rpc.md": reference.rpc,
+    "benchmarks/index.md": benchmarks.page,
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to those in ``docs``."""
+    from mkdocs.structure.files import File
+
+    for name, make in GENERATED.items():
+        files.append(File.generated(config, name, content=make()))
+    for name in pages.DOCUMENTS:
+        files.append(File.generated(config, name, content=pages.page(name)))
+    return files

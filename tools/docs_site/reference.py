@@ -1,0 +1,220 @@
+"""Reference pages, generated from what the code says of itself.
+
+Each function returns one page as Markdown. Nothing here is written by hand twice: a new flag, setting,
+metric or RPC appears on the site with the text that the code gives it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from google.protobuf import descriptor_pb2
+
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.cli import COMMANDS, command_parser
+from octavo.engine.cli.bench import BENCHES
+from octavo.engine.observability.prometheus import Metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; cells may hold anything but line breaks."""
+    lines = ["| " + " | ".join(header) + " |"]
+    lines.append("|" + " --- |" * (lines[0].count(" | ") + 1))
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def cli() -> str:
+    """Every command with all of its options."""
+    page = ["# Command line", "", "Generated from `octavo COMMAND --help`.", ""]
+    commands = [(name,) for name in COMMANDS] + [("bench", name) for name in BENCHES]
+    for command in commands:
+        parser = command_parser(command)
+        page += [f"## octavo {' '.join(command)}", "", parser.description or "", ""]
+        for group in _groups(parser):
+            if group.title not in (None, "options", "positional arguments"):
+                page += [f"### {' '.join(command)}: {group.title}", ""]
+            page += [table(("option", "meaning"), _options(group, parser)), ""]
+    return "\n".join(page)
+
+
+def _groups(parser: argparse.ArgumentParser) -> Iterator[argparse._ArgumentGroup]:
+    for group in parser._action_groups:
+        if any(_is_listed(action) for action in group._group_actions):
+            yield group
+
+
+def _is_listed(action: argparse.Action) -> bool:
+    return action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction)
+
+
+def _options(group: argparse._ArgumentGroup, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    formatter = parser._get_formatter()
+    for action in group._group_actions:
+        if _is_listed(action):
+            text = formatter._expand_help(action) if action.help else ""
+            yield f"`{_spelled(action)}`", text
+
+
+def _spelled(action: argparse.Action) -> str:
+    if action.choices is not None and action.metavar is None and not isinstance(action.choices, dict):
+        value = "{" + ",".join(str(choice) for choice in action.choices) + "}"
+    else:
+        value = str(action.metavar or action.dest)
+    if not action.option_strings:
+        return value
+    names = ", ".join(action.option_strings)
+    return names if action.nargs == 0 else f"{names} {value}"
+
+
+def config() -> str:
+    """Settings of the engine and sampling parameters, with their defaults and meaning."""
+    return "\n".join(
+        [
+            "# Configuration",
+            "",
+            "Generated from `octavo.engine.EngineConfig` and `octavo.engine.SamplingParams`.",
+            "",
+            "## EngineConfig",
+            "",
+            table(("setting", "default", "meaning"), _fields(EngineConfig)),
+            "## SamplingParams",
+            "",
+            table(("parameter", "default", "meaning"), _fields(SamplingParams)),
+        ]
+    )
+
+
+def _fields(cls: type) -> Iterator[tuple[str, str, str]]:
+    meanings = documented_fields(cls)
+    for field in dataclasses.fields(cls):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        shown = "required" if default is dataclasses.MISSING else f"`{default!r}`"
+        yield f"`{field.name}`", shown, meanings.get(field.name, "")
+
+
+def documented_fields(cls: type) -> dict[str, str]:
+    """The meanings that a dataclass's docstring gives: ``name   text`` lines and their continuations.
+
+    One line may name several fields (``tls, auth_token_file   who may ...``), which then share the text.
+    """
+    names = {field.name for field in dataclasses.fields(cls)}
+    meanings: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in (cls.__doc__ or "").splitlines():
+        found = re.match(r"\s*(\w+(?:, \w+)*)\s+(\S.*)", line)
+        listed = found.group(1).split(", ") if found else []
+        if found and listed and set(listed) <= names and not line.startswith(" " * 8):
+            current = listed
+            meanings.update({name: [found.group(2)] for name in listed})
+        elif current and line.startswith(" " * 8):
+            for name in current:
+                meanings[name].append(line.strip())
+        else:
+            current = []
+    return {name: " ".join(texts) for name, texts in meanings.items()}
+
+
+def metrics() -> str:
+    """Every Prometheus metric with its type, labels and meaning."""
+    rows = sorted((f"`{name}`", kind, labels, text) for name, kind, labels, text in _metrics(Metrics()))
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "Generated from the registry behind `/metrics`. Units are seconds, bytes, tokens and pages. With "
+            "`--vllm-metrics` the gauges that inference gateways read are exported under vLLM's names too.",
+            "",
+            table(("metric", "type", "labels", "meaning"), rows),
+        ]
+    )
+
+
+def _metrics(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
+    for family in metrics.registry.collect():
+        labels = sorted({key for sample in family.samples for key in sample.labels} - {"le"})
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        yield (
+            family.name + suffix,
+            family.type,
+            ", ".join(f"`{name}`" for name in labels),
+            family.documentation,
+        )
+
+
+def rpc() -> str:
+    """Every RPC and message of octavo.v1, with the comments of the .proto files."""
+    page = [
+        "# gRPC",
+        "",
+        "Generated from `proto/octavo/v1`. The same port serves `vllm.grpc.engine.VllmEngine` (package "
+        "`smg-grpc-proto`), `grpc.health.v1.Health` and server reflection.",
+        "",
+    ]
+    for file in _described():
+        comments = {tuple(place.path): _comment(place) for place in file.source_code_info.location}
+        for i, service in enumerate(file.service):
+            page += [f"## {file.package}.{service.name}", "", comments.get((6, i), ""), ""]
+            rows = [
+                (
+                    f"`{method.name}`",
+                    _stream(method.client_streaming, method.input_type),
+                    _stream(method.server_streaming, method.output_type),
+                    comments.get((6, i, 2, j), ""),
+                )
+                for j, method in enumerate(service.method)
+            ]
+            page += [table(("method", "request", "response", "meaning"), rows), ""]
+        for i, message in enumerate(file.message_type):
+            page += [f"### {message.name}", "", comments.get((4, i), ""), ""]
+            fields = [
+                (f"`{field.name}`", str(field.number), _type(field), comments.get((4, i, 2, j), ""))
+                for j, field in enumerate(message.field)
+            ]
+            if fields:
+                page += [table(("field", "number", "type", "meaning"), fields), ""]
+    return "\n".join(page)
+
+
+def _described() -> list[descriptor_pb2.FileDescriptorProto]:
+    from grpc_tools import protoc
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "described"
+        arguments = ["protoc", f"-I{ROOT / 'proto'}", f"--descriptor_set_out={out}", "--include_source_info"]
+        if protoc.main([*arguments, *PROTOS]) != 0:
+            raise RuntimeError("protoc could not read the .proto files; run `make proto`")
+        described = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+    return list(described.file)
+
+
+def _comment(place: descriptor_pb2.SourceCodeInfo.Location) -> str:
+    return " ".join((place.leading_comments or place.trailing_comments).split())
+
+
+def _stream(streams: bool, name: str) -> str:
+    short = f"`{name.rpartition('.')[2]}`"
+    return f"stream of {short}" if streams else short
+
+
+def _type(field: descriptor_pb2.FieldDescriptorProto) -> str:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    if field.type_name:
+        kind = field.type_name.rpartition(".")[2]
+    else:
+        kind = kinds.Type.Name(field.type).removeprefix("TYPE_").lower()
+    label = (
+        "repeated " if field.label == kinds.LABEL_REPEATED else "optional " if field.proto3_optional else ""
+    )
+    return f"`{label}{kind}`"

@@ -1,0 +1,43 @@
+"""Write the README's table and chart from the latest comparison with peers.
+
+``python tools/readme_figures.py`` (extra ``plot``). The table stands between two comments in README.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import matplotlib as mpl
+
+from docs_site.benchmarks import CHART, README, Comparison, latest_peers, readme_with
+
+COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp Q4_0": "#c9b38c", "vLLM": "#b58fb0"}
+
+
+def draw(result: Comparison, weights: str) -> None:
+    """One panel per column, one bar per engine, for one width of weights."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [row for row in result.rows if row["weights"] == weights]
+    figure, axes = plt.subplots(1, len(result.columns), figsize=(11, 2.2), layout="constrained")
+    for axis, (key, heading) in zip(axes, result.columns.items(), strict=True):
+        shown = [(row["engine"], statistics.median(row[key])) for row in rows if row[key]]
+        names, values = zip(*reversed(shown), strict=True)
+        bars = axis.barh(names, values, color=[COLORS.get(name, "#888888") for name in names])
+        axis.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
+        axis.set_title(heading.replace(", tokens/s", ""), fontsize=9)
+        axis.set_xlim(0, max(values) * 1.25)
+        axis.set_xticks([])
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.suptitle(f"tokens/s, {weights}, {result.machine}, {result.date}", fontsize=9)
+    CHART.parent.mkdir(exist_ok=True)
+    figure.savefig(CHART, dpi=110)
+
+
+if __name__ == "__main__":
+    result = latest_peers()
+    draw(result, "4 bits")
+    README.write_text(readme_with(result))
+    print(f"written: {CHART} and the table of {README}")
