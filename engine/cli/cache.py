@@ -128,7 +128,11 @@ async def _explain(client: Client, args: argparse.Namespace) -> Result:
 
 async def _save(client: Client, args: argparse.Namespace) -> Result:
     saved = await client.cache.save(args.path)
-    print(f"saved {saved.num_pages} pages ({saved.num_tokens} tokens, {saved.num_bytes} bytes)")
+    gone = saved.num_missing_pages
+    print(
+        f"saved {saved.num_pages} pages ({saved.num_tokens} tokens, {saved.num_bytes} bytes)"
+        + (f"; {gone} more gave way to requests meanwhile" if gone else "")
+    )
     return _as_json(saved)
 
 

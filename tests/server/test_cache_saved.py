@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from octavo.engine.cli import main
 from octavo.engine.client.cache_client import prefix_of
 from octavo.engine.core import snapshots
 from octavo.engine.core.commands import AnswerT, Command
-from served import Served, collect, served
+from octavo.engine.kv_store import page_files
+from octavo.engine.kv_store.page_runs import PageRun
+from served import Served, collect, eventually, served
 
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True)
 PROMPT = list(range(10, 32))  # five full pages of four, and two tokens
@@ -69,6 +72,34 @@ async def test_saving_while_the_pool_is_full_costs_nobody_anything(
         assert saved.num_pages + saved.num_missing_pages == 56
         assert its.engine.death is None
         assert (await say(its, prompt)).cached_tokens <= saved.num_tokens
+
+
+async def test_saves_come_one_after_the_other_and_take_no_thread_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of one name: the second is refused, and does not replace the first. A disk that hangs holds up
+    saves alone."""
+    held, threads = threading.Event(), list[str]()
+    write = page_files.write_run
+
+    def slow(path: Path, run: PageRun) -> None:
+        threads.append(threading.current_thread().name)
+        assert held.wait(20)
+        write(path, run)
+
+    monkeypatch.setattr(snapshots, "write_run", slow)
+    async with served(config=small_config(save_dir=tmp_path)) as its:
+        await say(its, PROMPT)
+        what = prefix_of(token_ids=PROMPT)
+        saves = [asyncio.ensure_future(its.client.cache.save("x.safetensors", what)) for _ in range(12)]
+        await eventually(lambda: bool(threads), "the first is being written")
+        assert len((await say(its, PROMPT)).token_ids) == 2
+        assert (await its.client.cache.stats()).page_size == 4, "which needs a thread, too"
+        held.set()
+        results = await asyncio.gather(*saves, return_exceptions=True)
+    refused = [result for result in results if isinstance(result, InvalidRequest)]
+    assert (len(refused), len(results) - len(refused)) == (11, 1)
+    assert threads == ["octavo-snapshots"]
 
 
 async def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from octavo.proto import cache_pb2 as pb
@@ -25,6 +26,7 @@ from ..request_handler import Intake, checked_id, own_name
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
 from .reuse_report import ReuseReports
+from .snapshot_worker import SnapshotWorker
 
 HEARTBEAT_S = 10.0
 
@@ -38,6 +40,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._engine = intake.engine
         self._heartbeat_s = heartbeat_s
         self._reports = ReuseReports(intake.engine)
+        self._worker = SnapshotWorker()
 
     @errors_as_status
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
@@ -73,9 +76,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         path = self._saved(request.path)
         if request.HasField("prompt"):
             tokens, salt = await self._prefix(request.prompt, context)
-            saved = await asyncio.to_thread(save_prompt, self._ask(), path, tokens, salt)
+            saved = await self._worker.run(partial(save_prompt, self._ask(), path, tokens, salt))
         else:
-            saved = await asyncio.to_thread(save_all, self._ask(), path)
+            saved = await self._worker.run(partial(save_all, self._ask(), path))
         return pb.SaveResponse(
             num_pages=saved.num_pages,
             num_tokens=saved.num_tokens,
@@ -86,7 +89,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @errors_as_status
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
         self._intake.check_operator(context, "load into the cache")
-        loaded = await asyncio.to_thread(load, self._ask(), self._saved(request.path))
+        loaded = await self._worker.run(partial(load, self._ask(), self._saved(request.path)))
         return pb.LoadResponse(
             num_pages=loaded.num_pages,
             num_tokens=loaded.num_tokens,

@@ -18,7 +18,7 @@ from contextlib import aclosing
 
 from smg_grpc_proto.generated import common_pb2 as pb
 
-from octavo.block_manager import Digest, PageEvent
+from octavo.block_manager import Digest, PageContents, PageEvent
 from octavo.block_manager.digests import unpack
 from octavo.block_manager.page_index import parents_first
 
@@ -58,7 +58,8 @@ class KvEventStream:
         if not request.start_sequence_number:
             snapshot = await self._engine.ask(GetCachedContents())
             number = snapshot.number + 1
-            for batch in self._snapshot_batches(snapshot):
+            pages = await asyncio.to_thread(_own_pages, snapshot, self._salt)
+            for batch in self._snapshot_batches(snapshot, pages):
                 yield batch
         async with aclosing(self._intake.page_events.events_from(number, heartbeat_s=self._load_s)) as stream:
             async for events in stream:
@@ -145,10 +146,10 @@ class KvEventStream:
             cache_salt=own.decode(errors="replace") if own else None,
         )
 
-    def _snapshot_batches(self, snapshot: CachedContents) -> Iterable[pb.KvEventBatch]:
+    def _snapshot_batches(
+        self, snapshot: CachedContents, pages: list[tuple[Digest, PageContents]]
+    ) -> Iterable[pb.KvEventBatch]:
         """Numbered so that the last of them is where the events go on."""
-        own = {d: page for d, page in snapshot.pages.items() if page.salt.startswith(self._salt)}
-        pages = list(parents_first(own))
         if not pages:
             return
         size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))  # no more messages than numbers
@@ -164,6 +165,12 @@ class KvEventStream:
                 )
             )
             yield batch
+
+
+def _own_pages(snapshot: CachedContents, salt_prefix: bytes) -> list[tuple[Digest, PageContents]]:
+    """Those whose salts begin like this, and whose whole prefix is known, parents before children."""
+    own = {digest: page for digest, page in snapshot.pages.items() if page.salt.startswith(salt_prefix)}
+    return list(parents_first(own))
 
 
 def block_hash(digest: Digest) -> int:
