@@ -47,6 +47,8 @@ def assemble(
         raise InvalidConfig(str(error)) from error
     limits = Limits(max_step_tokens=config.max_step_tokens, max_running=config.max_running)
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
+    if config.cache_dir is not None or config.save_dir is not None:
+        _ = runner.page_kind  # hashes the weights: now, and not between two steps
     disk = _disk_tier(config, runner, blocks, transfer)
     return EngineCore(
         runner,

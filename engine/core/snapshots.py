@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from ..kv_store.segments import stretches
 from ..kv_store.transfer import Chain, Inserted
 from .engine_core import EngineCore
 
+MAX_NAME_BYTES = 200  # of one part of a path; file systems take 255, and unfinished files' names are longer
 PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
 
 Answer = TypeVar("Answer")
@@ -71,6 +73,10 @@ def below(folder: Path, path: str, *, what: str) -> Path:
     target = folder.resolve()
     for part in parts:
         target /= part
+        if len(os.fsencode(part)) > MAX_NAME_BYTES:
+            raise InvalidRequest(
+                f"{what} has a part of {len(part)} characters; {MAX_NAME_BYTES} bytes are enough"
+            )
         if target.is_symlink():
             raise InvalidRequest(f"{what} {path!r} passes the link {part!r}; name a path without links")
     return target
@@ -236,6 +242,19 @@ def _check_new(path: Path) -> None:
         raise InvalidRequest(f"{path.name} is there already; choose another name or remove it")
 
 
+def _publish(unfinished: Path, path: Path) -> None:
+    """Give what was written its name; InvalidRequest if another save has taken it meanwhile, which
+    ``rename`` alone would replace."""
+    try:
+        if unfinished.is_dir():
+            path.mkdir(mode=0o700)
+            unfinished.rename(path)  # a folder may replace an empty one
+        else:
+            os.link(unfinished, path)
+    except FileExistsError:
+        raise InvalidRequest(f"{path.name} is there already; choose another name or remove it") from None
+
+
 @contextlib.contextmanager
 def _new(path: Path) -> Iterator[Path]:
     """A name to write under, which becomes ``path`` if nothing goes wrong, and is removed otherwise."""
@@ -243,7 +262,7 @@ def _new(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield unfinished
-        unfinished.rename(path)
+        _publish(unfinished, path)
         sync(path.parent)
     except OSError as error:
         raise RequestFailed(f"{path.name} cannot be written: {error.strerror or error}") from error

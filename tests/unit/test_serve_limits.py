@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -16,9 +17,13 @@ import pytest
 from engines import until
 from fakes import FakeCore, small_config
 from octavo.engine import AsyncEngine, SamplingParams
+from octavo.engine.api.address import Address
 from octavo.engine.api.errors import EngineDead
+from octavo.engine.cli import serve
 from octavo.engine.cli.serve import HANG_S, ServerProbes
 from octavo.engine.cli.serve_limits import cpu_quota
+from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.grpc.security import Security
 
 
 def python(code: str, *, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -169,3 +174,37 @@ def test_a_step_that_hangs_fails_the_liveness_probe() -> None:
     assert probes.alive() is None
     engine.step_seconds = lambda: HANG_S + 1
     assert "121 s: it hangs" in (probes.alive() or "")
+
+
+async def test_sigterm_starts_the_deadline_and_sighup_ends_nothing() -> None:
+    heard: list[float] = []
+    stopping = serve._signal_event(lambda: heard.append(1.0))
+    try:
+        serve._reload_on_hangup(Security(), Address("127.0.0.1", 0))
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.sleep(0)
+        assert not stopping.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(stopping.wait(), 30)
+        assert heard == [1.0]
+    finally:
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def test_a_server_lives_on_after_sighup_and_ends_with_0() -> None:
+    async with ServerProcess(
+        ["--num-pages", "16", "--max-running", "2", "--max-step-tokens", "32"]
+    ) as server:
+        os.kill(server.pid, signal.SIGHUP)
+        await asyncio.sleep(0.2)
+        assert server.returncode is None
+    assert server.returncode == 0
+
+
+def test_threads_of_a_container_are_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "available_cpus", lambda: 16)
+    for quota, asked, threads in ((2, None, 2), (2, 4, 4), (16, None, None), (None, None, None)):
+        monkeypatch.setattr(serve, "cpu_quota", lambda quota=quota: quota)
+        assert serve._within_quota(small_config(threads=asked)).threads == threads
