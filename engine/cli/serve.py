@@ -10,6 +10,9 @@ import importlib
 import logging
 import signal
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..api.address import Address, check_free
@@ -18,6 +21,7 @@ from ..api.engine_info import ModelInfo
 from ..api.errors import OctavoError
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
+from .serve_limits import ExitDeadline, available_cpus, cpu_quota, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
 
 if TYPE_CHECKING:
@@ -30,22 +34,36 @@ __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
+GRACE_S = 5.0  # after the drain timeout; then the process is ended
+LOADING_GRACE_S = 2.0
+HANG_S = 120.0  # a step that takes so long will not end
 SWITCH_INTERVAL_S = 0.0005
 
 
 def run(args: argparse.Namespace) -> int:
+    # Before anything that takes time: as the first process of a container, which has no default
+    # actions, this one would not hear of it otherwise.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _leave_at_once)
     set_up_logging(args)
-    return asyncio.run(serve(engine_config(args), serve_options(args)))
+    raise_descriptor_limit()
+    # The deadline holds beyond the end of the loop, which joins threads: it ends with the process.
+    return asyncio.run(serve(engine_config(args), serve_options(args), ExitDeadline()))
 
 
-async def serve(config: EngineConfig, options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
+def _leave_at_once(*_: object) -> None:
+    raise SystemExit(0)
+
+
+async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadline) -> int:
+    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1). From the signal on the process
+    lasts for the drain timeout and ``GRACE_S`` at most, whatever goes on."""
+    stopping = _signal_event(lambda: deadline.start(options.drain_timeout + GRACE_S, 1))
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security
     from ..grpc.tenant_salts import load_tenant_salts
     from ..observability.prometheus import Metrics, MetricsServer
 
-    stopping = _signal_event()
     check_free(options.listen, "--listen")  # before time is spent on loading
     salts = None
     if options.auth_token_file is not None:
@@ -54,7 +72,7 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
     _reload_on_hangup(security, options.listen)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     tracing = _tracing(options.otlp_endpoint, metrics, config.model)
-    engine = AsyncEngine(config, observer=tracing or metrics)
+    engine = AsyncEngine(_within_quota(config), observer=tracing or metrics)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:
         http = None
@@ -64,7 +82,7 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
         if tracing is not None:
             stack.callback(tracing.close)
         stack.push_async_callback(engine.stop)
-        if not await _load(engine, stopping):
+        if not await _load(engine, stopping, deadline):
             return 0
         from ..grpc.server import GrpcServer
 
@@ -104,15 +122,26 @@ def settle_interpreter() -> None:
 
 
 def _reload_on_hangup(security: Security, listen: Address) -> None:
-    """SIGHUP reads certificates and tokens again, if there are any."""
+    """SIGHUP reads certificates and tokens again; without any it does nothing."""
+    loop = asyncio.get_running_loop()
     if security.tls is None and security.tokens is None:
+        loop.add_signal_handler(signal.SIGHUP, logger.info, "SIGHUP: no tokens or certificates to read again")
         return
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
+    loop.add_signal_handler(signal.SIGHUP, security.reload)
     if security.tls is None and not listen.is_local:
         logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
 
 
-async def _load(engine: AsyncEngine, stopping: asyncio.Event) -> bool:
+def _within_quota(config: EngineConfig) -> EngineConfig:
+    """As many threads as the container has CPUs, if nobody said how many."""
+    quota = cpu_quota()
+    if config.threads is not None or quota is None or quota >= available_cpus():
+        return config
+    logger.info("%d threads, as many as the control group grants CPUs", quota)
+    return replace(config, threads=quota)
+
+
+async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline) -> bool:
     """Start the engine; False when a signal came first. Raises what loading raises."""
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
@@ -123,6 +152,7 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event) -> bool:
     if start.done():
         start.result()
         return True
+    deadline.start(LOADING_GRACE_S, 0)  # loading cannot be interrupted, and nothing is lost
     start.cancel()
     await asyncio.wait((start,))
     return False
@@ -153,13 +183,15 @@ def _announce(info: ModelInfo, grpc_address: Address, metrics_address: Address |
     )
 
 
-def _signal_event() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; a second one ends the process at once."""
+def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT, of which ``heard`` is told; a second one ends the process at
+    once."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     ends = (signal.SIGTERM, signal.SIGINT)
 
     def stop() -> None:
+        heard()
         event.set()
         for end in ends:
             loop.remove_signal_handler(end)
@@ -183,8 +215,11 @@ class ServerProbes:
             return Gauges()
 
     def alive(self) -> str | None:
-        death = self._engine.death
-        return None if death is None else f"the engine has died: {death}"
+        if (death := self._engine.death) is not None:
+            return f"the engine has died: {death}"
+        if (seconds := self._engine.step_seconds()) > HANG_S:
+            return f"the engine has computed one step for {seconds:.0f} s: it hangs"
+        return None
 
     def ready(self) -> str | None:
         if (reason := self.alive()) is not None:

@@ -51,6 +51,8 @@ def assemble(
         target_itl=None if config.target_itl is None else config.target_itl / 1e3,
     )
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
+    if config.cache_dir is not None or config.save_dir is not None:
+        _ = runner.page_kind  # hashes the weights: now, and not between two steps
     disk = _disk_tier(config, runner, blocks, transfer)
     return EngineCore(
         runner,

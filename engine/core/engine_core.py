@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 class EngineCore:
     """Serves requests on the thread that built its runner; nothing here is thread-safe,
-    except reading ``gauges``. What is asked of the cache comes between two steps.
+    except reading ``gauges`` and ``step_seconds``. What is asked of the cache comes between two steps.
 
     What concerns one request ends that request; whatever else goes wrong leaves ``step`` as an
     exception, and then nobody may use this core again.
@@ -62,6 +62,7 @@ class EngineCore:
         self.transfer = transfer
         self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
         self.gauges = self._measure()
+        self._step_began: float | None = None  # of the step that is being computed, by ``clock``
 
     @property
     def info(self) -> ModelInfo:
@@ -80,6 +81,12 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether ``step`` would do something."""
         return bool(self._updates) or self._scheduler.has_work
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step that is being computed has taken so far; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
 
     def on_news(self, wake: Callable[[], None]) -> None:
         """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
@@ -101,7 +108,7 @@ class EngineCore:
 
     def step(self) -> list[Update]:
         """Advance every running request once; what is new since the last call."""
-        began = self._clock()
+        began = self._step_began = self._clock()
         step = self._plan(began)
         if step is not None:
             batch = self._build_batch(step)
@@ -141,6 +148,7 @@ class EngineCore:
             self._scheduler.observe(step, seconds)
         updates = self._report(step, seconds)
         self._pass("report")
+        self._step_began = None
         return updates
 
     def _pass(self, part: str) -> None:

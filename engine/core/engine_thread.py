@@ -129,20 +129,24 @@ class EngineThread:
 
     def _main(self) -> None:
         error: BaseException | None = None
+        core: EngineCore | None = None
         try:
             core = self._make_core()
-            try:
-                core.on_news(self.wake)
-                self._listener.ready(core)
-                self._loop(core)
-            finally:
-                core.close()
+            core.on_news(self.wake)
+            self._listener.ready(core)
+            self._loop(core)
         except BaseException as caught:  # nothing may end this thread unseen
             error = caught
-        _leave_mlx()
+        # Told first: closing may wait for a disk, and nobody should wait for the engine meanwhile.
         self._has_ended.set()
         self._listener.ended(error)
         self._refuse_questions()
+        try:
+            if core is not None:
+                core.close()
+        except Exception:
+            logger.exception("the engine could not be closed")
+        _leave_mlx()
 
     def _loop(self, core: EngineCore) -> None:
         dispatcher = CommandDispatcher(core.cache, core.transfer)

@@ -8,6 +8,7 @@ is evicted meanwhile is left out, and the answer says so.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 from bisect import bisect_left
@@ -30,6 +31,7 @@ from ..kv_store.segments import stretches
 from ..kv_store.transfer import CachedPrefix, Inserted
 from .commands import AnswerT, Command, FindPrefix, GetPageKind, InsertPages, ListPages, ReadPages
 
+MAX_NAME_BYTES = 200  # of one part of a path; file systems take 255, and unfinished files' names are longer
 PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
 MOST_TRIES = 3  # of reading a prompt whose pages give way to others
 
@@ -82,6 +84,10 @@ def below(folder: Path, path: str, *, what: str) -> Path:
     target = folder.resolve()
     for part in parts:
         target /= part
+        if len(os.fsencode(part)) > MAX_NAME_BYTES:
+            raise InvalidRequest(
+                f"{what} has a part of {len(part)} characters; {MAX_NAME_BYTES} bytes are enough"
+            )
         if target.is_symlink():
             raise InvalidRequest(f"{what} {path!r} passes the link {part!r}; name a path without links")
     return target
@@ -299,6 +305,19 @@ def _check_new(path: Path) -> None:
         raise InvalidRequest(f"{path.name} is there already; choose another name or remove it")
 
 
+def _publish(unfinished: Path, path: Path) -> None:
+    """Give what was written its name; InvalidRequest if another save has taken it meanwhile, which
+    ``rename`` alone would replace."""
+    try:
+        if unfinished.is_dir():
+            path.mkdir(mode=0o700)
+            unfinished.rename(path)  # a folder may replace an empty one
+        else:
+            os.link(unfinished, path)
+    except FileExistsError:
+        raise InvalidRequest(f"{path.name} is there already; choose another name or remove it") from None
+
+
 @contextlib.contextmanager
 def _new(path: Path) -> Iterator[Path]:
     """A name to write under, which becomes ``path`` if nothing goes wrong, and is removed otherwise."""
@@ -306,7 +325,7 @@ def _new(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield unfinished
-        unfinished.rename(path)
+        _publish(unfinished, path)
         sync(path.parent)
     except OSError as error:
         raise RequestFailed(f"{path.name} cannot be written: {error.strerror or error}") from error

@@ -144,7 +144,7 @@ class PagedRunner:
 
     @functools.cached_property
     def page_kind(self) -> PageKind:
-        """Computed when it is first asked for: it reads a little of every tensor on disk."""
+        """Computed when it is first asked for: it reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(storage.spec for storage in self._storages)
         residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)

@@ -115,6 +115,11 @@ class AsyncEngine:
             await self.stop()
             raise
 
+    def step_seconds(self) -> float:
+        """How long the step that is being computed has taken so far; from any thread."""
+        core = self._core
+        return 0.0 if core is None else core.step_seconds
+
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Take no new requests, let running ones finish for ``drain_timeout`` seconds, abort the
         rest, and end the engine's thread. May be called again, and on a dead engine."""

@@ -48,6 +48,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # Ping clients too, so that one which vanished without a word gives its pages back.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients that have asked nothing for so long connect again when they do.
+    ("grpc.max_connection_idle_ms", 600_000),
     # Without this a second server on the same port would silently share its connections.
     ("grpc.so_reuseport", 0),
     # By default gRPC cancels calls at random once 1,000 have not been picked up, whoever's they are. They

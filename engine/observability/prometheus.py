@@ -6,6 +6,7 @@ units, no colons, no request ids in labels.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Info,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -111,6 +113,7 @@ class Metrics:
         self._cache_info = Info("octavo_cache_config", "How the KV cache is set up.", registry=registry)
         self._store = StoreCollector()
         registry.register(self._store)
+        ProcessCollector(registry=registry)  # descriptors, memory, and when the process began
         # Known label values start at 0, so that rates have no gap before the first event.
         for metric, values in (
             (self._requests, FinishReason),
@@ -265,11 +268,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         route = self.server.routes.get(self.path.partition("?")[0])
         status, content_type, body = route() if route else (404, "text/plain", b"not found\n")
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # whoever asked has gone
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are not worth a line each."""

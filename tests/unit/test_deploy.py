@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.cli import main
+from octavo.engine.cli import main, serve
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MANIFESTS = ("namespace", "worker", "router", "autoscaling", "monitoring", "rules", "network")
 DRAIN_S = 30
+GRACE_S = serve.GRACE_S  # in which the server ends after it has drained
 GRPC, METRICS = 50051, 9400
 # Programs that pip installed lie beside this Python, which need not be on the path.
 PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
@@ -86,14 +87,14 @@ def test_serve_takes_every_flag_and_value(name: str) -> None:
 def test_everyone_waits_longer_than_the_drain_takes() -> None:
     unit = (DEPLOY / "octavo.service").read_text()
     (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, flags=re.MULTILINE)
-    assert int(stop) > DRAIN_S
-    assert launch_agent()["ExitTimeOut"] > DRAIN_S
-    assert int(compose()["services"]["server"]["stop_grace_period"].removesuffix("s")) > DRAIN_S
+    assert int(stop) > DRAIN_S + GRACE_S
+    assert launch_agent()["ExitTimeOut"] > DRAIN_S + GRACE_S
+    assert int(compose()["services"]["server"]["stop_grace_period"].removesuffix("s")) > DRAIN_S + GRACE_S
     pod = manifest("Deployment", "octavo-worker")["spec"]["template"]["spec"]
     before = re.findall(
         r"sleep\((\d+)\)", " ".join(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"])
     )
-    assert pod["terminationGracePeriodSeconds"] > DRAIN_S + int(before[0])
+    assert pod["terminationGracePeriodSeconds"] > DRAIN_S + GRACE_S + int(before[0])
 
 
 def test_compose_mounts_only_what_exists_and_opens_only_local_ports() -> None:
@@ -222,3 +223,27 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     )
     about = [line for line in done.stderr.splitlines() if "octavo.service" in line]
     assert (done.returncode, about) == (0, []), done.stderr
+
+
+def test_the_unit_and_the_agent_give_enough_descriptors_and_no_more_rights_than_needed() -> None:
+    unit = (DEPLOY / "octavo.service").read_text()
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"[A-Z]\w+=", line))
+    assert int(settings["LimitNOFILE"]) >= 65536
+    assert settings["ExecReload"].endswith("-HUP $MAINPID")
+    assert settings["RestartPreventExitStatus"] == "2"
+    assert settings["CapabilityBoundingSet"] == ""
+    assert settings["UMask"] == "0077"
+    agent = launch_agent()
+    assert agent["SoftResourceLimits"]["NumberOfFiles"] >= 65536
+    assert agent["Umask"] == 0o077
+    assert not any(agent[name].startswith("/tmp") for name in ("StandardOutPath", "StandardErrorPath"))
+
+
+def test_systemd_calls_the_unit_well_protected() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=30"]
+    done = subprocess.run(
+        [*command, str(DEPLOY / "octavo.service")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -206,3 +209,27 @@ def test_what_parameters_bring_about_is_no_error_of_the_engine() -> None:
     found = _samples(metrics.render().decode())
     assert found["octavo_requests_total,finish_reason=error"] == 1
     assert found["octavo_requests_total,finish_reason=invalid"] == 2
+
+
+def test_a_scraper_that_leaves_is_not_worth_a_traceback(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+
+    def gone(_: object, __: bytes) -> int:
+        done.set()
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("socketserver._SocketWriter.write", gone)
+    with socket.create_connection((server.address.host, server.address.port)) as client:
+        client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert done.wait(20)
+        client.recv(10)  # the connection ends
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_when_the_process_began_is_exported() -> None:
+    """Alerts see crash loops by it."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("prometheus_client reads it from /proc")
+    assert _samples(Metrics().render().decode())["process_start_time_seconds"] > 1e9

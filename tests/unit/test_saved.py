@@ -304,3 +304,30 @@ def test_a_real_model_s_pages_are_converted(tmp_path: Path) -> None:
         assert loaded.converted == "bf16 pages of 16 tokens to fp4 pages of 32 tokens"
         assert ask_one(llm, prompt).cached_tokens == 128
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" + "\u00e9" * 150 + "/b"])
+def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="200 bytes are enough"):
+        below(tmp_path, name, what="path")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_of_two_saves_of_one_name_the_first_stays(tmp_path: Path, kind: str) -> None:
+    def write(path: Path, text: str) -> None:
+        if kind == "folder":
+            path.mkdir()
+            path /= "0"
+        path.write_text(text)
+
+    path = tmp_path / "saved"
+
+    def save() -> None:
+        with saved._new(path) as unfinished:
+            write(unfinished, "second")
+            write(path, "first")
+
+    with pytest.raises(InvalidRequest, match="is there already"):
+        save()
+    assert (path / "0" if kind == "folder" else path).read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]

@@ -1,0 +1,210 @@
+"""What a server takes from the system, and that it ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engines import until
+from fakes import FakeCore, small_config
+from octavo.engine import AsyncEngine, SamplingParams
+from octavo.engine.api.address import Address
+from octavo.engine.api.errors import EngineDead
+from octavo.engine.cli import serve
+from octavo.engine.cli.serve import HANG_S, ServerProbes
+from octavo.engine.cli.serve_limits import cpu_quota
+from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.grpc.security import Security
+
+
+def python(code: str, *, before: str = "") -> subprocess.CompletedProcess[str]:
+    command = ["bash", "-c", f'{before} exec "$0" -c "$1"', sys.executable, code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "quota"),
+    [
+        ({"cpu.max": "250000 100000"}, "0::/", 2),
+        ({"cpu.max": "50000 100000"}, "0::/", 1),
+        ({"cpu.max": "max 100000"}, "0::/", None),
+        ({"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b", 3),
+        ({"a/cpu.max": "300000 100000", "a/b/cpu.max": "400000 100000"}, "0::/a/b", 3),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/", 4),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/", None),
+        ({"cpu.max": "nonsense"}, "0::/", None),
+        ({}, "0::/gone", None),
+    ],
+)
+def test_threads_follow_the_control_group(
+    tmp_path: Path, files: dict[str, str], own: str, quota: int | None
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+    assert cpu_quota(tmp_path / "cgroup", tmp_path / "own") == quota
+
+
+def test_all_descriptors_are_used_that_are_allowed() -> None:
+    code = (
+        "import resource; from octavo.engine.cli.serve_limits import raise_descriptor_limit as r; r(); "
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = python(code, before="ulimit -Sn 200; ulimit -Hn 500;")
+    assert done.stdout.split() == ["500", "500"], done.stderr
+
+
+def test_a_process_that_does_not_end_is_ended_and_says_so() -> None:
+    code = (
+        "import threading, time; from octavo.engine.cli.serve_limits import ExitDeadline\n"
+        "ExitDeadline().start(0.3, 7)\n"
+        "threading.Thread(target=time.sleep, args=(100,)).start()"  # joined at the end, for ever
+    )
+    done = python(code)
+    assert done.returncode == 7
+    assert "not ended 0.3 s after the signal" in done.stderr
+
+
+def test_a_process_whose_interpreter_is_kept_is_ended_too() -> None:
+    code = (
+        "import ctypes, sys; from octavo.engine.cli.serve_limits import ExitDeadline\n"
+        "ExitDeadline().start(0.3, 7)\n"
+        "ctypes.PyDLL(None).sleep(100)"  # keeps the interpreter's lock
+    )
+    done = python(code)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+
+
+def test_sigterm_ends_a_server_that_is_only_starting() -> None:
+    """By its own hand: without a handler the first process of a container would not end at all."""
+    command = [
+        sys.executable,
+        "-m",
+        "octavo.engine.cli",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics",
+        "off",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        status = Path(f"/proc/{process.pid}/status")
+        if not status.exists():
+            process.kill()
+            pytest.skip("which signals a process handles is told by Linux only")
+        end = time.monotonic() + 60
+        while not _handles(status, signal.SIGTERM):
+            assert time.monotonic() < end
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+
+
+def _handles(status: Path, number: signal.Signals) -> bool:
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+async def test_everybody_hears_of_a_death_before_the_disk_is_closed() -> None:
+    def explode() -> None:
+        raise MemoryError("device lost")
+
+    fake, closing, go = FakeCore(before_step=explode), threading.Event(), threading.Event()
+    engine = AsyncEngine(small_config(), core_factory=fake)
+    await engine.start()
+    core = fake.core
+    assert core is not None
+    close = core.close
+
+    def slow() -> None:
+        closing.set()
+        assert go.wait(30)
+        close()
+
+    core.close = slow  # type: ignore[method-assign]
+    try:
+        with pytest.raises(EngineDead, match="device lost"):
+            async for _ in engine.generate([1, 2], SamplingParams()):
+                pass
+        assert await asyncio.to_thread(closing.wait, 30)
+        assert engine.death is not None
+        assert not engine.is_ready
+        with pytest.raises(EngineDead):
+            await anext(engine.generate([1, 2], SamplingParams()))
+    finally:
+        go.set()
+        await engine.stop()
+
+
+async def test_a_step_that_hangs_is_seen_from_outside() -> None:
+    go = threading.Event()
+    engine = AsyncEngine(small_config(), core_factory=FakeCore(before_step=lambda: assert_set(go)))
+    await engine.start()
+    try:
+        assert engine.step_seconds() == 0
+        waiting = asyncio.create_task(anext(engine.generate([1, 2], SamplingParams(max_tokens=1))))
+        await until(lambda: engine.step_seconds() > 0.01)
+        go.set()
+        await waiting
+        await until(lambda: engine.step_seconds() == 0)
+    finally:
+        go.set()
+        await engine.stop()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def test_a_step_that_hangs_fails_the_liveness_probe() -> None:
+    engine = SimpleNamespace(death=None, step_seconds=lambda: HANG_S - 1)
+    probes = ServerProbes(engine)  # type: ignore[arg-type]
+    assert probes.alive() is None
+    engine.step_seconds = lambda: HANG_S + 1
+    assert "121 s: it hangs" in (probes.alive() or "")
+
+
+async def test_sigterm_starts_the_deadline_and_sighup_ends_nothing() -> None:
+    heard: list[float] = []
+    stopping = serve._signal_event(lambda: heard.append(1.0))
+    try:
+        serve._reload_on_hangup(Security(), Address("127.0.0.1", 0))
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.sleep(0)
+        assert not stopping.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(stopping.wait(), 30)
+        assert heard == [1.0]
+    finally:
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def test_a_server_lives_on_after_sighup_and_ends_with_0() -> None:
+    async with ServerProcess(
+        ["--num-pages", "16", "--max-running", "2", "--max-step-tokens", "32"]
+    ) as server:
+        os.kill(server.pid, signal.SIGHUP)
+        await asyncio.sleep(0.2)
+        assert server.returncode is None
+    assert server.returncode == 0
+
+
+def test_threads_of_a_container_are_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "available_cpus", lambda: 16)
+    for quota, asked, threads in ((2, None, 2), (2, 4, 4), (16, None, None), (None, None, None)):
+        monkeypatch.setattr(serve, "cpu_quota", lambda quota=quota: quota)
+        assert serve._within_quota(small_config(threads=asked)).threads == threads
