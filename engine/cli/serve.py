@@ -18,6 +18,7 @@ from ..api.engine_info import ModelInfo
 from ..api.errors import OctavoError
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
+from .last_resort import end_process_after
 from .serve_options import ServeOptions, add_arguments, serve_options
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
+EXIT_GRACE_S = 4.0  # after the drain
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -44,7 +46,7 @@ async def serve(config: EngineConfig, options: ServeOptions) -> int:
     from ..grpc.security import Security
     from ..observability.prometheus import Metrics, MetricsServer
 
-    stopping = _signal_event()
+    stopping = _signal_event(options.drain_timeout)
     check_free(options.listen, "--listen")  # before time is spent on loading
     security = Security(tls=options.tls, token_file=options.auth_token_file)
     _reload_on_hangup(security, options.listen)
@@ -148,14 +150,16 @@ def _announce(info: ModelInfo, grpc_address: Address, metrics_address: Address |
     )
 
 
-def _signal_event() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; a second one ends the process at once."""
+def _signal_event(drain_timeout: float) -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; a second one ends the process at once, and so does the end of
+    the drain some seconds later, whatever hangs by then."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     ends = (signal.SIGTERM, signal.SIGINT)
 
     def stop() -> None:
         event.set()
+        end_process_after(drain_timeout + EXIT_GRACE_S)
         for end in ends:
             loop.remove_signal_handler(end)
 
