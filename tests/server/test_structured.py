@@ -106,7 +106,7 @@ async def test_slow_grammars_hold_up_nobody_and_end_with_the_engine() -> None:
             asyncio.create_task(collect(its.client.generate("x", _params(bombs.slow(number)))))
             for number in range(12)
         ]
-        refused = set()
+        refused: set[asyncio.Task[dict[int, Delta]]] = set()
         while len(refused) < 5:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             refused |= done
