@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import grammar_bombs as bombs
 from engines import running
 from fakes import VOCAB_SIZE, byte_tokenizer
 from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import Structured
@@ -208,10 +210,10 @@ def _until(condition: Any) -> None:
 
 
 async def _whole(engine: AsyncEngine, params: SamplingParams, prompt: str = "x") -> dict[int, Delta]:
-    whole: dict[int, Delta] = {}
+    collectors: dict[int, OutputCollector] = defaultdict(OutputCollector)
     async for delta in engine.generate(prompt, params):
-        whole[delta.index] = whole[delta.index].merge(delta) if delta.index in whole else delta
-    return whole
+        collectors[delta.index].add(delta)
+    return {index: collector.take() for index, collector in collectors.items()}
 
 
 @pytest.mark.parametrize("n", [1, 4])
