@@ -23,6 +23,7 @@ from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
 from octavo.engine.kv_store.page_runs import PageKind
+from octavo.engine.structured_output.constraint import ConstraintFailed
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes
@@ -191,7 +192,10 @@ class LedgerRunner:
         greedy = state.params.temperature == 0
         token = next_token(digest, None if greedy else (state.seed, state.num_generated), self._ends_every)
         if state.constraint is not None:
-            token = _allowed_token(state, token)
+            try:
+                token = _allowed_token(state, token)
+            except ConstraintFailed as error:
+                return Sampled(None, error=str(error))
         return Sampled(token, None if state.params.logprobs is None else TokenLogprob(token, -0.5))
 
 

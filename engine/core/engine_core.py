@@ -194,6 +194,9 @@ class EngineCore:
                 self._recorder.token(sample, now)
                 results.append(Result(sampled.token, finished=delta.finish_reason is not None))
             self._tell(sample, delta)
+        for sequence in step.sampled():  # after the last token: accepting one waits for masks of its grammar
+            if (going_on := self._samples.get(sequence)) is not None:
+                going_on.state.prepare()
         return results
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:

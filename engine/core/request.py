@@ -55,6 +55,7 @@ class Request:
         self.prompt_ids = prompt_ids
         self.prompt_scores: dict[int, TokenLogprob] = {}  # by position, when asked for
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        constraints = [None] * params.n if constraint is None else constraint.copies(params.n)
         self.samples = tuple(
             Sample(
                 self,
@@ -75,7 +76,7 @@ class Request:
                     prompt_ids=prompt_ids,
                     vocab_size=vocab_size,
                     end_ids=self.end_ids,
-                    constraint=None if constraint is None else constraint.copy(),
+                    constraint=constraints[index],
                 ),
                 tokenizer,
             )

@@ -21,9 +21,10 @@ import numpy as np
 from ..api.errors import InvalidRequest
 from ..api.structured_output import Structured
 from .compile_pool import Compiled, CompileJob, CompilePool
-from .constraint import Constraint, ConstraintFailed
+from .constraint import TOO_COSTLY, Constraint, ConstraintFailed
 from .library_tokenizer import TokenizerMaker
 from .limits import CompileLimits
+from .mask_threads import MaskThreads
 from .vetter import Refused
 
 if TYPE_CHECKING:
@@ -73,11 +74,12 @@ class ConstraintCompiler:
             tokenizer, vocab_size=vocab_size, end_ids=tuple(self._end_ids.tolist())
         )
         self.pool = CompilePool(self._tokenizer, limits or CompileLimits())
+        self._mask_threads = MaskThreads()
         self._cache: OrderedDict[_Key, _Cached] = OrderedDict()
         self._refusals: OrderedDict[bytes, str] = OrderedDict()  # by digest
         self._under_way: dict[_Key, _UnderWay] = {}
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close, self.pool)
+        self._finalizer = weakref.finalize(self, _close, self.pool, self._mask_threads)
 
     def prepare(self) -> None:
         """Make the library's view of the tokenizer now, which may take a second, rather than with the
@@ -105,6 +107,8 @@ class ConstraintCompiler:
         with self._lock:
             if (found := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)
+                if found.constraint.is_stuck:
+                    raise InvalidRequest(f"{structured.kind} cannot be used now: {TOO_COSTLY}; simplify it")
                 waits.constraint.set_result(found.constraint.copy())
                 return waits
             if (reason := self._refusals.get(_digest(key))) is not None:
@@ -133,7 +137,8 @@ class ConstraintCompiler:
         self.pool.cancel(found.job)
 
     def close(self) -> None:
-        """End the helper processes. Who waits is told; nothing can be compiled any more."""
+        """End the helper processes and the masks' threads. Who waits is told; nothing can be compiled any
+        more."""
         self._finalizer()
 
     def _on_done(self, under_way: _UnderWay, outcome: Future[Compiled | Refused]) -> None:
@@ -163,6 +168,7 @@ class ConstraintCompiler:
                 outcome.matcher,
                 job.kind,
                 first_mask=outcome.first_mask,
+                threads=self._mask_threads,
                 vocab_size=self._vocab_size,
                 end_ids=self._end_ids,
             )
@@ -205,6 +211,7 @@ def _digest(key: _Key) -> bytes:
     return hashlib.sha256("\0".join(key).encode(errors="surrogatepass")).digest()
 
 
-def _close(pool: CompilePool) -> None:
+def _close(pool: CompilePool, mask_threads: MaskThreads) -> None:
+    mask_threads.close()
     pool.close()
     pool.join(CLOSE_TIMEOUT_S)

@@ -18,7 +18,7 @@ MAX_GRAMMAR_BYTES = 4 * MIB  # what llguidance is given in the end
 # Of the parser while it runs: about 7 ms of its lexer and 2 ms of its items for one mask, as documented.
 STEP_LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
-MAX_ITEMS_IN_ROW = 1_000
+MAX_ITEMS_IN_ROW = 2_000  # a schema of so many alternatives or optional properties has as many
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 100_000  # symbols
 

@@ -12,7 +12,7 @@ import pytest
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.events import EventLog
-from octavo.engine.api.errors import EngineDead, EventsGone, FellBehind, Overloaded
+from octavo.engine.api.errors import EngineDead, EventsGone, FellBehind, OctavoError, Overloaded
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.commands import Command, PageEventsSince, SubscribeEvents
 from octavo.engine.grpc.octavo_v1.cache import CacheServicer
@@ -198,8 +198,14 @@ async def test_calls_that_are_cancelled_at_any_moment_leave_nobody_behind() -> N
     async with served() as its:
         assert its.core.core is not None
         cache, hub = its.core.core.cache, its.server.intake.page_events
+
+        async def watch() -> None:
+            async with aclosing(its.client.cache.watch()) as stream:
+                async for _ in stream:
+                    pass
+
         for turn in range(60):
-            calls = [asyncio.ensure_future(anext(its.client.cache.watch())) for _ in range(4)]
+            calls = [asyncio.ensure_future(watch()) for _ in range(4)]
             for _ in range(turn % 12):
                 await asyncio.sleep(0)
             if turn % 3:
@@ -214,6 +220,36 @@ async def test_calls_that_are_cancelled_at_any_moment_leave_nobody_behind() -> N
             assert cache.is_watched
             await say(its, PROMPT)
             assert len(await read(stream, 1)) == 1
+
+
+async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as its:
+        intake = its.server.intake
+        monkeypatch.setattr(intake.writer, "_timeout_s", 0.5)
+        write, stalled = intake.writer.write, asyncio.Event()
+
+        class Stalled:
+            """A call whose client has stopped reading."""
+
+            async def write(self, _response: object) -> None:
+                stalled.set()
+                await asyncio.Event().wait()
+
+        async def stalling(context: Any, response: object) -> None:
+            is_event = isinstance(response, pb.WatchResponse) and response.WhichOneof("event") is not None
+            taken: Any = Stalled() if is_event else context
+            await write(taken, response)
+
+        monkeypatch.setattr(intake.writer, "write", stalling)
+        async with aclosing(its.client.cache.watch()) as stream:
+            await asyncio.wait_for(anext(stream), 20)
+            await say(its, PROMPT)
+            await asyncio.wait_for(stalled.wait(), 20)
+            with pytest.raises(OctavoError, match="has not read its output"):
+                await read(stream, 1)
+        await eventually(lambda: intake.page_events.num_watchers == 0, "it is not counted any more")
 
 
 async def test_watchers_are_told_when_the_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ def test_git_keeps_them_as_symlinks() -> None:
 
 
 def test_every_relative_link_in_the_docs_exists() -> None:
-    documents = tracked("*.md")
+    # The site's own pages link to generated ones: test_docs.py builds it, and MkDocs checks those.
+    documents = [document for document in tracked("*.md") if ROOT / "docs" not in document.parents]
     assert ROOT / "README.md" in documents
     checked = 0
     for document in documents:

@@ -24,6 +24,7 @@ from octavo.engine import (
 )
 from octavo.engine.api.stats import Observer
 from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.frontend import async_engine
 from oracle import alone
 
 
@@ -58,6 +59,23 @@ async def test_what_does_not_finish_in_time_is_aborted() -> None:
         assert {sample.finish_reason for sample in result.values()} == {FinishReason.ABORT}
         await stop
         await engine.stop()
+
+
+async def test_an_engine_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_engine, "ABORT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(async_engine, "STOP_TIMEOUT_S", 0.05)
+    gate = Gate()
+    async with running(gate=gate) as (engine, _, _):
+        stream = engine.generate([1], SamplingParams(max_tokens=5))
+        first = asyncio.create_task(anext(stream))
+        await until(lambda: engine._thread is not None and len(engine._open.streams()) == 1)
+        await asyncio.wait_for(engine.stop(), 20)
+        with pytest.raises(EngineStopping, match="was stopped"):
+            await first
+        assert engine._thread is not None
+        assert engine._thread._thread.is_alive()
+        monkeypatch.undo()
+        gate.open()
 
 
 @pytest.mark.parametrize("cause", [RuntimeError("device lost"), SystemExit(3), MemoryError()])

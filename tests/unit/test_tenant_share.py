@@ -16,7 +16,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.tenant import Tenant
 from octavo.engine.frontend.async_engine import AsyncEngine
 
-ALICE, BOB = Tenant("alice", 0.5), Tenant("bob", 0.5)
+ALICE, BOB, CAROL = (Tenant(name, 0.5) for name in ("alice", "bob", "carol"))
 TWO = SamplingParams(max_tokens=2, ignore_eos=True)
 
 
@@ -70,7 +70,7 @@ async def test_a_tenant_has_its_share_of_the_queue_and_others_have_theirs() -> N
         for _ in range(4):
             await senders.send(BOB, [1, 2, 3])
         with pytest.raises(Overloaded, match="8 requests are unfinished"):
-            await senders.send(BOB, [1, 2, 3])
+            await senders.send(CAROL, [1, 2, 3])
         gate.open()
         await asyncio.gather(*senders.tasks)
         await senders.send(ALICE, [1, 2, 3])  # what has ended counts no longer
@@ -92,7 +92,7 @@ async def test_a_tenant_has_its_share_of_the_tokens_that_wait() -> None:
         await senders.send(ALICE, [1] * 20)
         await senders.send(BOB, [2] * 50)
         with pytest.raises(Overloaded, match="100 prompt tokens are waiting"):
-            await senders.send(BOB, [2])
+            await senders.send(CAROL, [2])
         gate.open()
         await asyncio.gather(*senders.tasks)
 

@@ -106,6 +106,11 @@ class SampleState:
             self.constraint.accept(token)
         self._penalties.record(token)
 
+    def prepare(self) -> None:
+        """Begin what the next token needs and other threads can do, beside the forward."""
+        if self.constraint is not None:
+            self.constraint.prepare()
+
     @property
     def changes(self) -> LogitChanges | None:
         """What the next token's logits are changed by, before structured output; None: nothing."""

@@ -146,14 +146,15 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 raise EventsGone("the server has restarted since: its events begin anew; watch from now on")
             number = request.start_number if request.HasField("start_number") else its.number
             await hub.check_kept(number)
-            await context.write(pb.WatchResponse(number=number - 1, log_id=its.log_id))
+            write = partial(self._intake.writer.write, context)
+            await write(pb.WatchResponse(number=number - 1, log_id=its.log_id))
             async with aclosing(hub.events_from(number, heartbeat_s=self._heartbeat_s)) as stream:
                 async for events in stream:
                     for event in events:
-                        await context.write(messages.watch_message(event, salt))
+                        await write(messages.watch_message(event, salt))
                         number = event.number + 1
                     if not events:
-                        await context.write(pb.WatchResponse(number=number - 1))
+                        await write(pb.WatchResponse(number=number - 1))
 
     async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
         """Token ids and salt of what is meant."""

@@ -186,7 +186,7 @@ async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, 
         await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
-                await context.write(batch)
+                await intake.writer.write(context, batch)
 
 
 async def flush_cache(

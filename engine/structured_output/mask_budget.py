@@ -1,0 +1,41 @@
+"""What following one request's grammar may cost while it is served.
+
+A bucket of CPU seconds: every mask takes out of it what it took to compute, and every token fills it a
+little. Not the time that passes: masks that hold up the engine make time pass.
+"""
+
+from __future__ import annotations
+
+import threading
+
+BURST_S = 0.25  # what the bucket holds, and is full of at first
+TOKEN_S = 0.0015  # each token of a request's first sample fills it by so much
+OTHER_TOKEN_S = 0.0002  # ... and each of its other samples
+
+
+class MaskBudget:
+    """One request's, for all of its samples together. Safe to use from several threads."""
+
+    def __init__(self, num_samples: int = 1) -> None:
+        self._per_token = (TOKEN_S + OTHER_TOKEN_S * (num_samples - 1)) / num_samples
+        self._left = BURST_S
+        self._lock = threading.Lock()
+        self.spent_s = 0.0  # since the beginning
+
+    def charge(self, seconds: float) -> None:
+        with self._lock:
+            self._left -= seconds
+            self.spent_s += seconds
+
+    def note_token(self) -> None:
+        """A sample has got a token."""
+        with self._lock:
+            self._left = min(BURST_S, self._left + self._per_token)
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left < 0
+
+    @property
+    def is_half_spent(self) -> bool:
+        return self._left < BURST_S / 2

@@ -1,0 +1,204 @@
+"""Computes masks on threads of their own, beside the forward: llguidance releases the interpreter meanwhile.
+
+Whoever needs a mask waits for it, but not long: a mask that takes too long fails its request and is left
+to its thread. There are two threads, and one more for each of the few that are stuck.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from .library import first_line
+from .mask_budget import MaskBudget
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+NUM_THREADS = 2
+MAX_STUCK = 4  # threads that are busy with a mask that nobody waits for any more
+MAX_MASK_S = 0.1  # CPU seconds of one mask
+MAX_WAIT_S = 2.0  # for one mask, however busy the machine is
+MAX_WAITS_S = 0.25  # of waiting, for all requests: from then on those that have spent half must end
+WAITS_SHARE = 0.25  # of the time that passes is taken off that
+_LOOK_S = 0.02  # how often a mask that is waited for is looked at
+
+_HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
+
+
+class MaskFailed(Exception):
+    """There is no mask, and the message says why."""
+
+
+class SharedLexer:
+    """What copies of one compiled grammar share: a lexer behind a lock of the library's.
+
+    A mask holds the lock, and accepting a token waits for it with the interpreter held. So while a mask of
+    one copy is stuck, nobody may touch the others.
+    """
+
+    __slots__ = ("num_stuck",)
+
+    def __init__(self) -> None:
+        self.num_stuck = 0  # masks that nobody waits for any more
+
+
+class MaskJob:
+    """One mask on its way. The matcher is the job's alone until it is done."""
+
+    __slots__ = (
+        "_began",
+        "_clock",
+        "_matcher",
+        "bits",
+        "budget",
+        "done",
+        "error",
+        "is_left",
+        "is_needed",
+        "lexer",
+    )
+
+    def __init__(self, matcher: LLMatcher, budget: MaskBudget, lexer: SharedLexer) -> None:
+        self._matcher = matcher
+        self.lexer = lexer
+        self.budget = budget
+        self.bits = b""
+        self.error: str | None = None
+        self.done = threading.Lock()  # held until it is: a lock is cheaper than an event
+        self.done.acquire()
+        self.is_left = False  # whoever waited has gone, while it was being computed
+        self.is_needed = True
+        self._clock: int | None = None
+        self._began: float | None = None
+
+    def run(self) -> None:
+        self._clock = _thread_clock()
+        self._began = began = _now(self._clock)
+        try:
+            if self.is_needed:
+                self.bits = self._matcher.compute_bitmask()
+                if self._matcher.is_error():
+                    self.error = first_line(self._matcher.get_error())
+        except BaseException as error:  # the library's own panics, too
+            self.error = first_line(str(error)) or type(error).__name__
+        self.budget.charge(_now(self._clock) - began)
+        self.done.release()
+
+    def taken_s(self) -> float:
+        """CPU seconds that it has taken so far; seconds where the system has no clocks of threads."""
+        began = self._began
+        try:
+            return 0.0 if began is None else _now(self._clock) - began
+        except OSError:  # the thread has ended
+            return 0.0
+
+
+def _thread_clock() -> int | None:
+    return time.pthread_getcpuclockid(threading.get_ident()) if _HAS_THREAD_CLOCKS else None
+
+
+def _now(clock: int | None) -> float:
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+class MaskThreads:
+    """Starts its threads with the first mask. ``submit`` and ``wait`` are for one thread, the engine's;
+    ``close`` is for any."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[MaskJob | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_threads = 0  # that take jobs
+        self._num_stuck = 0
+        self._is_closed = False
+        self._waited_s = 0.0
+        self._waited_at = 0.0
+
+    @property
+    def num_stuck(self) -> int:
+        return self._num_stuck
+
+    def submit(self, job: MaskJob) -> None:
+        if self._num_threads < NUM_THREADS:
+            self._fill_up()
+        self._jobs.put(job)
+
+    def wait(self, job: MaskJob) -> bytes:
+        """The mask's bits. Raises MaskFailed if there are none, or if its request costs too much."""
+        if not job.done.acquire(blocking=False):
+            self._wait(job)
+        job.done.release()
+        if job.error is not None:
+            raise MaskFailed(job.error)
+        budget = job.budget
+        if budget.is_spent or (budget.is_half_spent and self._waited_too_long()):
+            raise MaskFailed(
+                "it is too ambiguous or too large to follow: this request's masks took "
+                f"{budget.spent_s:.2f} s of computing, and held up other requests"
+            )
+        return job.bits
+
+    def close(self) -> None:
+        """End the threads, each after its job; returns at once. What is submitted later fails."""
+        with self._lock:
+            self._is_closed = True
+            for _ in range(self._num_threads):
+                self._jobs.put(None)
+
+    def _wait(self, job: MaskJob) -> None:
+        began = time.monotonic()
+        try:
+            while not job.done.acquire(timeout=_LOOK_S):
+                waited = time.monotonic() - began
+                if not self._num_threads:
+                    why = "the engine was stopped" if self._is_closed else "too many other masks are stuck"
+                    raise MaskFailed(f"its mask cannot be computed: {why}")
+                if job.lexer.num_stuck or job.taken_s() > MAX_MASK_S or waited > MAX_WAIT_S:
+                    self._leave(job)
+                    raise MaskFailed(
+                        f"it is too ambiguous or too large to follow: a mask took more than {MAX_MASK_S:g} s"
+                    )
+        finally:
+            self._note_wait(time.monotonic() - began)
+
+    def _note_wait(self, seconds: float) -> None:
+        now = time.monotonic()
+        left = self._waited_s - WAITS_SHARE * (now - self._waited_at)
+        self._waited_s, self._waited_at = max(0.0, left) + seconds, now
+
+    def _waited_too_long(self) -> bool:
+        return self._waited_s - WAITS_SHARE * (time.monotonic() - self._waited_at) > MAX_WAITS_S
+
+    def _leave(self, job: MaskJob) -> None:
+        """Nobody waits for it any more; its thread counts as stuck until it is done."""
+        with self._lock:
+            job.is_needed = False  # it may not have begun
+            if job.taken_s() and job.done.locked():
+                job.is_left = True
+                job.lexer.num_stuck += 1
+                self._num_stuck += 1
+                self._num_threads -= 1
+        self._fill_up()
+
+    def _fill_up(self) -> None:
+        with self._lock:
+            while not self._is_closed and self._num_threads < NUM_THREADS and self._num_stuck < MAX_STUCK:
+                self._num_threads += 1
+                threading.Thread(target=self._work, name="octavo-masks", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            with self._lock:
+                if job.is_left:
+                    job.lexer.num_stuck -= 1
+                    self._num_stuck -= 1
+                    if self._num_threads >= NUM_THREADS or self._is_closed:
+                        return
+                    self._num_threads += 1
+            del job
+        with self._lock:
+            self._num_threads -= 1

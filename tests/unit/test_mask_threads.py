@@ -1,0 +1,271 @@
+"""Masks beside the forward: what they may cost, and what happens to those that cost more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import grammar_bombs as bombs
+from engines import running
+from fakes import VOCAB_SIZE, byte_tokenizer
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.output_collector import OutputCollector
+from octavo.engine.api.outputs import Delta, FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.structured_output import Structured
+from octavo.engine.frontend.async_engine import AsyncEngine
+from octavo.engine.structured_output import mask_budget, mask_threads
+from octavo.engine.structured_output.compiler import ConstraintCompiler
+from octavo.engine.structured_output.constraint import Constraint, ConstraintFailed
+from octavo.engine.structured_output.mask_budget import BURST_S, OTHER_TOKEN_S, TOKEN_S, MaskBudget
+from octavo.engine.structured_output.mask_threads import MAX_STUCK, NUM_THREADS, MaskThreads
+
+ENDS = np.array([3])
+NUM_TOKENS = 8
+
+
+class Matcher:
+    """Allows tokens 0 to 2, each mask when it may."""
+
+    def __init__(self, gate: threading.Event | None = None, error: str = "") -> None:
+        self.gate = gate
+        self.error = error
+        self.accepted: list[int] = []
+        self.threads: set[str] = set()
+
+    def compute_bitmask(self) -> bytes:
+        self.threads.add(threading.current_thread().name)
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        if self.error == "panic":
+            raise BaseException("panicked")
+        return bytes([0b111])
+
+    def is_error(self) -> bool:
+        return bool(self.error)
+
+    def get_error(self) -> str:
+        return self.error
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def consume_token(self, token: int) -> bool:
+        self.accepted.append(token)
+        return True
+
+    def deep_copy(self) -> Matcher:
+        return Matcher(self.gate, self.error)
+
+
+@pytest.fixture
+def threads() -> Iterator[MaskThreads]:
+    made = MaskThreads()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_threads, "MAX_WAIT_S", 0.05)
+
+
+def constraint(threads: MaskThreads, matcher: Matcher) -> Constraint:
+    fake: Any = matcher
+    return Constraint(fake, "regex", first_mask=None, threads=threads, vocab_size=NUM_TOKENS, end_ids=ENDS)
+
+
+def test_masks_are_computed_on_other_threads_and_once(threads: MaskThreads) -> None:
+    matcher = Matcher()
+    own = constraint(threads, matcher)
+    own.prepare()
+    own.prepare()
+    for _ in range(2):
+        assert own.allowed().tolist() == [True] * 3 + [False] * 5
+    assert matcher.threads == {"octavo-masks"}
+    own.accept(1)
+    assert own.allowed().any()
+    assert matcher.accepted == [1]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_mask_that_is_stuck_fails_its_request_and_nobody_else(threads: MaskThreads) -> None:
+    gate = threading.Event()
+    stuck, sibling = constraint(threads, Matcher(gate)).copies(2)
+    with pytest.raises(ConstraintFailed, match="regex could not be followed: it is too ambiguous"):
+        stuck.allowed()
+    assert constraint(threads, Matcher()).allowed().any()
+    assert sibling.is_stuck
+    with pytest.raises(ConstraintFailed, match="another output under it is too costly"):
+        sibling.allowed()
+    gate.set()
+    _until(lambda: not sibling.is_stuck and not threads.num_stuck)
+    assert sibling.allowed().any(), "it had missed nothing"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_token_that_could_not_be_accepted_is_not_forgotten(threads: MaskThreads) -> None:
+    """Accepting it would wait for the stuck mask, with the interpreter held."""
+    gate = threading.Event()
+    matcher = Matcher(gate)
+    stuck, sibling = constraint(threads, matcher).copies(2)
+    gate.set()
+    sibling.allowed()
+    gate.clear()
+    with pytest.raises(ConstraintFailed):
+        stuck.allowed()
+    sibling.accept(1)
+    gate.set()
+    _until(lambda: not sibling.is_stuck)
+    with pytest.raises(ConstraintFailed, match="another output"):
+        sibling.allowed()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_stuck_threads_are_replaced_and_bounded(threads: MaskThreads) -> None:
+    gate = threading.Event()
+    most = NUM_THREADS + MAX_STUCK
+    for _ in range(most + 3):
+        with pytest.raises(ConstraintFailed, match=r"too ambiguous|too many other masks are stuck"):
+            constraint(threads, Matcher(gate)).allowed()
+    assert MAX_STUCK <= threads.num_stuck <= most
+    with pytest.raises(ConstraintFailed, match="too many other masks are stuck"):
+        constraint(threads, Matcher()).allowed()
+    gate.set()
+    _until(lambda: not threads.num_stuck)
+    assert constraint(threads, Matcher()).allowed().any()
+
+
+def test_errors_and_panics_of_the_library_are_the_requests_own(threads: MaskThreads) -> None:
+    for error, shown in (("too many items\n<state>\nlong", "too many items$"), ("panic", "panicked")):
+        with pytest.raises(ConstraintFailed, match=f"regex could not be followed: {shown}"):
+            constraint(threads, Matcher(error=error)).allowed()
+    assert constraint(threads, Matcher()).allowed().any()
+
+
+def test_after_the_end_no_mask_is_waited_for(threads: MaskThreads) -> None:
+    own = constraint(threads, Matcher())
+    own.allowed()
+    threads.close()
+    _until(lambda: not threads._num_threads)
+    own.accept(1)
+    with pytest.raises(ConstraintFailed, match="the engine was stopped"):
+        own.allowed()
+
+
+def test_the_budget_is_filled_by_tokens_up_to_its_size() -> None:
+    budget = MaskBudget()
+    budget.charge(BURST_S + 0.001)
+    assert budget.is_spent
+    budget.note_token()
+    assert budget._left == pytest.approx(TOKEN_S - 0.001)
+    for _ in range(1000):
+        budget.note_token()
+    assert budget._left == BURST_S
+    assert budget.spent_s == pytest.approx(BURST_S + 0.001)
+
+
+def test_many_samples_share_one_budget(threads: MaskThreads) -> None:
+    budget = MaskBudget(64)
+    budget.charge(BURST_S)
+    for _ in range(64):
+        budget.note_token()
+    assert budget._left == pytest.approx(TOKEN_S + 63 * OTHER_TOKEN_S)
+    copies = constraint(threads, Matcher()).copies(3)
+    assert len({id(copy._budget) for copy in copies}) == 1
+
+
+def test_a_request_that_has_spent_its_budget_fails(threads: MaskThreads) -> None:
+    own = constraint(threads, Matcher())
+    own._budget.charge(BURST_S)
+    with pytest.raises(ConstraintFailed, match=r"this request's masks took 0\.25 s of computing"):
+        own.allowed()
+
+
+def test_when_all_wait_too_long_half_a_budget_is_enough_to_fail(threads: MaskThreads) -> None:
+    def one() -> Constraint:
+        made = constraint(threads, Matcher())
+        made._budget.charge(BURST_S * 0.6)
+        return made
+
+    assert one().allowed().any()
+    threads._note_wait(mask_threads.MAX_WAITS_S * 2)
+    with pytest.raises(ConstraintFailed, match="held up other requests"):
+        one().allowed()
+    assert constraint(threads, Matcher()).allowed().any()
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+async def _whole(engine: AsyncEngine, params: SamplingParams, prompt: str = "x") -> dict[int, Delta]:
+    collectors: dict[int, OutputCollector] = defaultdict(OutputCollector)
+    async for delta in engine.generate(prompt, params):
+        collectors[delta.index].add(delta)
+    return {index: collector.take() for index, collector in collectors.items()}
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_an_ambiguous_grammar_ends_alone(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this tokenizer it takes some hundred microseconds a mask: against a budget as small as that."""
+    for name in ("BURST_S", "TOKEN_S", "OTHER_TOKEN_S"):
+        monkeypatch.setattr(mask_budget, name, getattr(mask_budget, name) / 200)
+    honest = SamplingParams(max_tokens=150)
+    async with running() as (engine, _, _):
+        quiet = await _whole(engine, honest)
+        stream = asyncio.create_task(_whole(engine, honest))
+        params = SamplingParams(max_tokens=200, n=n, structured=bombs.AMBIGUOUS, ignore_eos=True)
+        hostile = await _whole(engine, params)
+        assert {delta.finish_reason for delta in hostile.values()} == {FinishReason.ERROR}
+        for delta in hostile.values():
+            assert delta.error is not None
+            assert delta.error.startswith("grammar could not be followed: it is too ambiguous or too large")
+        undisturbed = await stream
+    assert undisturbed[0].finish_reason is quiet[0].finish_reason is FinishReason.LENGTH
+    assert undisturbed[0].token_ids == quiet[0].token_ids
+
+
+async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 8, "maxItems": 8}
+    params = SamplingParams(
+        max_tokens=200, n=8, seed=1, temperature=1.0, structured=Structured(json_schema=schema)
+    )
+    budgets: list[MaskBudget] = []
+    async with running() as (engine, fake, _):
+        whole = asyncio.create_task(_whole(engine, params))
+        while not budgets and not whole.done():
+            assert fake.core is not None
+            budgets += [
+                sample.state.constraint._budget
+                for sample in tuple(fake.core._samples.values())
+                if sample.state.constraint is not None
+            ]
+            await asyncio.sleep(0)
+        assert {delta.finish_reason for delta in (await whole).values()} <= {
+            FinishReason.STOP,
+            FinishReason.LENGTH,
+        }
+    assert not budgets[0].is_half_spent
+
+
+def test_a_grammar_whose_mask_is_stuck_is_refused_meanwhile() -> None:
+    own = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
+    made = own.compile(Structured(regex="ab"))
+    made._lexer.num_stuck = 1
+    with pytest.raises(InvalidRequest, match="regex cannot be used now: another output under it"):
+        own.compile(Structured(regex="ab"))
+    own.compile(Structured(regex="abc"))
+    made._lexer.num_stuck = 0
+    own.compile(Structured(regex="ab"))
+    own.close()
