@@ -67,7 +67,7 @@ class Chaos:
         """Record what honest clients get when nobody attacks, beside the CPU time attackers use."""
         warm = HonestLoad(self.folder, server.address, self.answers.setdefault(setup, {}))
         warm.start()  # what is made at first use is not an attack's doing
-        await run_attackers(["distinct-prompts"], server.target(4.0))
+        await run_attackers(["fill-pool"], server.target(0.0))
         await warm.stop()
         async with self.phase(server, setup, f"quiet ({setup})", "-"):
             await run_attackers(["idle-cpu"], server.target(seconds))

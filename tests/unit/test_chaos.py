@@ -144,7 +144,7 @@ async def test_an_attacker_runs_in_a_process_of_its_own() -> None:
 
 
 def test_every_attack_names_its_finding() -> None:
-    assert len(ATTACKS) == len(BY_CLIENTS) + 2, "two attacks have the same name"
+    assert len(ATTACKS) == len(BY_CLIENTS) + 3, "two attacks have the same name"
     assert all(attack.finding and attack.run.__module__.startswith("chaos.") for attack in BY_CLIENTS)
 
 

@@ -8,6 +8,7 @@ from . import (
     cancelled_requests,
     contradictory,
     distinct_prompts,
+    fill_pool,
     giant_ids,
     giant_texts,
     idle_cpu,
@@ -40,7 +41,7 @@ _MODULES = (
     silent_connections,
     saves,
 )
-_HELPERS = (idle_cpu, distinct_prompts)  # no attacks: what other phases run beside the honest load
+_HELPERS = (idle_cpu, distinct_prompts, fill_pool)  # no attacks: what other phases run beside the honest load
 
 BY_CLIENTS: tuple[Attack, ...] = tuple(module.ATTACK for module in _MODULES)
 ATTACKS: dict[str, Attack] = {

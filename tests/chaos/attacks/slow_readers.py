@@ -9,7 +9,7 @@ import grpc.aio
 
 from ..attack import Attack, Seen, Target, request_of
 
-STREAMS = 48
+STREAMS = 24
 
 
 async def attack(target: Target, seen: Seen) -> None:
@@ -21,7 +21,7 @@ async def attack(target: Target, seen: Seen) -> None:
 
 async def _never_read(target: Target, seen: Seen) -> None:
     async with target.generation() as stub:
-        request = request_of(max_tokens=1500, logprobs=20, ignore_eos=True, temperature=1.0)
+        request = request_of(max_tokens=1200, logprobs=20, ignore_eos=True, temperature=1.0)
         call = stub.Generate(request, metadata=target.metadata)
         with contextlib.suppress(grpc.aio.AioRpcError):  # ended already: counted below
             await call.wait_for_connection()
