@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-BUILD_INPUTS := pyproject.toml tools/install.sh $(wildcard CMakeLists.txt kernels/csrc/*)
+BUILD_INPUTS := pyproject.toml tools/install.sh $(wildcard CMakeLists.txt kernels/csrc/* kernels/csrc/*/*)
+CSRC := $(wildcard kernels/csrc/*.cpp kernels/csrc/*/*.cpp kernels/csrc/*/*.h)
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 HTTP := $(VENV)/.installed-http
@@ -20,7 +21,7 @@ help:
 	@echo "make serve-http the same behind an OpenAI-compatible router on 127.0.0.1:30000"
 	@echo "make test       the tests, two at a time (PYTEST_ARGS='-k pages' for some, one at a time); make test-slow: the slow ones"
 	@echo "make chaos      attack real servers for some minutes; honest streams must not notice (CHAOS_ARGS='--only NAME')"
-	@echo "make lint       ruff: rules and formatting; make format applies them"
+	@echo "make lint       ruff, clang-format and clang-tidy: rules and formatting; make format applies them"
 	@echo "make types      mypy --strict"
 	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"
 	@echo "make sanitize   the native kernels, built with ASan and UBSan, under their tests (PYTEST_ARGS=FILES)"
@@ -61,10 +62,13 @@ chaos: $(DEV)
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	PATH="$(abspath $(BIN)):$$PATH" tools/tidy.sh
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
 
 types: $(DEV)
 	$(BIN)/mypy -p octavo

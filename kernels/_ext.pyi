@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+ABI_VERSION: int
 mlx_version: str
 
 def isa() -> str: ...

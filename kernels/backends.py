@@ -16,6 +16,9 @@ from .verify.selftest import first_failure
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """Set to 1, Metal kernels write pages in place, where a self-test shows that the device allows it."""
 
+ABI_VERSION = 1
+"""Of the native extension's interface; csrc/module.cpp has the other one."""
+
 BackendName = Literal["auto", "metal", "cpu", "reference"]
 
 
@@ -110,10 +113,12 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, st
         from . import _ext
     except ImportError as error:  # not built, or built for another MLX: both say so
         return None, f"the native CPU extension does not load ({error})"
-    if not hasattr(_ext, "page_layout"):  # left over from a build of older sources
+    built = getattr(_ext, "ABI_VERSION", 0)
+    if built != ABI_VERSION:  # left over from a build of other sources
         return (
             None,
-            "the native CPU extension does not load (it was built from other sources; build it again)",
+            f"the native CPU extension does not load (its interface is version {built}, this is Octavo for "
+            f"version {ABI_VERSION}: it was built from other sources; build it again)",
         )
     from .cpu.backend import CpuBackend
 

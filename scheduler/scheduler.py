@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Run
-from itertools import chain, islice
+from itertools import chain
 
 from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
@@ -16,7 +16,7 @@ from .roster import Roster
 from .step_cost import shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
 
-LOOK_AHEAD = 256  # waiting sequences that are looked at in one step
+LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
 
 
 class Scheduler:
@@ -200,7 +200,9 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:
                 continue
             wanted = sequence.backlog
-            tokens = budget.grant(sequence, wanted, chain(chunks[index + 1 :], self._candidates()))
+            tokens = budget.grant(
+                sequence, wanted, chain(chunks[index + 1 :], self._candidates()[:LOOK_AHEAD])
+            )
             if tokens and self._make_room(sequence, sequence.num_written + tokens, work, preempted):
                 budget.spend(sequence, _append(work, sequence, tokens), wanted)
 
@@ -213,13 +215,14 @@ class Scheduler:
         page is computed in this very step waits for the next: it shares that page, then."""
         filling = self._filling(work)
         long = [sequence.priority for sequence in chunks if budget.is_long(sequence)]
+        num_passed = 0
         passed: int | None = None  # the priority of long prompts that are passed
         candidates = self._candidates()
         for index, sequence in enumerate(candidates):
             if not budget.left or len(self._roster.running) == self.limits.max_running:
                 break
             priority = sequence.priority
-            if passed is not None and priority != passed:
+            if passed is not None and (priority != passed or num_passed == LOOK_AHEAD):
                 break
             is_long = budget.is_long(sequence)
             under_way = sum(p <= priority for p in long)
@@ -227,8 +230,11 @@ class Scheduler:
                 budget.long_ones_have_theirs or under_way >= self.limits.max_long_partial_prefills
             ):
                 passed = priority
+                num_passed += 1
                 continue
-            if not self._admit(sequence, candidates[index + 1 :], budget, work, lookups, filling):
+            if not self._admit(
+                sequence, candidates[index + 1 : index + 1 + LOOK_AHEAD], budget, work, lookups, filling
+            ):
                 break
             if is_long:
                 long.append(priority)
@@ -240,7 +246,7 @@ class Scheduler:
             return []
         if refused and refused[0] is waiting[0] and not self._has_more_idle(refused[1]):
             return []  # looking again would cost time and find no room
-        return list(islice(waiting, LOOK_AHEAD))
+        return list(waiting)
 
     def _admit(
         self,

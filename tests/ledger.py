@@ -11,7 +11,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from octavo.block_manager import FullAttention, KVGroupSpec, PageCopy, PageTable, ResidualWindow
+from octavo.block_manager import (
+    FullAttention,
+    KVGroupSpec,
+    PageCopy,
+    PageTable,
+    ResidualWindow,
+)
 from octavo.block_manager.types import GroupPageTable
 from octavo.scheduler import Sequence, Step
 

@@ -1,6 +1,6 @@
 """Checks of AVX2's fixed-point products of bf16 weights, run in a process of that level.
 
-The truth is the formula of `kernels/csrc/linear_fixed_avx2.cpp` in NumPy, to the bit: codes in groups of 128
+The truth is the formula of `kernels/csrc/linear/fixed_avx2.cpp` in NumPy, to the bit: codes in groups of 128
 inputs, exact integer sums, float32 sums over groups in order.
 """
 

@@ -8,7 +8,12 @@ from typing import Any, get_args
 from tqdm import tqdm
 
 from octavo.kernels import FORMAT_NAMES
-from octavo.kernels.backends import BackendName, choose_backend, native_instructions, set_up_device
+from octavo.kernels.backends import (
+    BackendName,
+    choose_backend,
+    native_instructions,
+    set_up_device,
+)
 from octavo.kernels.bench.kernel_timings import AttentionTiming, LinearTiming, time_attention, time_linear
 from octavo.kernels.bench.roofline import Roofline, measure_roofline
 

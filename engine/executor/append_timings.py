@@ -15,10 +15,11 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels import page_format
-from octavo.kernels.bench.kernel_timings import HEAD_DIM, KV_HEADS
 from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
+KV_HEADS = 8
+HEAD_DIM = 128
 LAYERS = 4  # what a step prepares once is shared by them, as in a model
 REPEATS = 3
 DENSE_ROW_BYTES = 2 * KV_HEADS * HEAD_DIM * mx.bfloat16.size  # K and V of one token in one layer

@@ -38,7 +38,7 @@ class CpuStep:
 
 
 class CpuPool:
-    """``KVPool`` on the native extension; ``exact``: see ``attend`` in ``csrc/attention.cpp``."""
+    """``KVPool`` on the native extension; ``exact``: see ``attend`` in ``csrc/attention/attention.cpp``."""
 
     def __init__(self, spec: PoolSpec, *, exact: bool = False) -> None:
         self._spec = spec

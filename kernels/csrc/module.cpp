@@ -4,13 +4,17 @@
 #include <stdexcept>
 #include <string>
 
-#include "dispatch.h"
 #include "mlx/version.h"
-#include "threads.h"
+#include "runtime/dispatch.h"
+#include "runtime/threads.h"
 
 namespace nb = nanobind;
 
 namespace octavo {
+
+// What kernels/backends.py was written for: raised with every change of what the module offers or of what its
+// calls mean, so that an extension left over from older sources is told, not run.
+constexpr int kAbiVersion = 1;
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
@@ -51,6 +55,7 @@ NB_MODULE(_ext, m) {
   nb::module_::import_("mlx.core");  // registers mx.array before our signatures mention it
   octavo::check_mlx_version();
   octavo::check_environment();
+  m.attr("ABI_VERSION") = octavo::kAbiVersion;
   m.attr("mlx_version") = mlx::core::version();
   m.def("isa", [] { return octavo::isa_name(octavo::isa()); }, "Name of the instruction set in use.");
   m.def("threads", &octavo::num_threads, "Threads a kernel may use.");

@@ -7,10 +7,10 @@
 #include <random>
 #include <vector>
 
-#include "attention.h"
-#include "attention_plan.h"
-#include "page_codes.h"
-#include "threads.h"
+#include "attention/attention.h"
+#include "attention/plan.h"
+#include "pages/codes.h"
+#include "runtime/threads.h"
 
 namespace {
 

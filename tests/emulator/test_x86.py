@@ -81,7 +81,12 @@ def test_what_would_fault_ends_the_program(emulated: Path, misuse: str, message:
 
 
 def names(folder: Path, pattern: str, form: str = r"\b((?:_mm\d*|_tile)_\w+)") -> set[str]:
-    return {name for path in folder.glob(pattern) for name in re.findall(form, path.read_text())}
+    return {
+        name
+        for path in folder.rglob(pattern)
+        if path.is_file()
+        for name in re.findall(form, path.read_text())
+    }
 
 
 def test_every_emulated_instruction_is_used_and_has_a_value_worked_out() -> None:

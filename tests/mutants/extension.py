@@ -35,21 +35,21 @@ BYTES = tuple(
     )
 )
 TESTS = {
-    "program.cpp": PROGRAM,
-    "program_bindings.cpp": PROGRAM,
-    "recorded_ops.cpp": PROGRAM,
-    "mlx_tasks.cpp": PROGRAM,
-    "encoder.cpp": PROGRAM,
-    "rows.cpp": PROGRAM,
-    "indices.cpp": INDICES,
-    "mapped_file.cpp": MAPPED,
-    "integer_rows_avx2.h": LINEAR,
-    "linear_quantized_avx2.cpp": LINEAR,
-    "attention_codes_avx2.h": BYTES,
-    "attention_byte_queries_avx2.h": BYTES,
-    "attention_byte_keys_avx2.cpp": BYTES,
-    "attention_byte_values_avx2.cpp": BYTES,
-    "attention_byte_weights_avx2.h": BYTES,
+    "program/program.cpp": PROGRAM,
+    "program/bindings.cpp": PROGRAM,
+    "program/recorded_ops.cpp": PROGRAM,
+    "program/mlx_tasks.cpp": PROGRAM,
+    "program/encoder.cpp": PROGRAM,
+    "ops/gather_rows.cpp": PROGRAM,
+    "pages/indices.cpp": INDICES,
+    "linear/mapped_file.cpp": MAPPED,
+    "linear/integer_rows_avx2.h": LINEAR,
+    "linear/quantized_avx2.cpp": LINEAR,
+    "attention/codes_avx2.h": BYTES,
+    "attention/byte_queries_avx2.h": BYTES,
+    "attention/byte_keys_avx2.cpp": BYTES,
+    "attention/byte_values_avx2.cpp": BYTES,
+    "attention/byte_weights_avx2.h": BYTES,
 }
 
 
@@ -63,9 +63,9 @@ def prepare() -> None:
     """The sources as they are, with their times, so that only what changed is compiled again."""
     (SOURCE / "kernels").mkdir(parents=True, exist_ok=True)
     shutil.copy2(ROOT / "CMakeLists.txt", SOURCE)
-    for name in [path.name for path in (SOURCE / "kernels" / "csrc").glob("*")]:
-        if not (ROOT / "kernels" / "csrc" / name).exists():
-            (SOURCE / "kernels" / "csrc" / name).unlink()
+    for path in [path for path in (SOURCE / "kernels" / "csrc").rglob("*") if path.is_file()]:
+        if not (ROOT / path.relative_to(SOURCE)).exists():
+            path.unlink()
     shutil.copytree(ROOT / "kernels" / "csrc", SOURCE / "kernels" / "csrc", dirs_exist_ok=True)
     options = (
         "-DCMAKE_BUILD_TYPE=Release",

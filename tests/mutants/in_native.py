@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-PROGRAM = "program.cpp"
-RUN = "program_bindings.cpp"
-OPS = "recorded_ops.cpp"
-ARENA = "encoder.cpp"
-INDICES = "indices.cpp"
-MAPPED = "mapped_file.cpp"
-QUERIES = "attention_byte_queries_avx2.h"
-KEYS = "attention_byte_keys_avx2.cpp"
-VALUES = "attention_byte_values_avx2.cpp"
-WEIGHTS = "attention_byte_weights_avx2.h"
-CODES = "attention_codes_avx2.h"
-ROWS = "integer_rows_avx2.h"
-LINEAR = "linear_quantized_avx2.cpp"
+PROGRAM = "program/program.cpp"
+RUN = "program/bindings.cpp"
+OPS = "program/recorded_ops.cpp"
+ARENA = "program/encoder.cpp"
+INDICES = "pages/indices.cpp"
+MAPPED = "linear/mapped_file.cpp"
+QUERIES = "attention/byte_queries_avx2.h"
+KEYS = "attention/byte_keys_avx2.cpp"
+VALUES = "attention/byte_values_avx2.cpp"
+WEIGHTS = "attention/byte_weights_avx2.h"
+CODES = "attention/codes_avx2.h"
+ROWS = "linear/integer_rows_avx2.h"
+LINEAR = "linear/quantized_avx2.cpp"
 
 MUTANTS = (
     # steps as programs
@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant(
         "a program takes values of any number",
         RUN,
-        "require(values[i].size() == filled[i].size(), ",
-        "require(values[i].size() >= 0, ",
+        "require(values[i].size() == filled[i].size(),",
+        "require(values[i].size() >= 0,",
     ),
     Mutant(
         "a program runs its work once only",
@@ -94,13 +94,13 @@ MUTANTS = (
     Mutant("sums take arrays with gaps as they lie", OPS, "right = row_contiguous(b, encoder)", "right = b"),
     Mutant(
         "results of MLX's are copied as they lie",
-        "mlx_tasks.cpp",
+        "program/mlx_tasks.cpp",
         "if (from.flags().row_contiguous) {",
         "if (from.flags().contiguous) {",
     ),
     Mutant(
         "memory that MLX reads begins at its buffer",
-        "mlx_tasks.cpp",
+        "program/mlx_tasks.cpp",
         "from.flags(), from.offset());",
         "from.flags(), 0);",
     ),

@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         "nobody passes a long prompt that waits",
         SCHEDULER,
-        "                passed = priority\n                continue",
+        "                passed = priority\n                num_passed += 1\n                continue",
         "                break",
     ),
     Mutant(

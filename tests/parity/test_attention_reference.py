@@ -20,7 +20,13 @@ from attention_cases import (
     shuffled_tables,
 )
 from octavo.kernels import FORMAT_NAMES, page_format
-from octavo.kernels.interface import AttendOptions, AttentionBackend, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.interface import (
+    AttendOptions,
+    AttentionBackend,
+    KVPool,
+    LayerSpec,
+    PoolSpec,
+)
 from octavo.kernels.verify.oracle import TruthPool, sequence_slots
 
 PAIR_IDS = ["-".join(pair) for pair in EVERY_FORMAT_PAIR]

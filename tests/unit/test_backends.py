@@ -45,8 +45,11 @@ def test_auto_falls_back_and_says_so() -> None:
 
 
 @pytest.mark.usefixtures("no_metal")
-def test_a_stale_extension_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", [None, backends.ABI_VERSION - 1, backends.ABI_VERSION + 1])
+def test_a_stale_extension_is_not_used(monkeypatch: pytest.MonkeyPatch, version: int | None) -> None:
     stale = ModuleType("octavo.kernels._ext")
+    if version is not None:
+        stale.ABI_VERSION = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "octavo.kernels._ext", stale)
     monkeypatch.setattr("octavo.kernels._ext", stale, raising=False)
     monkeypatch.delitem(sys.modules, "octavo.kernels.cpu.backend", raising=False)

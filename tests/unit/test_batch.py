@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger import slot_of
-from octavo.block_manager import BlockManager, FullAttention, PageCopy, PageId, PageTable, SlidingWindow
+from octavo.block_manager import (
+    BlockManager,
+    FullAttention,
+    PageCopy,
+    PageId,
+    PageTable,
+    SlidingWindow,
+)
 from octavo.block_manager.types import GroupPageTable
 from octavo.engine.executor.batch import build_batch
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Step, Work

@@ -12,7 +12,12 @@ import pytest
 from octavo.engine.bench import append
 from octavo.engine.cli import main
 from octavo.engine.executor import append_timings
-from octavo.engine.executor.append_timings import DENSE_ROW_BYTES, time_concatenation, time_mlx_lm, time_pages
+from octavo.engine.executor.append_timings import (
+    DENSE_ROW_BYTES,
+    time_concatenation,
+    time_mlx_lm,
+    time_pages,
+)
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.bench.kernel_timings import HEAD_DIM, KV_HEADS
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool

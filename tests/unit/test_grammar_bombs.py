@@ -125,8 +125,12 @@ def test_others_compile_while_one_takes_its_time() -> None:
 def test_a_request_that_is_given_up_frees_its_helper() -> None:
     own = make(PATIENT)
     waits = own.begin(bombs.slow())
+    _until_vetting(own)
+    [under_way] = own._under_way.values()
     own.forget(waits)
+    assert isinstance(under_way.job.outcome.exception(timeout=20), EngineStopping)
     own.compile(Structured(regex="a"))  # and does not wait a minute
+    assert num_started(own) == 2, "the process that compiled it was ended"
     own.close()
 
 
@@ -162,6 +166,13 @@ def _hold(compiler: ConstraintCompiler) -> None:
     compiler.begin(bombs.slow(), "mallory")
     end = time.monotonic() + 30
     while len(compiler.pool._queue):
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def _until_vetting(compiler: ConstraintCompiler) -> None:
+    end = time.monotonic() + 30
+    while not num_started(compiler):
         assert time.monotonic() < end
         time.sleep(0.002)
 

@@ -122,6 +122,8 @@ def test_a_token_that_could_not_be_accepted_is_not_forgotten(threads: MaskThread
     with pytest.raises(ConstraintFailed):
         stuck.allowed()
     sibling.accept(1)
+    copied: Any = sibling._matcher
+    assert copied.accepted == []
     gate.set()
     _until(lambda: not sibling.is_stuck)
     with pytest.raises(ConstraintFailed, match="another output"):

@@ -126,6 +126,13 @@ def test_more_long_prompts_may_be_under_way_at_once() -> None:
     assert shape(advance(s)) == [("short", 1), ("long 0", 511)]
 
 
+def test_as_many_short_prompts_are_let_in_at_once_as_fit() -> None:
+    s = scheduler(budget=2000, running=1000)
+    for number in range(1000):
+        s.add(Sequence(f"{number}", [number, 1], max_tokens=1))
+    assert len(advance(s).work) == 1000
+
+
 def test_the_limits_are_numbers_that_can_be() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0 and 512"):
         Limits(512, 64, max_long_partial_prefills=0)

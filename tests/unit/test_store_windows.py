@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeCore, disk_tier, small_config
-from octavo.block_manager import BlockManager, Digest, FullAttention, KVGroupSpec, SlidingWindow
+from octavo.block_manager import (
+    BlockManager,
+    Digest,
+    FullAttention,
+    KVGroupSpec,
+    SlidingWindow,
+)
 from octavo.block_manager.digests import root
 from octavo.engine import LLM, SamplingParams
 from octavo.engine.api.outputs import RequestOutput

@@ -57,7 +57,7 @@ void load_bytes(X a, Y b) {
 
 void check_tiles(void (*expect)(bool, const char*, int)) {
 #if !defined(OCTAVO_EMULATED)
-  EXPECT(syscall(SYS_arch_prctl, 0x1023, 18) == 0);  // the kernel's leave to use tiles (dispatch.cpp)
+  EXPECT(syscall(SYS_arch_prctl, 0x1023, 18) == 0);  // the kernel's leave to use tiles (runtime/dispatch.cpp)
 #endif
   configure();
   float c[3][7];

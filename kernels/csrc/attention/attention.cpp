@@ -1,0 +1,151 @@
+// The MLX primitive of paged attention, and the bindings of attention and pages.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention/plan.h"
+#include "attention/primitives.h"
+#include "mlx/primitives.h"
+#include "pages/pages.h"
+#include "program/encoder.h"
+#include "runtime/threads.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+// Partial results of split items. Kept between calls, because every layer of a step needs the same
+// amount; given back once a call needs far less.
+float* partial_buffer(int64_t size) {
+  static thread_local std::vector<float> buffer;
+  constexpr size_t kKeep = size_t(1) << 20;
+  const size_t wanted = size_t(size);
+  if (buffer.size() < wanted || (buffer.size() > kKeep && buffer.size() / 8 > wanted))
+    std::vector<float>(wanted).swap(buffer);
+  return buffer.data();
+}
+
+}  // namespace
+
+void run_attention(const AttendArgs& args) {
+  const AttendKernel kernel = attention_kernels().attend_kernel(args);
+  const AttendPlan plan = plan_attention(args, kernel.width);
+  float* const partials = partial_buffer(plan.partial_floats);
+  parallel_for(int(plan.items.size()), [&](int item) { kernel.attend(args, plan.items[item], partials); });
+  parallel_for(int(plan.merges.size()), [&](int item) { kernel.merge(args, plan.merges[item], partials); });
+}
+
+namespace {
+
+struct AttendOptions {
+  float scale, softcap;
+  int window, keep;
+  bool sinks, slopes, mask;  // which of the optional inputs there are
+  bool exact;
+};
+
+class Attend : public mx::Primitive {
+ public:
+  Attend(mx::Stream stream, const PageLayout& layout, const AttendOptions& options)
+      : Primitive(stream), layout_(layout), options_(options) {}
+
+  // pool, queries, page_table, q_start, kv_len, maybe sinks, maybe slopes, maybe a mask -> out
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    allocate(out);
+    AttendArgs args{};
+    args.layout = layout_;
+    args.pool = inputs[0].data<uint8_t>();
+    args.queries = view_rows(inputs[1]);
+    args.out = out.data<void>();
+    args.page_table = view_ints(inputs[2]);
+    args.q_start = view_ints(inputs[3]);
+    args.kv_len = view_ints(inputs[4]);
+    size_t next = 5;
+    if (options_.sinks) args.sinks = inputs[next++].data<float>();
+    if (options_.slopes) args.slopes = inputs[next++].data<float>();
+    if (options_.mask) args.mask = view_mask(inputs[next]);
+    args.table_width = inputs[2].shape(1);
+    args.num_sequences = inputs[4].shape(0);
+    args.num_query_heads = inputs[1].shape(1);
+    args.scale = options_.scale;
+    args.softcap = options_.softcap;
+    args.window = options_.window;
+    args.keep = options_.keep;
+    args.exact = options_.exact;
+    Encoder(stream()).dispatch([args] { run_attention(args); });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");
+  }
+  const char* name() const override { return "OctavoAttend"; }
+
+ private:
+  PageLayout layout_;
+  AttendOptions options_;
+};
+
+mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
+                 const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
+                 int window, int keep, float softcap, const std::optional<mx::array>& sinks,
+                 const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask, bool exact) {
+  require_pool(layout, pool);
+  require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
+  require(page_table.ndim() == 2,
+          [&] { return "page_table must be [B, P], got " + shape_text(page_table.shape()); });
+  require_ints("page_table", page_table, page_table.shape());
+  require_ints("q_start", q_start, {page_table.shape(0) + 1});
+  require_ints("kv_len", kv_len, {page_table.shape(0)});
+  require(window >= 0 && keep >= 0 && softcap >= 0,
+          [] { return "window, keep and softcap must not be negative"; });
+  const mx::Stream stream = cpu_stream();
+  std::vector<mx::array> inputs = {pool, queries, page_table, q_start, kv_len};
+  add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
+  add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
+  add_mask(inputs, mask, queries, stream);
+  const AttendOptions options{
+      scale, softcap, window, keep, sinks.has_value(), slopes.has_value(), mask.has_value(), exact};
+  return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
+                   std::make_shared<Attend>(stream, layout, options), std::move(inputs));
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<PageLayout>(m, "PageLayout", "Where the rows of one layer's pool lie.")
+      .def_prop_ro("head_bytes", [](const PageLayout& layout) { return layout.head_bytes; })
+      .def_prop_ro("pool_bytes", [](const PageLayout& layout) {
+        return layout.num_pages * layout.num_heads * layout.head_bytes;
+      });
+  m.def("page_layout", &make_layout, nb::arg("num_pages"), nb::arg("num_heads"), nb::arg("page_size"),
+        nb::arg("k_format"), nb::arg("k_dim"), nb::arg("v_format"), nb::arg("v_dim"),
+        "The layout of a layer's pool; ValueError names what the kernels cannot hold.");
+  m.def("create_pool", &create_pool, nb::arg("layout"),
+        "A zeroed uint8 pool [num_pages, num_heads, head_bytes], aligned for the kernels.");
+  m.def("write_pages", &write_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("keys"), nb::arg("values"),
+        nb::arg("slots"), nb::arg("flags"),
+        "(pool, flags) after storing keys [T, H, Dk] and values [T, H, Dv] in place; flags [T] int32 "
+        "become 1 where a row was not storable. The caller checks that slots lie in the pool.");
+  m.def("copy_pages", &copy_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("pairs"),
+        "The pool after copying page source onto page target, in place, for each pair in order.");
+  m.def("gather_pages", &gather_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("page_table"),
+        nb::arg("kv_len"), nb::arg("length"), nb::arg("like"),
+        "Dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, zeros past kv_len.");
+  m.def(
+      "attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
+      nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
+      nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
+      nb::arg("exact"),
+      "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
+      "float, takes the place of causality and window. exact: no arithmetic of 8 bits, and floats over bf16 "
+      "pages. The caller checks the indices and L = max kv_len.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,168 @@
+// Paged attention and quantize-and-write: what the MLX primitives, the work planner and the kernels of
+// each instruction set agree on. Plain data only; a table of functions per level.
+//
+// A layer's pool is one uint8 array [num_pages, kv_heads, head_bytes]. One (page, head) is contiguous:
+//
+//     K codes [page_size] | K scales [page_size] | V codes [page_size] | V scales [page_size]
+//
+// so that reading one head of one page is one run of memory. The bytes of codes and scales are those
+// of octavo.kernels.formats, which kernels/README.md defines bit by bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/numeric.h"
+
+namespace octavo {
+
+enum class CodeType : int { bf16, fp16, int8, int4, fp4, fp5, mxfp4, nvfp4, affine8, affine4 };
+
+// Rows of K (or of V): `dim` values each, stored as codes and, but for bf16 and fp16, scales.
+struct RowFormat {
+  CodeType codes;
+  int dim;
+  bool rotated;         // stored after the orthonormal Hadamard rotation
+  int64_t row_bytes;    // codes of one row
+  int64_t scale_bytes;  // scales of one row
+};
+
+struct PageLayout {
+  int64_t num_pages;
+  int num_heads;
+  int page_size;   // a power of two
+  int page_shift;  // log2(page_size)
+  RowFormat k, v;
+  int64_t k_scales, v_codes, v_scales;  // byte offsets inside one (page, head); K codes start at 0
+  int64_t head_bytes;                   // bytes of one (page, head)
+};
+
+// Activations [rows, heads, dim] of any strides, counted in elements.
+struct RowsView {
+  const void* data;
+  Float type;
+  int64_t row_stride, head_stride, dim_stride;
+};
+
+struct WriteArgs {
+  PageLayout layout;
+  uint8_t* pool;
+  RowsView keys, values;
+  const int32_t* slots;  // [num_tokens]
+  int32_t* flags;        // [num_tokens]; set to 1 where a row was not storable
+  int num_tokens;
+};
+
+struct GatherArgs {
+  PageLayout layout;
+  const uint8_t* pool;
+  const int32_t* page_table;  // [num_sequences, table_width]
+  const int32_t* kv_len;      // [num_sequences]
+  int64_t table_width;
+  int num_sequences, length;  // length: positions per sequence in the output
+  Float type;
+  void *keys, *values;  // [num_sequences, num_heads, length, dim]
+};
+
+// Which positions a call reads, where rows lie in two pools: quantized in one, 16-bit twins in the other.
+// A query at p reads as twins the whole pages from that of position p - window + 1 on (of the first
+// position, if p < quantize_after) and the `keep` first positions, and the others as quantized rows.
+struct Residency {
+  enum Part { all, quantized, twins } part;
+  int window, keep;
+  const int32_t* quantize_after;  // [num_sequences]
+};
+
+// A mask [num_tokens, 1 or num_query_heads, length] in place of causality and window, contiguous along
+// positions: `seen`, 0 where a row does not see a position; or `added` to its logits, kHidden and below
+// where it sees nothing; neither: no mask. Strides are counted in elements, 0 where heads share a row.
+struct MaskView {
+  const uint8_t* seen;
+  const float* added;
+  int64_t row_stride, head_stride;
+
+  explicit operator bool() const { return seen != nullptr || added != nullptr; }
+};
+
+inline constexpr float kHidden = -1e30f;
+
+struct AttendArgs {
+  PageLayout layout;
+  const uint8_t* pool;
+  RowsView queries;  // [num_tokens, num_query_heads, k.dim]
+  void* out;         // [num_tokens, num_query_heads, v.dim], contiguous, of the queries' type
+  const int32_t* page_table;
+  const int32_t* q_start;
+  const int32_t* kv_len;
+  const float* sinks;   // [num_query_heads] or null
+  const float* slopes;  // [num_query_heads] or null: m * (j - p) joins the logit of j for a query at p
+  int64_t table_width;
+  int num_sequences, num_query_heads;
+  float scale, softcap;  // softcap 0: none
+  bool exact;            // 16-bit rows: floats over 16-bit pages, 15 bits of queries and weights over others
+  int window, keep;      // window 0: none
+  MaskView mask;
+  Residency residency;  // all: one pool
+  float*
+      logsums;  // [num_tokens, num_query_heads] or null: log2 of each row's sum of weights; then out is float
+};
+
+// Tokens are attended to in tiles of this many positions, aligned to it, and pages of fewer than
+// kShortestPage are copied first.
+inline constexpr int kTileTokens = 64;
+inline constexpr int kShortestPage = 16;
+
+// Some query tokens of one sequence, all query heads of some KV heads, over some of the tiles they see.
+// Several KV heads take turns at each tile, because their pages lie side by side: memory is read in longer
+// runs.
+struct AttendItem {
+  int sequence, kv_head, num_heads;
+  int first_token, num_tokens;  // rows of the batch
+  int first_tile, num_tiles;    // in the list of visible tiles, see attention/tiles.h
+  int64_t partial;              // offset in the buffer of partial results; -1: write the output
+  int64_t partial_stride;       // from one KV head's partial to the next one's
+};
+
+// Rows (query heads of all KV heads, times tokens) of an item with several KV heads, at most.
+inline constexpr int kRowsInTurn = 32;
+
+// Rows of an item whose KV range was split: their partials lie one after the other.
+struct MergeItem {
+  int kv_head, first_token, num_tokens;
+  int num_partials;
+  int64_t partial;
+};
+
+// A partial result of R rows: accumulators [R, width], then row maxima [R] and sums [R], all float.
+struct AttendKernel {
+  void (*attend)(const AttendArgs&, const AttendItem&, float* partials);
+  void (*merge)(const AttendArgs&, const MergeItem&, const float* partials);
+  int width;  // floats per accumulator row
+};
+
+struct AttentionKernels {
+  void (*write)(const WriteArgs&, int first_token, int end_token);
+  void (*gather)(const GatherArgs&, int sequence, int head, int first, int end);  // positions
+  AttendKernel (*attend_kernel)(const AttendArgs&);
+};
+
+inline int group_size(const AttendArgs& args) { return args.num_query_heads / args.layout.num_heads; }
+
+inline int64_t partial_floats(const AttendArgs& args, int num_tokens, int width) {
+  return int64_t(num_tokens) * group_size(args) * (width + 2);
+}
+
+namespace generic {
+extern const AttentionKernels attention_kernels;
+}
+namespace avx2 {
+extern const AttentionKernels attention_kernels;
+}
+namespace avx512 {
+extern const AttentionKernels attention_kernels;
+}
+
+// The table of the level in use (runtime/dispatch.h).
+const AttentionKernels& attention_kernels();
+
+}  // namespace octavo

@@ -1,0 +1,235 @@
+// Scores over fp4, fp5 and int4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed point of
+// their row's largest, codes integers of at most kLargestValue, and their products are summed exactly. A
+// row's scale is applied to its scores as one float factor.
+//
+// Codes are looked up as value + kLargestValue, because one factor must be unsigned; sums of 16-bit lanes
+// start from what that adds, negative (`Queries::biases`), and run over kRun dims.
+//
+//   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
+#include "attention/byte_queries_avx2.h"
+#include "attention/bytes_avx2.h"
+#include "attention/rows.h"
+#include "attention/sides_avx2.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+template <class Code>
+using Lookup = ByteLookup<Code, Code::kLargestValue, 1>;
+
+size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
+
+// Rows of codes (or, expanded, of bytes), one after the other, and their scales or planes of lowest bits.
+struct Keys {
+  const uint8_t *codes, *planes;
+  int64_t plane_stride;
+};
+
+constexpr int kSums = 8;  // what is summed up together: kRows rows times 8 / kRows keys
+
+// Sums of the sixteen lanes of each of eight vectors.
+template <class Code>
+OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i two[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256i a = sums[2 * i], b = sums[2 * i + 1];
+    if constexpr (16 * Code::kLargestValue * kLargestByte <= INT16_MAX) {
+      const __m256i both = _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+      two[i] = _mm256_madd_epi16(both, ones);
+    } else {
+      const __m256i wide_a = _mm256_madd_epi16(a, ones), wide_b = _mm256_madd_epi16(b, ones);
+      two[i] = _mm256_add_epi32(_mm256_unpacklo_epi32(wide_a, wide_b), _mm256_unpackhi_epi32(wide_a, wide_b));
+    }
+  }
+  const __m256i low =
+      _mm256_add_epi32(_mm256_unpacklo_epi64(two[0], two[1]), _mm256_unpackhi_epi64(two[0], two[1]));
+  const __m256i high =
+      _mm256_add_epi32(_mm256_unpacklo_epi64(two[2], two[3]), _mm256_unpackhi_epi64(two[2], two[3]));
+  return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                          _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+// A number per row, as often as there are keys.
+template <int kRows>
+OCTAVO_INLINE __m256 spread(const float* of_rows) {
+  float all[kSums];
+  for (int i = 0; i < kSums; ++i) all[i] = of_rows[i * kRows / kSums];
+  return _mm256_loadu_ps(all);
+}
+
+// Sums to scores.
+template <int kRows>
+OCTAVO_INLINE void finish(__m256i sums, __m256 factors, const float* scales, float* scores) {
+  const __m256 values = _mm256_cvtepi32_ps(sums);
+  if constexpr (kRows == 1) {
+    _mm256_storeu_ps(scores, _mm256_mul_ps(values, _mm256_mul_ps(factors, _mm256_loadu_ps(scales))));
+  } else if constexpr (kRows == 2) {
+    const __m256 of_keys = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(scales));
+    const __m256 products = _mm256_mul_ps(values, _mm256_mul_ps(factors, of_keys));
+    _mm_storeu_ps(scores, _mm256_castps256_ps128(products));
+    _mm_storeu_ps(scores + kTileTokens, _mm256_extractf128_ps(products, 1));
+  } else {
+    const __m256 of_keys = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(scales)));
+    const __m256 products = _mm256_mul_ps(values, _mm256_mul_ps(factors, of_keys));
+    const __m128 low = _mm256_castps256_ps128(products), high = _mm256_extractf128_ps(products, 1);
+    _mm_storel_pi(reinterpret_cast<__m64*>(scores), low);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(scores + kTileTokens), low);
+    _mm_storel_pi(reinterpret_cast<__m64*>(scores + 2 * kTileTokens), high);
+    _mm_storeh_pi(reinterpret_cast<__m64*>(scores + 3 * kTileTokens), high);
+  }
+}
+
+// sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks from d on. A key is expanded once for all
+// rows.
+template <class Code, int kRows, int kChunks>
+OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows, int dim, int d,
+                                  const Keys& keys, const uint8_t* ahead, __m256i (&sums)[kSums]) {
+  constexpr int kKeys = kSums / kRows;
+#pragma GCC unroll 8
+  for (int key = 0; key < kKeys; ++key) {
+    forget(rows);  // to read rows again costs nothing, to keep them costs registers
+    const int at = (key * dim + d) / 2;
+    __builtin_prefetch(ahead + at);
+#pragma GCC unroll 2
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      __m256i bytes[2];
+      lookup.expand(load256(keys.codes + at + chunk * kChunk / 2),
+                    plane_bytes<Code>(keys.planes + key * keys.plane_stride, d + chunk * kChunk), bytes[0],
+                    bytes[1]);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j)
+          add_products(sums[r * kKeys + key], bytes[j], load256(rows + r * dim + chunk * kChunk + 32 * j));
+    }
+  }
+}
+
+// The same of keys that lie expanded.
+template <int kRows, int kChunks>
+OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* keys, __m256i (&sums)[kSums]) {
+  constexpr int kKeys = kSums / kRows;
+  forget(rows);
+#pragma GCC unroll 4
+  for (int i = 0; i < kChunks * kChunk; i += 32) {
+    __m256i bytes[kKeys];
+#pragma GCC unroll 8
+    for (int key = 0; key < kKeys; ++key) bytes[key] = load256(keys + key * dim + i);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      __m256i row = load256(rows + r * dim + i);
+      hold(row);
+#pragma GCC unroll 8
+      for (int key = 0; key < kKeys; ++key) add_products(sums[r * kKeys + key], bytes[key], row);
+    }
+  }
+}
+
+// Scores in fixed point over kChunks chunks from d on, of kRows rows and 8 / kRows keys, in that order.
+template <class Code, int kRows, int kChunks, bool kExpanded>
+OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
+                               const Keys& keys, const uint8_t* ahead) {
+  const int8_t* rows = queries.rows + size_t(first) * dim + d;
+  const int16_t* biases = queries.biases + (size_t(first) * Queries::num_runs(dim) + d / kRun) * 16;
+  __m256i sums[kSums];
+#pragma GCC unroll 8
+  for (int i = 0; i < kSums; ++i) sums[i] = load256(biases + i * kRows / kSums * Queries::num_runs(dim) * 16);
+  if constexpr (kExpanded) multiply_bytes<kRows, kChunks>(rows, dim, keys.codes + d, sums);
+  else multiply_codes<Code, kRows, kChunks>(lookup, rows, dim, d, keys, ahead, sums);
+  return reduce<Code>(sums);
+}
+
+// A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
+template <class Code, int kDim, int kRows, bool kExpanded>
+OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries, int first, int any_dim,
+                              Keys keys, const uint8_t* ahead, const float (&scales)[16], float* scores) {
+  constexpr int kKeys = kSums / kRows;
+  const int dim = kDim > 0 ? kDim : any_dim, stride = kExpanded ? dim : dim / 2;
+  const __m256 factors = spread<kRows>(queries.factors + first);
+  scores += size_t(first) * kTileTokens;
+  for (int key = 0; key < 16; key += kKeys) {
+    __m256i total = _mm256_setzero_si256();
+    for (int d = 0; d < dim; d += kRun)
+      total = _mm256_add_epi32(
+          total, dim - d >= kRun
+                     ? multiply<Code, kRows, 2, kExpanded>(lookup, queries, first, dim, d, keys, ahead)
+                     : multiply<Code, kRows, 1, kExpanded>(lookup, queries, first, dim, d, keys, ahead));
+    finish<kRows>(total, factors, scales + key, scores + key);
+    keys.codes += kKeys * stride, keys.planes += kKeys * keys.plane_stride, ahead += kKeys * stride;
+  }
+}
+
+template <class Code, int kDim, bool kExpanded>
+void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_rows, int dim, const Keys& keys,
+                 const uint8_t* ahead, const float (&scales)[16], float* scores) {
+  int row = 0;
+  for (; row + 4 <= num_rows; row += 4)
+    score_rows<Code, kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+  for (; row + 2 <= num_rows; row += 2)
+    score_rows<Code, kDim, 2, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+  if (row < num_rows)
+    score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+}
+
+template <class Code>
+void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t* panel) {
+  for (int key = 0; key < 16; ++key)
+    for (int d = 0; d < dim; d += kChunk, panel += kChunk) {
+      __m256i low, high;
+      lookup.expand(load256(keys.codes + (key * dim + d) / 2),
+                    plane_bytes<Code>(keys.planes + key * keys.plane_stride, d), low, high);
+      store256(panel, low);
+      store256(panel + 32, high);
+    }
+}
+
+template <class Code, int kDim>
+void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queries, int num_rows,
+                uint8_t* panel, float* scores) {
+  const RowFormat& format = layout.k;
+  const Lookup<Code> lookup;
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block& block = tile.blocks[b];
+    if (block.base == nullptr) continue;
+    const Tile::Block& soon = tile.next[b].base != nullptr ? tile.next[b] : block;
+    const uint8_t* const ahead = k_codes(layout, soon.base, soon.offset);
+    prefetch(k_scale(layout, soon.base, soon.offset), 16 * format.scale_bytes);
+    const Keys keys = {k_codes(layout, block.base, block.offset), k_scale(layout, block.base, block.offset),
+                       format.scale_bytes};
+    float scales[16];
+    Code::load_scales(keys.planes, format.scale_bytes, tile.mask(b), scales);
+    if (num_rows <= kDirectRows) {
+      score_block<Code, kDim, false>(lookup, queries, num_rows, format.dim, keys, ahead, scales,
+                                     scores + 16 * b);
+      continue;
+    }
+    prefetch(ahead, 16 * format.row_bytes);
+    expand_keys(lookup, keys, format.dim, panel);
+    score_block<Code, kDim, true>(lookup, queries, num_rows, format.dim,
+                                  {panel, keys.planes, keys.plane_stride}, ahead, scales, scores + 16 * b);
+  }
+}
+
+template <class Code>
+void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
+           float* scores) {
+  const int dim = layout.k.dim;
+  const Queries queries(const_cast<void*>(memory), dim, num_rows);
+  const auto run = dim == 64    ? score_dims<Code, 64>
+                   : dim == 128 ? score_dims<Code, 128>
+                                : score_dims<Code, 0>;
+  run(layout, tile, queries, num_rows, static_cast<uint8_t*>(scratch), scores);
+}
+
+template <class Code>
+constexpr KeySide sides = {query_bytes, key_panel_bytes, load_queries<Code>, score<Code>};
+
+}  // namespace
+
+const KeySide* byte_keys(CodeType codes) {
+  return side_of<KeySide>(codes, [](auto code) { return &sides<decltype(code)>; });
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,58 @@
+// Softmax weights in 8-bit fixed point, for products of bytes that are summed up in 16-bit lanes.
+//
+// They are rounded so that no mass is lost: of the eight in a vector each lane hands its rounding error on to
+// the same lane of the next vector. The largest becomes at most 254, and the sum of a stretch as much as 16
+// bits hold, multiplied by the largest of the codes' integers.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/bytes_avx2.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kStretch = 32;  // positions
+constexpr int kStretches = kTileTokens / kStretch;
+constexpr int kPairs = kStretch / 2;
+constexpr float kLargestWeight = 254;  // what rounding hands on may add one
+
+// Of a stretch's weights; half a unit for each lane of a vector may come from rounding.
+template <class Code>
+constexpr float kLargestSum = float(INT16_MAX / Code::kLargestValue - 4);
+
+// weights * scales of a stretch as bytes; returns what a unit stands for
+template <class Code>
+OCTAVO_INLINE float fix_weights(const float* weights, const float* scales, uint32_t* pairs) {
+  __m256 scaled[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    scaled[i] = _mm256_mul_ps(_mm256_loadu_ps(weights + 8 * i), _mm256_loadu_ps(scales + 8 * i));
+  const float top =
+      largest_lane(_mm256_max_ps(_mm256_max_ps(scaled[0], scaled[1]), _mm256_max_ps(scaled[2], scaled[3])));
+  const float sum =
+      sum_lanes(_mm256_add_ps(_mm256_add_ps(scaled[0], scaled[1]), _mm256_add_ps(scaled[2], scaled[3])));
+  const float unit = std::max(top * (1 / kLargestWeight), sum * (1 / kLargestSum<Code>));
+  const __m256 to_fixed = _mm256_set1_ps(unit > 1e-33f ? 1 / unit : 0.0f);
+  __m256 running = _mm256_setzero_ps();
+  __m256i before = _mm256_setzero_si256(), fixed[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    running = _mm256_add_ps(running, _mm256_mul_ps(scaled[i], to_fixed));
+    const __m256i rounded = _mm256_cvtps_epi32(running);
+    fixed[i] = _mm256_sub_epi32(rounded, before);
+    before = rounded;
+  }
+  const __m256i words[2] = {_mm256_packs_epi32(fixed[0], fixed[1]), _mm256_packs_epi32(fixed[2], fixed[3])};
+  // Four positions of each vector lie together, in the order 0 2 4 6 1 3 5 7 of halves of vectors.
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words[0], words[1]),
+                                                    _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bytes));
+  const __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(bytes, 1));
+  store256(pairs, _mm256_or_si256(low, _mm256_slli_epi32(low, 16)));
+  store256(pairs + 8, _mm256_or_si256(high, _mm256_slli_epi32(high, 16)));
+  return unit * (1.0f / Code::kScale);
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

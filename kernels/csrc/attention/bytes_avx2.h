@@ -1,0 +1,76 @@
+// Codes as bytes, 32 to a vector, for products of bytes (VPMADDUBSW).
+#pragma once
+
+#include "attention/codes_avx2.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kDirectRows = 4;  // up to so many rows expand codes themselves; more share a panel
+
+OCTAVO_INLINE float sum_lanes(__m256 x) {
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+OCTAVO_INLINE float largest_lane(__m256 x) {
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+// The value is in a register here: nothing that uses it comes before, no copy in memory takes its place.
+OCTAVO_INLINE void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
+
+// sum += products of neighbouring bytes, in this order: as trees, which the compiler is free to make of sums,
+// they would leave too many products waiting for the registers.
+OCTAVO_INLINE void add_products(__m256i& sum, __m256i bytes, __m256i signed_bytes) {
+  sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(bytes, signed_bytes));
+  hold(sum);
+}
+
+// What was read from there before may have changed, for all that the compiler knows.
+template <class T>
+OCTAVO_INLINE void forget(const T*& pointer) {
+  asm volatile("" : "+r"(pointer));
+}
+
+// Byte i holds the lowest bits of dims 2 i and 2 i + 1 of the chunk at `dim`, from bit 2 (i % 4) on.
+template <class Code>
+OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
+  if constexpr (!Code::kPlanes) return _mm256_setzero_si256();
+  const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5,
+                                          5, 6, 6, 6, 6, 7, 7, 7, 7);
+  return _mm256_shuffle_epi8(_mm256_set1_epi64x(int64_t(Code::plane(planes, dim))), spread);
+}
+
+// Looks up value + kShift of each nibble, low ones and high ones apart. `kEach` neighbours in a vector of
+// codes are of one place in their rows: the bits of `plane_bytes` move on so often.
+template <class Code, int kShift, int kEach>
+struct ByteLookup {
+  __m256i table = byte_table<[](int code) { return Code::value(code) + kShift; }>();
+  __m256i addends = byte_table<[](int code) { return Code::added(code); }>();
+
+  __attribute__((always_inline)) void expand(__m256i codes, __m256i planes, __m256i& low,
+                                             __m256i& high) const {
+    const __m256i nibble = _mm256_set1_epi8(15);
+    low = look_up<0>(_mm256_and_si256(codes, nibble), planes);
+    high = look_up<1>(_mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble), planes);
+  }
+
+ private:
+  template <int kHigh>
+  __attribute__((always_inline)) __m256i look_up(__m256i codes, __m256i planes) const {
+    const __m256i values = _mm256_shuffle_epi8(table, codes);
+    if constexpr (!Code::kPlanes) return values;
+    constexpr uint64_t kBits = kEach == 1 ? 0x4010040140100401 : 0x4040101004040101;
+    const __m256i bit = _mm256_and_si256(planes, _mm256_set1_epi64x(int64_t(kBits << kHigh)));
+    // Index 255 looks up 0: where the bit is 0.
+    const __m256i unset = _mm256_cmpeq_epi8(bit, _mm256_setzero_si256());
+    return _mm256_add_epi8(values, _mm256_shuffle_epi8(addends, _mm256_or_si256(codes, unset)));
+  }
+};
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

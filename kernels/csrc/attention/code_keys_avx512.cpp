@@ -1,0 +1,279 @@
+// Scores over pages of codes (attention/codes_avx512.h).
+//
+//   K panel  [dim / 4][64 positions][4]  unsigned: the codes' integers, plus kOffset
+//            then, of codes with scales by groups, [groups][4 blocks] scales (and biases: [groups][2][4])
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "attention/codes_avx512.h"
+#include "attention/rows.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+template <class Code>
+OCTAVO_INLINE int num_groups(int dim) {
+  return Code::kGroup > 0 ? dim / Code::kGroup : 1;
+}
+
+// Per row `dim` high bytes, then `dim` low bytes; then a factor per row, and the sums of its groups.
+template <class Code>
+struct Queries {
+  int8_t* bytes;
+  float* factors;
+  int32_t* sums;
+
+  Queries(void* memory, int dim, int num_rows)
+      : bytes(static_cast<int8_t*>(memory)),
+        factors(reinterpret_cast<float*>(bytes + round_up64(size_t(num_rows) * 2 * dim + 16))),
+        sums(reinterpret_cast<int32_t*>(factors + num_rows)) {}
+};
+
+template <class Code>
+size_t query_bytes(int dim, int num_rows) {
+  return round_up64(size_t(num_rows) * 2 * dim + 16) + size_t(num_rows) * 4 * (1 + num_groups<Code>(dim));
+}
+
+// The largest magnitude of a row padded with zeros to whole vectors; NaNs do not count.
+OCTAVO_INLINE float largest_of(const float* row, int dim) {
+  __m512 top = _mm512_setzero_ps();
+  for (int d = 0; d < dim; d += 16) top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(row + d)), top);
+  return _mm512_reduce_max_ps(top);
+}
+
+// The panel holds dims in the order of nibbles in a word: 0 2 4 6, then 1 3 5 7.
+template <class Code>
+OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
+  if constexpr (Code::kBits == 8) return bytes;
+  alignas(16) static constexpr int8_t kOrder[16] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
+  return _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder)));
+}
+
+template <class Code>
+void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
+  const RowFormat& format = args.layout.k;
+  const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
+  const int groups = num_groups<Code>(dim), in_group = dim / groups;
+  const Queries<Code> queries(memory, dim, num_rows);
+  alignas(64) float row[kMaxDim + 16];
+  alignas(64) int32_t fixed[kMaxDim + 16];
+  for (int r = 0; r < num_rows; ++r) {
+    load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
+    if (format.rotated) hadamard(row, dim);
+    std::fill(row + dim, row + dim + 16, 0.0f);
+    const float largest = largest_of(row, dim);
+    // 127 * 256 + 127 leaves the high byte within a signed byte.
+    const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? 32639.0f / largest : 0.0f);
+    int8_t* const high = queries.bytes + size_t(r) * 2 * dim;
+    for (int d = 0; d < dim; d += 16) {
+      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
+      const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
+      _mm512_store_si512(fixed + d, rounded);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
+                       in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
+    }
+    for (int d = 0; d < dim; d += 16)  // what is past a row is overwritten by what comes after it
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
+                       in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
+    queries.factors[r] = largest / 32639.0f * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+    for (int g = 0; g < groups; ++g) {
+      int32_t sum = 0;
+      for (int d = g * in_group; d < (g + 1) * in_group; ++d) sum += fixed[d];
+      queries.sums[size_t(r) * groups + g] = sum;
+    }
+  }
+}
+
+template <class Code>
+size_t key_panel_bytes(int dim) {
+  return size_t(dim) * kTileTokens +
+         (Code::kGroup > 0 ? size_t(num_groups<Code>(dim)) * 2 * kBlocks * 64 : 0);
+}
+
+template <class Code>
+void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
+  constexpr int kPerWord = 8 / Code::kBits;  // vectors of the panel
+  const Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kOffset> lookup;
+  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_groups<Code>(dim);
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (block.base == nullptr) continue;
+    const uint8_t* from = k_codes(layout, block.base, block.offset);
+    const uint8_t* const of_rows = k_scale(layout, block.base, block.offset);
+    if (next.base != nullptr) {
+      prefetch(k_codes(layout, next.base, next.offset), 16 * layout.k.row_bytes);
+      prefetch(k_scale(layout, next.base, next.offset), 16 * layout.k.scale_bytes);
+    }
+    __m512i planes[kMaxDim / 32];
+    if constexpr (Code::kPlanes) {
+      load_columns(of_rows, layout.k.scale_bytes, planes);
+      planes[0] = _mm512_and_si512(planes[0], _mm512_set1_epi32(int(0xffffff00)));  // that byte is the scale
+    }
+    if constexpr (Code::kGroup > 0) {
+      __m512* const scales = reinterpret_cast<__m512*>(panel + size_t(dim) * kBlocks / 4) + b;
+      load_group_scales<Code>(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, kBlocks);
+    }
+    for (int word = 0; word < num_words; word += 16, from += 64) {
+      const int count = std::min(16, num_words - word);
+      const __mmask16 valid = __mmask16((1u << count) - 1);
+      __m512i rows[16];
+#pragma GCC unroll 16
+      for (int t = 0; t < 16; ++t) rows[t] = _mm512_maskz_loadu_epi32(valid, from + t * layout.k.row_bytes);
+      transpose16(rows);
+      __m512i* to = panel + size_t(word) * kPerWord * kBlocks + b;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        if (i >= count) break;
+        if constexpr (Code::kBits == 8) {
+          to[i * kBlocks] = Code::kAffine ? rows[i] : _mm512_xor_si512(rows[i], _mm512_set1_epi8(char(0x80)));
+        } else if constexpr (Code::kAffine) {
+          to[2 * i * kBlocks] = low_nibbles(rows[i]);
+          to[(2 * i + 1) * kBlocks] = high_nibbles(rows[i]);
+        } else {
+          __m512i spread = rows[i];
+          if constexpr (Code::kPlanes) {  // byte i % 4 of each lane, four times
+            const int byte = i % 4;
+            alignas(16) int8_t order[16];
+            for (int lane = 0; lane < 16; ++lane) order[lane] = int8_t(lane / 4 * 4 + byte);
+            spread = _mm512_shuffle_epi8(
+                planes[(word + i) / 4],
+                _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(order))));
+          }
+          lookup.expand(rows[i], spread, _mm512_set1_epi32(0x40100401), to[2 * i * kBlocks],
+                        to[(2 * i + 1) * kBlocks]);
+        }
+      }
+    }
+  }
+}
+
+// Products of kRows rows with `quads` vectors of each block.
+template <int kRows>
+OCTAVO_INLINE void add_quads(const int8_t* from, int dim, const __m512i* panel, int quads,
+                             __m512i (&high)[kRows][kBlocks], __m512i (&low)[kRows][kBlocks]) {
+  for (int i = 0; i < 4 * quads; i += 4, panel += kBlocks) {
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r) {
+      const int8_t* row = from + r * 2 * dim + i;
+      const __m512i upper = broadcast4(row), lower = broadcast4(row + dim);
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) {
+        add_dots(high[r][b], panel[b], upper);
+        add_dots(low[r][b], panel[b], lower);
+      }
+    }
+  }
+}
+
+template <class Code, int kRows>
+OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
+                              const __m512 (&scales)[kBlocks], float* scores) {
+  __m512i high[kRows][kBlocks], low[kRows][kBlocks];
+#pragma GCC unroll 3
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) high[r][b] = low[r][b] = _mm512_setzero_si512();
+  add_quads<kRows>(queries.bytes + size_t(first) * 2 * dim, dim, panel, dim / 4, high, low);
+#pragma GCC unroll 3
+  for (int r = 0; r < kRows; ++r) {
+    const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[first + r]) * Code::kOffset));
+    const __m512 factor = _mm512_set1_ps(queries.factors[first + r]);
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      const __m512 product = _mm512_cvtepi32_ps(_mm512_sub_epi32(join(high[r][b], low[r][b]), offset));
+      _mm512_storeu_ps(scores + size_t(first + r) * kTileTokens + 16 * b,
+                       _mm512_mul_ps(_mm512_mul_ps(product, factor), scales[b]));
+    }
+  }
+}
+
+// The same where groups of dims have scales of their own.
+template <class Code, int kRows>
+OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
+                                float* scores) {
+  constexpr int kQuads = Code::kGroup / 4, kPer = Code::kAffine ? 2 : 1;
+  const int groups = num_groups<Code>(dim);
+  const __m512* scales = reinterpret_cast<const __m512*>(panel + size_t(dim) * kBlocks / 4);
+  const int8_t* from = queries.bytes + size_t(first) * 2 * dim;
+  __m512 total[kRows][kBlocks];
+#pragma GCC unroll 3
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) total[r][b] = _mm512_setzero_ps();
+  for (int g = 0; g < groups;
+       ++g, from += Code::kGroup, panel += kQuads * kBlocks, scales += kPer * kBlocks) {
+    __m512i high[kRows][kBlocks], low[kRows][kBlocks];
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) high[r][b] = low[r][b] = _mm512_setzero_si512();
+    add_quads<kRows>(from, dim, panel, kQuads, high, low);
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r) {
+      const int32_t sum = queries.sums[size_t(first + r) * groups + g];
+      const __m512i offset = _mm512_set1_epi32(sum * Code::kOffset);
+      const __m512 of_bias = _mm512_set1_ps(float(sum));
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) {
+        __m512i product = join(high[r][b], low[r][b]);
+        if constexpr (Code::kOffset != 0) product = _mm512_sub_epi32(product, offset);
+        total[r][b] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scales[b], total[r][b]);
+        if constexpr (Code::kAffine) total[r][b] = _mm512_fmadd_ps(of_bias, scales[kBlocks + b], total[r][b]);
+      }
+    }
+  }
+#pragma GCC unroll 3
+  for (int r = 0; r < kRows; ++r) {
+    const __m512 factor = _mm512_set1_ps(queries.factors[first + r]);
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b)
+      _mm512_storeu_ps(scores + size_t(first + r) * kTileTokens + 16 * b, _mm512_mul_ps(total[r][b], factor));
+  }
+}
+
+template <class Code>
+void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
+           float* scores) {
+  __m512i* const panel = static_cast<__m512i*>(scratch);
+  const int dim = layout.k.dim;
+  load_keys<Code>(layout, tile, panel);
+  const Queries<Code> queries(const_cast<void*>(memory), dim, num_rows);
+  if constexpr (Code::kGroup > 0) {
+    int row = 0;
+    for (; row + 2 <= num_rows; row += 2) score_groups<Code, 2>(queries, row, dim, panel, scores);
+    if (row < num_rows) score_groups<Code, 1>(queries, row, dim, panel, scores);
+  } else {
+    __m512 scales[kBlocks];
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block& block = tile.blocks[b];
+      scales[b] = block.base == nullptr ? _mm512_setzero_ps()
+                                        : load_row_scales<Code>(k_scale(layout, block.base, block.offset),
+                                                                layout.k.scale_bytes, tile.mask(b));
+    }
+    for_row_blocks(num_rows, [&]<int kRows>(int row) {
+      score_rows<Code, kRows>(queries, row, dim, panel, scales, scores);
+    });
+  }
+}
+
+template <class Code>
+constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes<Code>, load_queries<Code>, score<Code>};
+
+}  // namespace
+
+const KeySide* code_keys(const RowFormat& format) {
+  switch (format.codes) {
+    case CodeType::fp4: return &sides<Fp4>;
+    case CodeType::fp5: return &sides<Fp5>;
+    case CodeType::int4: return &sides<Int4>;
+    case CodeType::int8: return format.dim <= 512 ? &sides<Int8> : nullptr;  // sums stay below 2^31
+    case CodeType::mxfp4: return &sides<Mxfp4>;
+    case CodeType::nvfp4: return &sides<Nvfp4>;
+    case CodeType::affine4: return &sides<Affine4>;
+    case CodeType::affine8: return &sides<Affine8>;
+    default: return nullptr;
+  }
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,245 @@
+// Weighted sums over pages of codes that have one scale per row (attention/codes_avx512.h).
+//
+//   V panel  [16][width][4 positions]    signed: the codes' integers
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "attention/codes_avx512.h"
+#include "attention/rows.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// Dims of 64 code bytes; a row's accumulator is that many floats for each.
+template <class Code>
+constexpr int kChunkDims = 512 / Code::kBits;
+
+template <class Code>
+int value_width(int dim) {
+  return (dim + kChunkDims<Code> - 1) / kChunkDims<Code> * kChunkDims<Code>;
+}
+
+// The panel, then per row 64 high bytes, 64 low bytes and a factor.
+template <class Code>
+size_t value_panel_bytes(int dim, int num_rows) {
+  return size_t(value_width<Code>(dim)) * kTileTokens + size_t(num_rows) * (2 * kTileTokens + 4);
+}
+
+// Bytes of four rows, one of each in a word: lane 4 c + k of vector m is byte 16 c + 4 m + k.
+OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i (&quads)[4]) {
+  const __m512i ab_low = _mm512_unpacklo_epi8(rows[0], rows[1]);
+  const __m512i ab_high = _mm512_unpackhi_epi8(rows[0], rows[1]);
+  const __m512i cd_low = _mm512_unpacklo_epi8(rows[2], rows[3]);
+  const __m512i cd_high = _mm512_unpackhi_epi8(rows[2], rows[3]);
+  quads[0] = _mm512_unpacklo_epi16(ab_low, cd_low), quads[1] = _mm512_unpackhi_epi16(ab_low, cd_low);
+  quads[2] = _mm512_unpacklo_epi16(ab_high, cd_high), quads[3] = _mm512_unpackhi_epi16(ab_high, cd_high);
+}
+
+// Planes of four rows, from the byte of their first value on: word m of 128 bits c holds byte 4 c + m of each
+// row.
+OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t left, bool first) {
+  __m512i rows;
+  if (stride == 16) {
+    rows = _mm512_loadu_si512(from);
+  } else {
+    alignas(64) uint8_t bytes[64] = {};
+    for (int t = 0; t < 4; ++t)
+      std::memcpy(bytes + 16 * t, from + t * stride, size_t(std::min<int64_t>(16, left)));
+    rows = _mm512_load_si512(bytes);
+  }
+  alignas(64) static constexpr int32_t kWords[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  alignas(16) static constexpr int8_t kBytes[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  rows = _mm512_permutexvar_epi32(_mm512_load_si512(kWords), rows);
+  rows = _mm512_shuffle_epi8(
+      rows, _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes))));
+  return first ? _mm512_maskz_mov_epi32(0xfffe, rows) : rows;  // the first byte is the row's scale
+}
+
+// Four rows of code bytes to vectors of four signed bytes each, one byte per row. Of nibbles, lane 4 c + k of
+// vector 2 m + n is dim 2 (16 c + 4 m + k) + n.
+template <class Code>
+OCTAVO_INLINE void expand_values(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
+                                 __m512i* to) {
+  __m512i quads[4];
+  interleave(rows, quads);
+  // Lane k of 128 bits reads bits 2 k and 2 k + 1 of its byte.
+  const __m512i low_bit =
+      _mm512_broadcast_i32x4(_mm_setr_epi32(0x01010101, 0x04040404, 0x10101010, 0x40404040));
+#define OCTAVO_EXPAND(m)                                                                                  \
+  lookup.expand(quads[m], Code::kPlanes ? _mm512_shuffle_epi32(planes, _MM_PERM_ENUM(0x55 * m)) : planes, \
+                low_bit, to[2 * m], to[2 * m + 1])
+  OCTAVO_EXPAND(0), OCTAVO_EXPAND(1), OCTAVO_EXPAND(2), OCTAVO_EXPAND(3);
+#undef OCTAVO_EXPAND
+}
+
+template <class Code>
+void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
+  const Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, 0> lookup;
+  const int64_t row_bytes = layout.v.row_bytes, scale_bytes = layout.v.scale_bytes;
+  const int num_vectors = value_width<Code>(layout.v.dim) / 16;
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (block.base == nullptr) continue;
+    const uint8_t* from = v_codes(layout, block.base, block.offset);
+    const uint8_t* of_rows = v_scale(layout, block.base, block.offset);
+    if (next.base != nullptr) {
+      prefetch(v_codes(layout, next.base, next.offset), 16 * row_bytes);
+      prefetch(v_scale(layout, next.base, next.offset), 16 * scale_bytes);
+    }
+    for (int64_t byte = 0; byte < row_bytes; byte += 64) {
+      const int64_t count = std::min<int64_t>(64, row_bytes - byte);
+      const __mmask64 valid = ~uint64_t(0) >> (64 - count);
+      for (int quad = 0; quad < 4; ++quad) {
+        __m512i rows[4];
+#pragma GCC unroll 4
+        for (int t = 0; t < 4; ++t)
+          rows[t] = _mm512_maskz_loadu_epi8(valid, from + (4 * quad + t) * row_bytes + byte);
+        __m512i* const to = panel + size_t(4 * b + quad) * num_vectors + byte / 64 * (kChunkDims<Code> / 16);
+        if constexpr (Code::kBits == 8) {
+          __m512i quads[4];
+          interleave(rows, quads);
+#pragma GCC unroll 4
+          for (int m = 0; m < 4; ++m) to[m] = quads[m];
+        } else {
+          __m512i planes = rows[0];
+          if constexpr (Code::kPlanes)
+            planes = load_planes(of_rows + 4 * quad * scale_bytes + byte / 4, scale_bytes,
+                                 scale_bytes - byte / 4, byte == 0);
+          expand_values<Code>(rows, lookup, planes, to);
+        }
+      }
+    }
+  }
+}
+
+template <class Code>
+struct Weights {
+  uint8_t* bytes;
+  float* factors;
+
+  Weights(void* scratch, int dim, int num_rows)
+      : bytes(static_cast<uint8_t*>(scratch) + size_t(value_width<Code>(dim)) * kTileTokens),
+        factors(reinterpret_cast<float*>(bytes + size_t(num_rows) * 2 * kTileTokens)) {}
+};
+
+// weights[row] * scales as 16-bit fixed point of the row's largest
+OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlocks], float per_unit,
+                               uint8_t* bytes, float& factor) {
+  __m512 scaled[kBlocks], largest = _mm512_setzero_ps();
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) {
+    scaled[b] = _mm512_mul_ps(_mm512_loadu_ps(weights + 16 * b), scales[b]);
+    largest = _mm512_max_ps(largest, scaled[b]);
+  }
+  const float top = _mm512_reduce_max_ps(largest);
+  const __m512 to_fixed = _mm512_set1_ps(top > 1e-30f ? 65535.0f / top : 0.0f);
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) {
+    const __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(scaled[b], to_fixed));
+    const __m128i high = _mm512_cvtepi32_epi8(_mm512_srli_epi32(fixed, 8));
+    const __m128i low = _mm512_cvtepi32_epi8(fixed);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 16 * b), high);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + kTileTokens + 16 * b), low);
+  }
+  factor = top / 65535.0f * per_unit;
+}
+
+template <class Code, int kRows>
+OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, const __m512i* panel,
+                                   int num_vectors, uint32_t blocks, float* accumulators) {
+  for (int vector = 0; vector < num_vectors; vector += 4) {
+    __m512i high[kRows][4], low[kRows][4];
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) high[r][v] = low[r][v] = _mm512_setzero_si512();
+    for (int b = 0; b < kBlocks; ++b) {
+      if (!(blocks >> b & 1)) continue;
+      for (int quad = 4 * b; quad < 4 * b + 4; ++quad) {
+        const __m512i* values = panel + size_t(quad) * num_vectors + vector;
+        const uint8_t* from = weights.bytes + size_t(first) * 2 * kTileTokens + 4 * quad;
+#pragma GCC unroll 3
+        for (int r = 0; r < kRows; ++r) {
+          const __m512i upper = broadcast4(from + r * 2 * kTileTokens);
+          const __m512i lower = broadcast4(from + r * 2 * kTileTokens + kTileTokens);
+#pragma GCC unroll 4
+          for (int v = 0; v < 4; ++v) {
+            add_dots(high[r][v], upper, values[v]);
+            add_dots(low[r][v], lower, values[v]);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 factor = _mm512_set1_ps(weights.factors[first + r]);
+      float* to = accumulators + (size_t(first + r) * num_vectors + vector) * 16;
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        const __m512 sum = _mm512_cvtepi32_ps(join(high[r][v], low[r][v]));
+        _mm512_storeu_ps(to + 16 * v, _mm512_fmadd_ps(sum, factor, _mm512_loadu_ps(to + 16 * v)));
+      }
+    }
+  }
+}
+
+template <class Code>
+void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
+                float* accumulators) {
+  __m512i* const panel = static_cast<__m512i*>(scratch);
+  const int num_vectors = value_width<Code>(layout.v.dim) / 16;
+  load_values<Code>(layout, tile, panel);
+  __m512 scales[kBlocks];
+  uint32_t blocks = 0;
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block& block = tile.blocks[b];
+    scales[b] = block.base == nullptr ? _mm512_setzero_ps()
+                                      : load_row_scales<Code>(v_scale(layout, block.base, block.offset),
+                                                              layout.v.scale_bytes, tile.mask(b));
+    blocks |= uint32_t(block.base != nullptr) << b;
+  }
+  const Weights<Code> fixed(scratch, layout.v.dim, num_rows);
+  for (int r = 0; r < num_rows; ++r)
+    fix_weights(weights + size_t(r) * kTileTokens, scales, 1.0f / Code::kScale,
+                fixed.bytes + size_t(r) * 2 * kTileTokens, fixed.factors[r]);
+  for_row_blocks(num_rows, [&]<int kRows>(int row) {
+    accumulate_rows<Code, kRows>(fixed, row, panel, num_vectors, blocks, accumulators);
+  });
+}
+
+template <class Code>
+void to_natural(int dim, const float* accumulator, float* row) {
+  if constexpr (Code::kBits == 8) {      // lane 4 c + k of vector m is dim 16 c + 4 m + k
+    for (int to = 0; to < dim; to += 4)  // the row's buffer is longer than dim
+      std::memcpy(row + to, accumulator + to / 64 * 64 + to / 4 % 4 * 16 + to / 16 % 4 * 4, 16);
+    return;
+  }
+  for (int first = 0; first < dim; first += 128, accumulator += 128)
+    for (int c = 0; c < 4; ++c)
+      for (int m = 0; m < 4; ++m) {
+        const int to = first + 32 * c + 8 * m;
+        if (to >= dim) continue;
+        const __m128 even = _mm_loadu_ps(accumulator + 32 * m + 4 * c);
+        const __m128 odd = _mm_loadu_ps(accumulator + 32 * m + 16 + 4 * c);
+        _mm_storeu_ps(row + to, _mm_unpacklo_ps(even, odd));
+        _mm_storeu_ps(row + to + 4, _mm_unpackhi_ps(even, odd));
+      }
+}
+
+template <class Code>
+constexpr ValueSide sides = {value_width<Code>, value_panel_bytes<Code>, accumulate<Code>, to_natural<Code>};
+
+}  // namespace
+
+const ValueSide* code_values(const RowFormat& format) {
+  switch (format.codes) {
+    case CodeType::fp4: return &sides<Fp4>;
+    case CodeType::fp5: return &sides<Fp5>;
+    case CodeType::int4: return &sides<Int4>;
+    case CodeType::int8: return &sides<Int8>;
+    default: return nullptr;
+  }
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,77 @@
+// How 16-bit codes, and floats, become vectors of floats: `load_pair` gives two vectors of a row's values
+// [at, at + 2 * kLanes), maybe in an order of their own, which queries and accumulators then share (`kSplit`:
+// even elements before odd ones).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "attention/sides.h"
+#include "attention/vectors.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kStep = 2 * kLanes;  // values per load
+
+struct Pair {
+  Vec first, second;
+};
+
+struct FloatCodec {
+  static constexpr bool kSplit = false;
+  static constexpr int kBytes = 4;
+  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
+    const float* values = reinterpret_cast<const float*>(from);
+    return {octavo::load(values), octavo::load(values + kLanes)};
+  }
+};
+
+struct Bf16Codec {
+  static constexpr bool kSplit = true;
+  static constexpr int kBytes = 2;
+  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
+    IntVec both;
+    std::memcpy(&both, from, sizeof both);  // rows lie at any address
+    return {(Vec)(both << 16), (Vec)(both & int32_t(0xffff0000))};
+  }
+};
+
+#if defined(__F16C__)
+struct Fp16Codec {
+  static constexpr bool kSplit = false;
+  static constexpr int kBytes = 2;
+  OCTAVO_INLINE Vec load_vector(const uint8_t* from) {
+    typedef short Halves __attribute__((vector_size(16)));
+    Vec to;
+    for (int lane = 0; lane < kLanes; lane += 8) {
+      Halves halves;
+      std::memcpy(&halves, from + 2 * lane, 16);
+      const auto eight = __builtin_ia32_vcvtph2ps256(halves);
+      std::memcpy(reinterpret_cast<float*>(&to) + lane, &eight, 32);
+    }
+    return to;
+  }
+  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
+    return {load_vector(from), load_vector(from + 2 * kLanes)};
+  }
+};
+#endif
+
+inline int padded_dim(int dim) { return (dim + kStep - 1) / kStep * kStep; }
+
+// A row in the order of a codec that splits, and back.
+inline void split_row(float* row, int dim) {
+  float split[kStep];
+  for (int at = 0; at < dim; at += kStep) {
+    for (int i = 0; i < kLanes; ++i) split[i] = row[at + 2 * i], split[kLanes + i] = row[at + 2 * i + 1];
+    std::memcpy(row + at, split, sizeof split);
+  }
+}
+inline void join_row(const float* row, int dim, float* to) {
+  for (int at = 0; at < dim; at += kStep)
+    for (int i = 0; i < kLanes; ++i) to[at + 2 * i] = row[at + i], to[at + 2 * i + 1] = row[at + kLanes + i];
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

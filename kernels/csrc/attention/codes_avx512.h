@@ -1,0 +1,192 @@
+// Pages of codes by integer dot products (VNNI): codes stand for small integers, so products with integer
+// queries and weights are exact, and scales are applied to scores, or to weights, as float factors.
+//
+// Queries and softmax weights become 16-bit fixed point in two bytes, each byte a row of its own for
+// vpdpbusd: their rounding, 2^-16 of the largest element, is far below bf16's.
+#pragma once
+
+#include <cstring>
+
+#include "attention/rows.h"
+#include "attention/sides_avx512.h"
+#include "pages/codes.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// 1 / kScale of the integers is what the codes stand for. Adding kOffset makes them unsigned, as K has them;
+// its share of a product is subtracted at the end. kGroup: values that share a scale, 0 for the whole row.
+struct Nibble {
+  static constexpr int kBits = 4, kGroup = 0;
+  static constexpr bool kPlanes = false, kAffine = false;
+};
+struct Fp4 : Nibble {
+  static constexpr int kScale = 2, kOffset = 12;
+  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
+};
+struct Int4 : Nibble {
+  static constexpr int kScale = 1, kOffset = 8;
+  static constexpr int value(int code) { return (code ^ 8) - 8; }
+};
+struct Fp5 : Nibble {
+  static constexpr int kScale = 4, kOffset = 28;
+  static constexpr bool kPlanes = true;
+  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
+  // With the lowest bit: half of what the last bit of E2M1 is worth more.
+  static constexpr int value_above(int code) {
+    const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
+    return value(code) + (code & 8 ? -half : half);
+  }
+};
+struct Mxfp4 : Fp4 {
+  static constexpr int kGroup = kMxGroup;
+};
+struct Nvfp4 : Fp4 {
+  static constexpr int kGroup = kNvGroup;
+};
+struct Affine4 : Nibble {
+  static constexpr int kScale = 1, kOffset = 0, kGroup = kAffineGroup;
+  static constexpr bool kAffine = true;
+  static constexpr int value(int code) { return code; }
+};
+struct Int8 : Nibble {
+  static constexpr int kBits = 8, kScale = 1, kOffset = 128;
+};
+struct Affine8 : Affine4 {
+  static constexpr int kBits = 8;
+};
+
+// of(code) + offset of each code, in every 128 bits, as a shuffle looks up.
+template <class Of>
+OCTAVO_INLINE __m512i table(Of of, int offset) {
+  alignas(16) int8_t bytes[16];
+  for (int code = 0; code < 16; ++code) bytes[code] = int8_t(of(code) + offset);
+  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+OCTAVO_INLINE __m512i low_nibbles(__m512i codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
+OCTAVO_INLINE __m512i high_nibbles(__m512i codes) { return low_nibbles(_mm512_srli_epi16(codes, 4)); }
+
+// Vectors of nibbles become integers plus kShift; `planes`: their lowest bits, those of byte i of a word in
+// bits 2 i (of low nibbles) and 2 i + 1 of each of its bytes.
+template <class Code, int kShift>
+struct Lookup {
+  __m512i values = table([](int code) { return Code::value(code); }, kShift);
+  __m512i above = [] {
+    if constexpr (Code::kPlanes) return table([](int code) { return Code::value_above(code); }, kShift);
+    else return _mm512_setzero_si512();
+  }();
+
+  // `low_bit`: of each byte of four, which bit of the planes is that of its low nibble.
+  __attribute__((always_inline)) void expand(__m512i codes, __m512i planes, __m512i low_bit, __m512i& low,
+                                             __m512i& high) const {
+    const __m512i low_codes = low_nibbles(codes), high_codes = high_nibbles(codes);
+    low = _mm512_shuffle_epi8(values, low_codes);
+    high = _mm512_shuffle_epi8(values, high_codes);
+    if constexpr (Code::kPlanes) {
+      low = _mm512_mask_shuffle_epi8(low, _mm512_test_epi8_mask(planes, low_bit), above, low_codes);
+      high = _mm512_mask_shuffle_epi8(high, _mm512_test_epi8_mask(planes, _mm512_add_epi32(low_bit, low_bit)),
+                                      above, high_codes);
+    }
+  }
+};
+
+OCTAVO_INLINE __m512i broadcast4(const void* from) {
+  int32_t four;
+  std::memcpy(&four, from, 4);
+  return _mm512_set1_epi32(four);
+}
+
+OCTAVO_INLINE __m512 halves(const uint8_t* from, __mmask16 mask) {
+  return _mm512_maskz_cvtph_ps(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+// 256 * high + low of two rows of products
+OCTAVO_INLINE __m512i join(__m512i high, __m512i low) {
+  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
+
+// Columns of 32-bit words of 16 rows that lie `stride` bytes apart: lane i of to[w] is word w of row i, as
+// far as the row reaches.
+OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, __m512i* to) {
+  if (stride == 4) {
+    to[0] = _mm512_loadu_si512(from);
+  } else if (stride == 8) {
+    const __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
+    alignas(64) static constexpr int32_t kIndices[16] = {0,  2,  4,  6,  8,  10, 12, 14,
+                                                         16, 18, 20, 22, 24, 26, 28, 30};
+    const __m512i even = _mm512_load_si512(kIndices), odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    to[0] = _mm512_permutex2var_epi32(a, even, b);
+    to[1] = _mm512_permutex2var_epi32(a, odd, b);
+  } else if (stride == 16) {
+    const __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
+    const __m512i c = _mm512_loadu_si512(from + 128), d = _mm512_loadu_si512(from + 192);
+    alignas(64) static constexpr int32_t kIndices[16] = {0, 4, 8, 12, 16, 20, 24, 28,
+                                                         0, 4, 8, 12, 16, 20, 24, 28};
+    __m512i index = _mm512_load_si512(kIndices);
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w) {
+      const __m512i lower = _mm512_permutex2var_epi32(a, index, b),
+                    upper = _mm512_permutex2var_epi32(c, index, d);
+      to[w] = _mm512_mask_mov_epi32(lower, 0xff00, upper);
+      index = _mm512_add_epi32(index, _mm512_set1_epi32(1));
+    }
+  } else {
+    for (int64_t at = 0; at < stride; at += 4, ++to) {
+      alignas(64) uint32_t words[16] = {};
+      for (int t = 0; t < 16; ++t)
+        std::memcpy(words + t, from + t * stride + at, size_t(stride - at < 4 ? stride - at : 4));
+      *to = _mm512_load_si512(words);
+    }
+  }
+}
+
+// Byte `byte` of each lane's word as a number of its own.
+OCTAVO_INLINE __m512i byte_of(__m512i words, int byte) {
+  return _mm512_and_si512(_mm512_srli_epi32(words, unsigned(8 * byte)), _mm512_set1_epi32(255));
+}
+OCTAVO_INLINE __m512 half_of(__m512i words, int half) {
+  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words, unsigned(16 * half))));
+}
+
+OCTAVO_INLINE __m512 hide(__m512 x, __mmask16 visible) {
+  return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(visible, _mm512_castps_si512(x)));
+}
+
+// The scales of 16 rows, by groups, and biases of `affine`: what the integers of the codes are multiplied
+// with, 0 in rows that are not visible.
+template <class Code>
+OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int groups, __mmask16 visible,
+                                     __m512* scales, int step) {
+  __m512i columns[kMaxDim / kNvGroup / 4];
+  load_columns(from, stride, columns);
+  for (int g = 0; g < groups; ++g) {
+    if constexpr (Code::kAffine) {
+      scales[2 * g * step] = hide(half_of(columns[g], 0), visible);
+      scales[(2 * g + 1) * step] = hide(half_of(columns[g], 1), visible);
+    } else if constexpr (Code::kGroup == kMxGroup) {  // e8m0
+      const __m512i byte = byte_of(columns[g / 4], g % 4);
+      const __m512i bits = _mm512_max_epi32(_mm512_slli_epi32(byte, 23), _mm512_set1_epi32(1 << 22));
+      scales[g * step] =
+          hide(_mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(1.0f / Code::kScale)), visible);
+    } else {  // e4m3
+      const __m512i byte = byte_of(columns[g / 4], g % 4);
+      const __m512i bits = _mm512_slli_epi32(byte, 20);
+      scales[g * step] =
+          hide(_mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0x1p120f / Code::kScale)), visible);
+    }
+  }
+}
+
+// One scale per row, of 16 rows.
+template <class Code>
+OCTAVO_INLINE __m512 load_row_scales(const uint8_t* from, int64_t stride, __mmask16 visible) {
+  if constexpr (!Code::kPlanes) return halves(from, visible);
+  __m512i columns[kMaxDim / 32];
+  load_columns(from, stride, columns);
+  const __m512i bits = _mm512_slli_epi32(_mm512_and_si512(columns[0], _mm512_set1_epi32(255)), 7);
+  return _mm512_maskz_cvtph_ps(visible, _mm512_cvtepi32_epi16(bits));
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,246 @@
+// The float32 sides of attention, for every page format, head dimension and level: rows of codes become
+// floats, either on their way into a register (16-bit codes) or once per tile in a panel.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention/ahead.h"
+#include "attention/codecs.h"
+#include "attention/rows.h"
+#include "attention/sides.h"
+#include "pages/codes.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kDirectRows = 4;  // up to so many rows read codes themselves; more share a panel
+constexpr int kDistance =
+    2;  // blocks between what is computed and what is asked for: time enough, and room in the L1
+
+// Sums of neighbouring elements, within each 128 bits: those of a, then those of b.
+OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
+  IntVec even, odd;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int from = lane / 4 * 4 + lane % 2 * 2 + (lane % 4 < 2 ? 0 : kLanes);
+    even[lane] = from, odd[lane] = from + 1;
+  }
+  return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+}
+
+// to[i] = sum of sums[i]
+OCTAVO_INLINE void reduce4(const Vec* sums, float (&to)[4]) {
+  const Vec four = add_neighbours(add_neighbours(sums[0], sums[1]), add_neighbours(sums[2], sums[3]));
+  for (int i = 0; i < 4; ++i) {
+    float sum = four[i];
+    for (int lane = i + 4; lane < kLanes; lane += 4) sum += four[lane];
+    to[i] = sum;
+  }
+}
+
+// scores[row][key] = queries[row] . keys at `keys`, `stride` bytes apart: kRows * kKeys is 4 or 8
+template <class Codec, int kRows, int kKeys>
+OCTAVO_INLINE void score_keys(const float* queries, int dim, const uint8_t* keys, int64_t stride,
+                              float* scores) {
+  Vec sums[kRows * kKeys] = {};
+  for (int at = 0; at < dim; at += kStep) {
+#pragma GCC unroll 4
+    for (int key = 0; key < kKeys; ++key) {
+      const Pair pair = Codec::load_pair(keys + key * stride + at * Codec::kBytes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        Vec& sum = sums[r * kKeys + key];
+        sum += pair.first * octavo::load(queries + r * dim + at);
+        sum += pair.second * octavo::load(queries + r * dim + at + kLanes);
+      }
+    }
+  }
+  for (int i = 0; i < kRows * kKeys; i += 4) {
+    float four[4];
+    reduce4(sums + i, four);
+    for (int j = 0; j < 4; ++j) scores[(i + j) / kKeys * kTileTokens + (i + j) % kKeys] = four[j];
+  }
+}
+
+// accumulators[row] += sum over 16 positions of weights[row][position] * values, columns of `kVecs` vectors
+template <class Codec, int kRows, int kVecs>
+OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int64_t stride, int width,
+                               int column, const Ahead* ahead, float* accumulators) {
+  values += column * Codec::kBytes;
+  accumulators += column;
+  Vec sums[kRows][kVecs];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = octavo::load(accumulators + r * width + v * kLanes);
+  for (int t = 0; t < 16; ++t) {
+    if (ahead != nullptr)
+      Ahead::ask(*ahead, column / (kVecs * kLanes) * 16 + t, width / (kVecs * kLanes) * 16);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; v += 2) {
+      const Pair pair = Codec::load_pair(values + t * stride + v * kLanes * Codec::kBytes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const float weight = weights[r * kTileTokens + t];
+        sums[r][v] += pair.first * weight;
+        sums[r][v + 1] += pair.second * weight;
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) store(accumulators + r * width + v * kLanes, sums[r][v]);
+}
+
+template <class Codec, int kRows>
+OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_t stride, int width,
+                             const Ahead* ahead, float* accumulators) {
+  constexpr int kVecs = 8 / kRows;
+  int column = 0;
+  for (; column + kVecs * kLanes <= width; column += kVecs * kLanes)
+    add_columns<Codec, kRows, kVecs>(weights, values, stride, width, column, ahead, accumulators);
+  for (; column < width; column += kStep)
+    add_columns<Codec, kRows, 2>(weights, values, stride, width, column, nullptr, accumulators);
+}
+
+// body(first_row, std::integral_constant n) over all rows, n of 4, 2 or 1 rows at a time.
+template <class Body>
+OCTAVO_INLINE void for_rows(int num_rows, Body body) {
+  int row = 0;
+  for (; row + 4 <= num_rows; row += 4) body(row, std::integral_constant<int, 4>{});
+  for (; row + 2 <= num_rows; row += 2) body(row, std::integral_constant<int, 2>{});
+  if (row < num_rows) body(row, std::integral_constant<int, 1>{});
+}
+
+// Rows of a block as floats, zeros past the dimension and where `visible` has a 0. A codec that reads the
+// codes themselves stores whole vectors, in its own order, where they fill a row.
+template <class Codec>
+void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
+                  float* panel) {
+  const int padded = padded_dim(format.dim);
+  for (int t = 0; t < 16; ++t, panel += padded) {
+    if (!(visible >> t & 1)) {
+      std::fill(panel, panel + padded, 0.0f);
+      continue;
+    }
+    const uint8_t* row = codes + t * format.row_bytes;
+    if constexpr (!std::is_void_v<Codec>) {
+      if (format.dim == padded) {
+        for (int at = 0; at < padded; at += kStep) {
+          const Pair pair = Codec::load_pair(row + at * Codec::kBytes);
+          store(panel + at, pair.first);
+          store(panel + at + kLanes, pair.second);
+        }
+        continue;
+      }
+    }
+    dequantize_row(format, row, scales + t * format.scale_bytes, panel);
+    std::fill(panel + format.dim, panel + padded, 0.0f);
+    if constexpr (!std::is_void_v<Codec>)
+      if (Codec::kSplit) split_row(panel, padded);
+  }
+}
+
+// Codec: how few rows read the codes themselves; void where they never do.
+template <class Codec>
+struct FloatSides {
+  static constexpr bool kDirect = !std::is_void_v<Codec>;
+  using Reader = std::conditional_t<kDirect, Codec, FloatCodec>;
+  static constexpr bool kSplit = Reader::kSplit;
+
+  static bool direct(const RowFormat& format, int num_rows) {
+    return kDirect && num_rows <= kDirectRows && format.dim % kStep == 0;
+  }
+
+  static size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim(dim) * 4; }
+  static size_t key_panel_bytes(int dim) { return size_t(padded_dim(dim)) * 16 * 4; }
+  static size_t value_panel_bytes(int dim, int) { return key_panel_bytes(dim); }
+
+  static void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
+    const RowFormat& format = args.layout.k;
+    const int group = group_size(args), num_rows = item.num_tokens * group, padded = padded_dim(format.dim);
+    float* row = static_cast<float*>(memory);
+    for (int r = 0; r < num_rows; ++r, row += padded) {
+      load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, format.dim, row);
+      if (format.rotated) hadamard(row, format.dim);
+      std::fill(row + format.dim, row + padded, 0.0f);
+      if (kSplit) split_row(row, padded);
+    }
+  }
+
+  template <class From>
+  static void score_block(const float* queries, int num_rows, int dim, const uint8_t* keys, int64_t stride,
+                          const Ahead& ahead, float* scores) {
+    for_rows(num_rows, [&](int row, auto rows) {
+      constexpr int kKeys = rows() == 4 ? 2 : 4;
+      for (int key = 0; key < 16; key += kKeys) {
+        if (row == 0) Ahead::ask(ahead, key / kKeys, 16 / kKeys);
+        score_keys<From, rows(), kKeys>(queries + row * dim, dim, keys + key * stride, stride,
+                                        scores + row * kTileTokens + key);
+      }
+    });
+  }
+
+  static void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* panel,
+                    float* scores) {
+    const RowFormat& format = layout.k;
+    const int dim = padded_dim(format.dim);
+    const float* queries = static_cast<const float*>(memory);
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block& block = tile.blocks[b];
+      if (block.base == nullptr) continue;
+      const uint8_t* codes = k_codes(layout, block.base, block.offset);
+      const Ahead ahead(layout, tile, b + kDistance);
+      if (direct(format, num_rows)) {
+        score_block<Reader>(queries, num_rows, dim, codes, format.row_bytes, ahead, scores + 16 * b);
+        continue;
+      }
+      float* rows = static_cast<float*>(panel);
+      expand_block<Codec>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows), dim * 4, ahead,
+                              scores + 16 * b);
+    }
+  }
+
+  template <class From>
+  static void accumulate_block(const float* weights, int num_rows, int width, const uint8_t* values,
+                               int64_t stride, const Ahead& ahead, float* accumulators) {
+    for_rows(num_rows, [&](int row, auto rows) {
+      add_block<From, rows()>(weights + row * kTileTokens, values, stride, width, row == 0 ? &ahead : nullptr,
+                              accumulators + int64_t(row) * width);
+    });
+  }
+
+  static void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows,
+                         void* panel, float* accumulators) {
+    const RowFormat& format = layout.v;
+    const int width = padded_dim(format.dim);
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block& block = tile.blocks[b];
+      if (block.base == nullptr) continue;
+      const uint8_t* codes = v_codes(layout, block.base, block.offset);
+      const Ahead ahead(layout, tile, kBlocks + b + kDistance);
+      if (direct(format, num_rows) && tile.mask(b) == 0xffff) {
+        accumulate_block<Reader>(weights + 16 * b, num_rows, width, codes, format.row_bytes, ahead,
+                                 accumulators);
+        continue;
+      }
+      float* rows = static_cast<float*>(panel);
+      expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
+                                   width * 4, ahead, accumulators);
+    }
+  }
+
+  static void to_natural(int dim, const float* accumulator, float* row) {
+    if (kSplit) join_row(accumulator, padded_dim(dim), row);
+    else std::copy(accumulator, accumulator + dim, row);
+  }
+
+  static constexpr KeySide keys = {query_bytes, key_panel_bytes, load_queries, score};
+  static constexpr ValueSide values = {padded_dim, value_panel_bytes, accumulate, to_natural};
+};
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

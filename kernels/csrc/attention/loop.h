@@ -1,0 +1,248 @@
+// The tile loop of attention: joins the key side and the value side of a call around an online softmax.
+// Included by one file of each level that has sides, inside no namespace; internal linkage.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention/finish.h"
+#include "attention/rows.h"
+#include "attention/sides.h"
+#include "attention/softmax.h"
+#include "attention/tiles.h"
+#include "runtime/threads.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kBlockRows = kShortestPage;
+
+// Pages smaller than a block are first copied into blocks: pages of 16 positions that the sides can read.
+PageLayout block_layout(const PageLayout& layout) {
+  PageLayout blocks = layout;
+  blocks.page_size = kBlockRows;
+  blocks.k_scales = kBlockRows * layout.k.row_bytes;
+  blocks.v_codes = blocks.k_scales + kBlockRows * layout.k.scale_bytes;
+  blocks.v_scales = blocks.v_codes + kBlockRows * layout.v.row_bytes;
+  blocks.head_bytes = blocks.v_scales + kBlockRows * layout.v.scale_bytes;
+  return blocks;
+}
+
+struct Workspace {
+  bool small_pages;
+  PageLayout layout;  // what the sides read
+  uint8_t *queries, *key_panel, *value_panel, *blocks;
+  float *scores, *result;
+  size_t query_bytes, result_floats;  // of one KV head
+
+  Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values)
+      : small_pages(args.layout.page_size < kBlockRows),
+        layout(small_pages ? block_layout(args.layout) : args.layout) {
+    const int num_rows = item.num_tokens * group_size(args);
+    const int width = values.width(args.layout.v.dim);
+    query_bytes = round_up64(keys.query_bytes(args.layout.k.dim, num_rows));
+    result_floats = item.partial < 0 ? size_t(partial_floats(args, item.num_tokens, width)) : 0;
+    const size_t sizes[] = {query_bytes * item.num_heads,
+                            keys.panel_bytes(args.layout.k.dim),
+                            values.panel_bytes(args.layout.v.dim, num_rows),
+                            size_t(num_rows) * kTileTokens * sizeof(float),
+                            result_floats * item.num_heads * sizeof(float),
+                            small_pages ? size_t(layout.head_bytes) * kBlocks : 0};
+    size_t total = 0;
+    for (size_t size : sizes) total += round_up64(size);
+    uint8_t* next = static_cast<uint8_t*>(thread_scratch(total));
+    uint8_t* parts[6];
+    for (int i = 0; i < 6; ++i) {
+      parts[i] = next;
+      next += round_up64(sizes[i]);
+    }
+    queries = parts[0];
+    key_panel = parts[1];
+    value_panel = parts[2];
+    scores = reinterpret_cast<float*>(parts[3]);
+    result = reinterpret_cast<float*>(parts[4]);
+    blocks = parts[5];
+  }
+};
+
+// Where the blocks of the tile lie; a block that `bits` leaves out is not looked up at all.
+void locate(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits,
+            Tile::Block (&blocks)[kBlocks]) {
+  const PageLayout& layout = args.layout;
+  const int32_t* table = args.page_table + item.sequence * args.table_width;
+  for (int b = 0; b < kBlocks; ++b) {
+    const int position = start + 16 * b;
+    const bool visible = (bits >> (16 * b) & 0xffff) != 0;
+    blocks[b] = {visible ? args.pool + page_offset(layout, table, position, item.kv_head) : nullptr,
+                 position & (layout.page_size - 1)};
+  }
+}
+
+// The same for small pages, whose visible rows are copied; what is not visible stays as it was.
+void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits, const Workspace& work,
+           Tile::Block (&blocks)[kBlocks]) {
+  const PageLayout &from = args.layout, &to = work.layout;
+  const int32_t* table = args.page_table + item.sequence * args.table_width;
+  const int size = from.page_size;
+  const uint64_t page_bits = (uint64_t(1) << size) - 1;
+  for (int b = 0; b < kBlocks; ++b) {
+    const bool visible = (bits >> (16 * b) & 0xffff) != 0;
+    uint8_t* const block = work.blocks + b * to.head_bytes;
+    blocks[b] = {visible ? block : nullptr, 0};
+    for (int row = 0; visible && row < kBlockRows; row += size) {
+      if ((bits >> (16 * b + row) & page_bits) == 0) continue;
+      const uint8_t* page = args.pool + page_offset(from, table, start + 16 * b + row, item.kv_head);
+      std::memcpy(block + row * from.k.row_bytes, page, size_t(size * from.k.row_bytes));
+      std::memcpy(block + to.k_scales + row * from.k.scale_bytes, page + from.k_scales,
+                  size_t(size * from.k.scale_bytes));
+      std::memcpy(block + to.v_codes + row * from.v.row_bytes, page + from.v_codes,
+                  size_t(size * from.v.row_bytes));
+      std::memcpy(block + to.v_scales + row * from.v.scale_bytes, page + from.v_scales,
+                  size_t(size * from.v.scale_bytes));
+    }
+  }
+}
+
+// The visible tiles of an item in order, each with the place of the one after it.
+class TileWalk {
+ public:
+  TileWalk(const AttendArgs& args, const AttendItem& item, const TileList& tiles, const Workspace& work)
+      : args_(args), item_(item), tiles_(tiles), work_(work), index_(item.first_tile) {
+    look_ahead();
+  }
+
+  // The next tile, which starts at position `start`; false after the last.
+  bool advance(Tile& tile, int& start) {
+    if (index_ == item_.first_tile + item_.num_tiles) return false;
+    start = start_;
+    tile.bits = bits_;
+    if (work_.small_pages) stage(args_, item_, start_, bits_, work_, tile.blocks);
+    else std::copy(next_, next_ + kBlocks, tile.blocks);
+    ++index_;
+    look_ahead();
+    std::copy(next_, next_ + kBlocks, tile.next);
+    return true;
+  }
+
+ private:
+  // To the next tile of which some row sees anything.
+  void look_ahead() {
+    for (Tile::Block& block : next_) block = {nullptr, 0};
+    for (bits_ = 0; index_ < item_.first_tile + item_.num_tiles; ++index_) {
+      start_ = tiles_.start(index_);
+      bits_ = item_bits(args_, item_, tiles_.visible, start_);
+      if (bits_ != 0) break;
+    }
+    if (bits_ == 0) return;
+    if (!work_.small_pages) locate(args_, item_, start_, bits_, next_);
+  }
+
+  const AttendArgs& args_;
+  const AttendItem& item_;
+  const TileList& tiles_;
+  const Workspace& work_;
+  int index_, start_ = 0;
+  uint64_t bits_ = 0;
+  Tile::Block next_[kBlocks];
+};
+
+// The row of a token and a query head of the item's (first) KV head, in the tile at `start`; `copy` as in
+// mask_added.
+RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int token, int in_group,
+                      float (&copy)[kTileTokens]) {
+  const int head = item.kv_head * group_size(args) + in_group, at = row_position(args, item.sequence, token);
+  const float distance = float(at - start), slope = args.slopes != nullptr ? args.slopes[head] : 0.0f;
+  const uint64_t bits = row_bits(args, item.sequence, start, at);
+  if (!args.mask) return {bits, distance, slope, nullptr};
+  const int end = args.kv_len[item.sequence];
+  return {bits & mask_bits(args.mask, token, head, start, end), distance, slope,
+          mask_added(args.mask, token, head, start, end, copy)};
+}
+
+// The rows of an item under one of its KV heads: their queries, and what they have so far.
+struct HeadRows {
+  AttendItem item;  // of this head alone
+  uint8_t* queries;
+  float *result, *maxima, *sums;
+};
+
+// The tile of the head-th of `num_heads` heads, of which `first` is that of the first one. Next comes the
+// same tile of the next head, and after the last head the first one's next tile.
+Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads) {
+  Tile tile = first;
+  for (int b = 0; b < kBlocks; ++b) {
+    const uint8_t* const base = first.blocks[b].base;
+    if (base != nullptr) tile.blocks[b].base = base + head * layout.head_bytes;
+    if (head + 1 == num_heads) continue;
+    tile.next[b] = first.blocks[b];
+    if (base != nullptr) tile.next[b].base = base + (head + 1) * layout.head_bytes;
+  }
+  return tile;
+}
+
+HeadRows begin_head(const AttendArgs& args, const AttendItem& item, int head, const KeySide& keys, int width,
+                    const Workspace& work, float* partials) {
+  const int num_rows = item.num_tokens * group_size(args);
+  HeadRows rows{item, work.queries + head * work.query_bytes, nullptr, nullptr, nullptr};
+  rows.item.kv_head += head;
+  rows.result = item.partial >= 0 ? partials + item.partial + head * item.partial_stride
+                                  : work.result + head * work.result_floats;
+  rows.maxima = rows.result + int64_t(num_rows) * width;
+  rows.sums = rows.maxima + num_rows;
+  std::fill(rows.result, rows.maxima, 0.0f);
+  std::fill(rows.maxima, rows.sums, kLowest);
+  std::fill(rows.sums, rows.sums + num_rows, 0.0f);
+  keys.load_queries(args, rows.item, rows.queries);
+  return rows;
+}
+
+void merge(const AttendArgs& args, const MergeItem& item, const float* partials) {
+  const ValueSide& values = *value_side(args);
+  const int dim = args.layout.v.dim;
+  merge_partials(args, item, partials, values.width(dim),
+                 [&](const float* accumulator, float* row) { values.to_natural(dim, accumulator, row); });
+}
+
+// Scores of the tile at `start` become weights.
+void soften(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
+  const AttendItem& item = rows.item;
+  const int group = group_size(args);
+  float added[kTileTokens];
+  for (int row = 0, token = item.first_token; token < item.first_token + item.num_tokens; ++token)
+    for (int head = 0; head < group; ++head, ++row)
+      soften_row(args, row_in_tile(args, item, start, token, head, added), scores + row * kTileTokens,
+                 rows.result + int64_t(row) * width, width, rows.maxima[row], rows.sums[row]);
+}
+
+void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
+  const KeySide& keys = *key_side(args);
+  const ValueSide& values = *value_side(args);
+  const Workspace work(args, item, keys, values);
+  const int num_rows = item.num_tokens * group_size(args), width = values.width(args.layout.v.dim);
+  HeadRows heads[kRowsInTurn];
+  for (int head = 0; head < item.num_heads; ++head)
+    heads[head] = begin_head(args, item, head, keys, width, work, partials);
+
+  const int position = row_position(args, item.sequence, item.first_token);
+  const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
+  TileWalk walk(args, item, tiles, work);
+  Tile first{};
+  for (int start; walk.advance(first, start);)
+    for (int head = 0; head < item.num_heads; ++head) {
+      const HeadRows& rows = heads[head];
+      const Tile tile = tile_of_head(work.layout, first, head, item.num_heads);
+      keys.score(work.layout, tile, rows.queries, num_rows, work.key_panel, work.scores);
+      soften(args, rows, start, width, work.scores);
+      values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.result);
+    }
+  for (int head = 0; item.partial < 0 && head < item.num_heads; ++head)
+    merge(args, {item.kv_head + head, item.first_token, item.num_tokens, 1, 0}, heads[head].result);
+}
+
+// Of a call that has both sides.
+AttendKernel tile_kernel(const AttendArgs& args) {
+  return {attend, merge, value_side(args)->width(args.layout.v.dim)};
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

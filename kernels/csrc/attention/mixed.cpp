@@ -1,0 +1,180 @@
+// Attention over two pools that hold the rows of the same layer: quantized pages, and 16-bit twins of some.
+//
+// Each pool is attended over by the kernels of its own formats, which leave float rows and the logarithm of
+// their sums of weights; a last pass weights the two by these and folds in the sinks.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention/primitives.h"
+#include "attention/vectors.h"
+#include "mlx/primitives.h"
+#include "pages/pages.h"
+#include "program/encoder.h"
+#include "runtime/threads.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+struct Part {
+  std::vector<float> out, logsums;  // [num_rows, v.dim], [num_rows]; a row is a token and query head
+};
+
+// `args` of the whole call, but for what is one pool's.
+Part attend_part(AttendArgs args, const PageLayout& layout, const uint8_t* pool, const int32_t* page_table,
+                 Residency::Part which, int num_tokens) {
+  const size_t num_rows = size_t(num_tokens) * args.num_query_heads;
+  Part part{std::vector<float>(num_rows * layout.v.dim), std::vector<float>(num_rows)};
+  args.layout = layout;
+  args.pool = pool;
+  args.page_table = page_table;
+  args.residency.part = which;
+  args.sinks = nullptr;
+  args.out = part.out.data();
+  args.logsums = part.logsums.data();
+  run_attention(args);
+  return part;
+}
+
+// One row of the call: `row` is scratch of v.dim floats.
+void join_row(const AttendArgs& args, const Part& first, const Part& second, size_t index, float* row) {
+  const int dim = args.layout.v.dim, head = int(index % args.num_query_heads);
+  const float sink = args.sinks != nullptr ? args.sinks[head] * kLog2E : kLowest;
+  const float top = std::max(std::max(first.logsums[index], second.logsums[index]), sink);
+  const float a = std::exp2(first.logsums[index] - top), b = std::exp2(second.logsums[index] - top);
+  const float sum = a + b + (args.sinks != nullptr ? std::exp2(sink - top) : 0.0f);
+  const float *x = first.out.data() + index * dim, *y = second.out.data() + index * dim;
+  for (int i = 0; i < dim; ++i) row[i] = (x[i] * a + y[i] * b) / sum;
+  store_floats(args.out, args.queries.type, index * dim, dim, row);
+}
+
+struct MixedOptions {
+  float scale, softcap;
+  int window, keep;            // of the layer
+  int twin_window, twin_keep;  // see Residency
+  bool sinks, slopes, mask, exact;
+};
+
+class AttendMixed : public mx::Primitive {
+ public:
+  AttendMixed(mx::Stream stream, const PageLayout& layout, const PageLayout& twins,
+              const MixedOptions& options)
+      : Primitive(stream), layout_(layout), twins_(twins), options_(options) {}
+
+  // pool, twins, queries, page_table, twin_table, q_start, kv_len, quantize_after, maybe sinks, slopes, mask
+  // -> out
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    allocate(out);
+    AttendArgs args{};
+    args.layout = layout_;
+    args.queries = view_rows(inputs[2]);
+    args.out = out.data<void>();
+    args.table_width = inputs[3].shape(1);
+    args.q_start = view_ints(inputs[5]);
+    args.kv_len = view_ints(inputs[6]);
+    args.num_sequences = inputs[6].shape(0);
+    args.num_query_heads = inputs[2].shape(1);
+    args.scale = options_.scale;
+    args.softcap = options_.softcap;
+    args.window = options_.window;
+    args.keep = options_.keep;
+    args.exact = options_.exact;
+    args.residency = {Residency::all, options_.twin_window, options_.twin_keep, view_ints(inputs[7])};
+    size_t next = 8;
+    if (options_.sinks) args.sinks = inputs[next++].data<float>();
+    if (options_.slopes) args.slopes = inputs[next++].data<float>();
+    if (options_.mask) args.mask = view_mask(inputs[next]);
+    const uint8_t *pool = inputs[0].data<uint8_t>(), *twin_pool = inputs[1].data<uint8_t>();
+    const int32_t *table = view_ints(inputs[3]), *twin_table = view_ints(inputs[4]);
+    const int num_tokens = inputs[2].shape(0);
+    Encoder(stream()).dispatch([args, pool, twin_pool, table, twin_table, num_tokens, twins = twins_] {
+      const Part first = attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens);
+      const Part second = attend_part(args, twins, twin_pool, twin_table, Residency::twins, num_tokens);
+      parallel_for(num_tokens, [&](int token) {
+        std::vector<float> row(size_t(args.layout.v.dim));
+        for (int head = 0; head < args.num_query_heads; ++head)
+          join_row(args, first, second, size_t(token) * args.num_query_heads + head, row.data());
+      });
+    });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");
+  }
+  const char* name() const override { return "OctavoAttendMixed"; }
+
+ private:
+  PageLayout layout_, twins_;
+  MixedOptions options_;
+};
+
+void require_twins(const PageLayout& layout, const PageLayout& twins) {
+  require(
+      layout.num_heads == twins.num_heads && layout.page_size == twins.page_size &&
+          layout.k.dim == twins.k.dim && layout.v.dim == twins.v.dim,
+      [] { return "twins must have the heads, dimensions and page size of the pages they are twins of"; });
+}
+
+mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const PageLayout& twins,
+                       const mx::array& twin_pool, const mx::array& queries, const mx::array& page_table,
+                       const mx::array& twin_table, const mx::array& q_start, const mx::array& kv_len,
+                       const mx::array& quantize_after, float scale, int window, int keep, int twin_window,
+                       int twin_keep, float softcap, const std::optional<mx::array>& sinks,
+                       const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
+                       bool exact) {
+  require_twins(layout, twins);
+  require_pool(layout, pool);
+  require_pool(twins, twin_pool);
+  require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
+  require(page_table.ndim() == 2,
+          [&] { return "page_table must be [B, P], got " + shape_text(page_table.shape()); });
+  require_ints("page_table", page_table, page_table.shape());
+  require_ints("twin_table", twin_table, page_table.shape());
+  require_ints("q_start", q_start, {page_table.shape(0) + 1});
+  require_ints("kv_len", kv_len, {page_table.shape(0)});
+  require_ints("quantize_after", quantize_after, {page_table.shape(0)});
+  require(window >= 0 && keep >= 0 && softcap >= 0 && twin_window >= 1 && twin_keep >= 0,
+          [] { return "windows, keeps and softcap must not be negative, and twins need a window"; });
+  require(window == 0 || twin_keep == keep,
+          [] { return "a layer with a window keeps the same positions in both pools"; });
+  const mx::Stream stream = cpu_stream();
+  std::vector<mx::array> inputs = {pool,       twin_pool, queries, page_table,
+                                   twin_table, q_start,   kv_len,  quantize_after};
+  add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
+  add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
+  add_mask(inputs, mask, queries, stream);
+  const MixedOptions options{scale,
+                             softcap,
+                             window,
+                             keep,
+                             twin_window,
+                             twin_keep,
+                             sinks.has_value(),
+                             slopes.has_value(),
+                             mask.has_value(),
+                             exact};
+  return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
+                   std::make_shared<AttendMixed>(stream, layout, twins, options), std::move(inputs));
+}
+
+}  // namespace
+
+void bind_attention_mixed(nb::module_& m) {
+  m.def("attend_mixed", &attend_mixed, nb::arg("layout"), nb::arg("pool"), nb::arg("twins"),
+        nb::arg("twin_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("twin_table"),
+        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("quantize_after"), nb::arg("scale"), nb::arg("window"),
+        nb::arg("keep"), nb::arg("twin_window"), nb::arg("twin_keep"), nb::arg("softcap"),
+        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(), nb::arg("exact"),
+        "As attend, over quantized pages and 16-bit twins: a query at p reads as twins its last "
+        "twin_window positions, from their page's start (all, if p < quantize_after), and the first "
+        "twin_keep.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,55 @@
+// What the MLX primitives of attention and of the pages share: checks, strided views, the layout object.
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "mlx/mlx.h"
+
+namespace octavo {
+
+namespace mx = mlx::core;
+
+std::string shape_text(const mx::Shape& shape);
+
+// std::invalid_argument (ValueError in Python) with the text of `message()` unless `holds`. The text is
+// put together only when it is needed: these checks run for every layer of every step.
+template <class Message>
+inline void require(bool holds, Message message) {
+  if (!holds) throw std::invalid_argument(message());
+}
+
+// The layout of a layer's pool; `k_format` and `v_format` are names of octavo.kernels.formats.
+// std::invalid_argument names a format, dimension or page size that the kernels do not have.
+PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const std::string& k_format,
+                       int k_dim, const std::string& v_format, int v_dim);
+
+mx::Shape pool_shape(const PageLayout& layout);
+
+// Throws unless `pool` has the shape and type of the layout, and `array` is int32 of `shape`.
+void require_pool(const PageLayout& layout, const mx::array& pool);
+void require_ints(const char* name, const mx::array& array, const mx::Shape& shape);
+
+// Throws unless `rows` are floats [any, num_heads, dim], or, if `multiple`, [any, k * num_heads, dim].
+void require_rows(const char* name, const mx::array& rows, int num_heads, int dim, bool multiple = false);
+
+// Adds optional per-head numbers to a call's inputs, as floats.
+void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
+                  int num_query_heads, mx::Stream stream);
+
+// Adds an optional mask [T, 1 or Hq, any], bool or float, to a call's inputs; and what it looks like there.
+void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& mask, const mx::array& queries,
+              mx::Stream stream);
+MaskView view_mask(const mx::array& mask);
+
+// To be called when the array has its data: views of any strides.
+RowsView view_rows(const mx::array& rows);
+const int32_t* view_ints(const mx::array& array);
+
+// Carry out one call on the thread pool, from the thread that evaluates (attention/attention.cpp).
+void run_attention(const AttendArgs& args);
+
+}  // namespace octavo

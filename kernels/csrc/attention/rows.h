@@ -1,0 +1,109 @@
+// One row of activations as floats, the Hadamard rotation, and where a page's rows lie.
+// Portable code that each level compiles for itself (internal linkage).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "attention/attention.h"
+#include "attention/vectors.h"
+#include "runtime/numeric.h"
+
+namespace octavo {
+namespace {
+
+// Scratch for one row holds this many floats more than `dim`, so that whole vectors may be stored.
+inline constexpr int kMaxDim = 1024;
+
+// Row (token, head) of activations as `dim` floats.
+inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim, float* row) {
+  const int64_t at = token * view.row_stride + head * view.head_stride;
+  if (view.dim_stride == 1) return load_floats(view.data, view.type, size_t(at), dim, row);
+  for (int i = 0; i < dim; ++i)
+    load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
+}
+
+// The pairs (i, i + h) of one vector, h < kLanes. A vector no wider than the level's registers: compilers
+// take the shuffles of wider ones apart into single elements.
+inline Vec hadamard_lanes(Vec x) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+#pragma GCC unroll 4
+  for (int h = 1; h < kLanes; h *= 2) {
+    const IntVec negative = (lane & h) != 0 ? IntVec{} + INT32_MIN : IntVec{};
+    x = __builtin_shuffle(x, lane ^ h) + (Vec)((IntVec)x ^ negative);
+  }
+  return x;
+}
+
+#if defined(__AVX512F__)
+// Rows of 16 kVectors values, a power of two, in registers: the same operations.
+template <int kVectors>
+inline void hadamard_in_registers(float* row) {
+  Vec x[kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) x[i] = hadamard_lanes(load(row + i * kLanes));
+#pragma GCC unroll 4
+  for (int h = 1; h < kVectors; h *= 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      if (i & h) continue;
+      const Vec low = x[i], high = x[i + h];
+      x[i] = low + high;
+      x[i + h] = low - high;
+    }
+  const float factor = float(1 / std::sqrt(double(kVectors * kLanes)));
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) store(row + i * kLanes, x[i] * factor);
+}
+#endif
+
+// In place, in blocks of the largest power of two b that divides dim: each pair (i, i + h) with
+// i & h == 0 becomes its sum and difference for h = 1, 2, 4, ..., b / 2, then one multiplication by
+// float(1 / sqrt(b)); rounded after every operation (octavo.kernels.formats.rotation). The rotation is
+// its own inverse.
+inline void hadamard(float* row, int dim) {
+#if defined(__AVX512F__)
+  if (dim == 128) return hadamard_in_registers<8>(row);
+  if (dim == 64) return hadamard_in_registers<4>(row);
+#endif
+  const int size = dim & -dim;
+  int h = 1;
+  if (size >= kLanes) {
+    for (int i = 0; i < dim; i += kLanes) store(row + i, hadamard_lanes(load(row + i)));
+    for (h = kLanes; h < size; h *= 2)
+      for (int block = 0; block < dim; block += 2 * h)
+        for (int i = block; i < block + h; i += kLanes) {
+          const Vec low = load(row + i), high = load(row + i + h);
+          store(row + i, low + high);
+          store(row + i + h, low - high);
+        }
+  }
+  for (; h < size; h *= 2)
+    for (int block = 0; block < dim; block += 2 * h)
+      for (int i = block; i < block + h; ++i) {
+        const float low = row[i], high = row[i + h];
+        row[i] = low + high;
+        row[i + h] = low - high;
+      }
+  const float factor = float(1 / std::sqrt(double(size)));
+  for (int i = 0; i < dim; ++i) row[i] *= factor;
+}
+
+// Addresses of row `offset` of a (page, head) that starts at `base`.
+inline const uint8_t* k_codes(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + offset * layout.k.row_bytes;
+}
+inline const uint8_t* k_scale(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + layout.k_scales + offset * layout.k.scale_bytes;
+}
+inline const uint8_t* v_codes(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + layout.v_codes + offset * layout.v.row_bytes;
+}
+inline const uint8_t* v_scale(const PageLayout& layout, const uint8_t* base, int offset) {
+  return base + layout.v_scales + offset * layout.v.scale_bytes;
+}
+
+}  // namespace
+}  // namespace octavo

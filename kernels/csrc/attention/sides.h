@@ -1,0 +1,70 @@
+// The two halves of a vectorized attention kernel. A *key side* turns a tile's K and the queries into
+// float scores, a *value side* adds a tile's V, weighted, to float accumulators; a level has either for
+// some kinds of page code, and attention/loop.h joins any two around an online softmax.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/attention.h"
+
+#define OCTAVO_INLINE static inline __attribute__((always_inline))
+
+namespace octavo::OCTAVO_ISA {
+
+constexpr int kBlocks = kTileTokens / 16;  // a tile is read in blocks of 16 positions of one page
+
+// Where a tile's blocks lie, and those of the tile after it, to be prefetched meanwhile.
+struct Tile {
+  struct Block {
+    const uint8_t* base;  // of the (page, head); null where no position of the block is visible
+    int offset;           // first row inside the page
+  };
+  Block blocks[kBlocks], next[kBlocks];
+  uint64_t bits;  // positions of the tile that some row sees; the others may hold anything
+
+  uint16_t mask(int block) const { return uint16_t(bits >> (16 * block)); }
+};
+
+struct KeySide {
+  size_t (*query_bytes)(int dim, int num_rows);
+  size_t (*panel_bytes)(int dim);
+  void (*load_queries)(const AttendArgs&, const AttendItem&, void* queries);
+  // scores[row][64] = query . key, 0-bits of the tile excepted
+  void (*score)(const PageLayout&, const Tile&, const void* queries, int num_rows, void* panel,
+                float* scores);
+};
+
+struct ValueSide {
+  int (*width)(int dim);  // floats of an accumulator, a multiple of 16, in an order of the side's own
+  size_t (*panel_bytes)(int dim, int num_rows);
+  // accumulators[row] += sum of weights[row][64] * values; weights of 0-bits of the tile are 0
+  void (*accumulate)(const PageLayout&, const Tile&, const float* weights, int num_rows, void* panel,
+                     float* accumulators);
+  void (*to_natural)(int dim, const float* accumulator, float* row);
+};
+
+// The sides of a call, or null where the level has none for its codes, types or dimensions.
+const KeySide* key_side(const AttendArgs& args);
+const ValueSide* value_side(const AttendArgs& args);
+
+namespace {
+
+OCTAVO_INLINE void prefetch(const uint8_t* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
+OCTAVO_INLINE size_t round_up64(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// body(first_row, std::integral_constant n) over all rows, n of 3, 2 or 1 rows at a time. What a row
+// computes does not depend on n.
+template <class Body>
+OCTAVO_INLINE void for_row_blocks(int num_rows, Body body) {
+  int row = 0;
+  while (num_rows - row >= 3 && num_rows - row != 4) body.template operator()<3>(row), row += 3;
+  while (num_rows - row >= 2) body.template operator()<2>(row), row += 2;
+  if (row < num_rows) body.template operator()<1>(row);
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

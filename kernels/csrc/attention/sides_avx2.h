@@ -1,0 +1,16 @@
+// The integer sides of AVX2, for rows of fp4, fp5 and int4 whose dimension is a multiple of kChunk.
+#pragma once
+
+#include "attention/sides.h"
+
+namespace octavo::OCTAVO_ISA {
+
+// 16-bit fixed point: as good as float32. Null for other codes.
+const KeySide* word_keys(CodeType codes);
+const ValueSide* word_values(CodeType codes);
+
+// 8-bit fixed point: half the instructions, see kernels/README.md for the error. Null for other codes.
+const KeySide* byte_keys(CodeType codes);
+const ValueSide* byte_values(CodeType codes);
+
+}  // namespace octavo::OCTAVO_ISA

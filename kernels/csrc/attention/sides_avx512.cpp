@@ -1,0 +1,17 @@
+// The sides of attention for AVX-512 with VNNI and bf16; other codes take those of attention_float.h.
+#include "attention/sides_avx512.h"
+
+namespace octavo::OCTAVO_ISA {
+
+const KeySide* special_key_side(const AttendArgs& args) {
+  if (args.layout.k.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_keys : nullptr;
+  return code_keys(args.layout.k);
+}
+
+const ValueSide* special_value_side(const AttendArgs& args) {
+  if (args.layout.v.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
+  if (const ValueSide* side = code_values(args.layout.v)) return side;
+  return args.exact || args.queries.type != Float::bf16 ? nullptr : group_values(args.layout.v);
+}
+
+}  // namespace octavo::OCTAVO_ISA

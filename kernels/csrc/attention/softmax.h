@@ -1,0 +1,102 @@
+// Online softmax over one tile of scores. For files that allow fused multiply-adds.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/attention.h"
+#include "attention/vectors.h"
+
+namespace octavo {
+namespace {
+
+// A row in a tile: which of the tile's positions it sees, and where it stands from the first of them.
+struct RowInTile {
+  uint64_t bits;
+  float distance;      // of the row's position from the tile's first, negative if it lies before it
+  float slope;         // 0: no ALiBi
+  const float* added;  // [64] to the logits of the positions; null: nothing
+};
+
+constexpr int kVectors = kTileTokens / kLanes;
+
+inline Vec largest_of(Vec a, Vec b) { return a > b ? a : b; }
+
+// Lanes h apart of x, once as they are and once exchanged: folded over all h, every lane has what all give.
+inline Vec exchange(Vec x, int h) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return __builtin_shuffle(x, lane ^ h);
+}
+
+inline float largest_lane(Vec x) {
+#pragma GCC unroll 4
+  for (int h = kLanes / 2; h > 0; h /= 2) x = largest_of(x, exchange(x, h));
+  return x[0];
+}
+
+inline float sum_lanes(Vec x) {
+#pragma GCC unroll 4
+  for (int h = kLanes / 2; h > 0; h /= 2) x += exchange(x, h);
+  return x[0];
+}
+
+// The running maximum becomes `top`; if it grew, the sum and the accumulator shrink with it.
+inline void raise_maximum(float top, float* accumulator, int width, float& maximum, float& sum) {
+  if (top == maximum) return;
+  const float shrink = scalar_exp2(maximum - top);
+  sum *= shrink;
+  for (int i = 0; i < width; i += kLanes) store(accumulator + i, load(accumulator + i) * shrink);
+  maximum = top;
+}
+
+// A row that sees the whole tile, and nothing is done to its logits.
+inline void soften_plain(float factor, float* scores, float* accumulator, int width, float& maximum,
+                         float& sum) {
+  Vec highest[2] = {Vec{} + maximum, Vec{} + maximum};
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i)
+    highest[i % 2] = largest_of(load(scores + i * kLanes) * factor, highest[i % 2]);
+  raise_maximum(largest_lane(largest_of(highest[0], highest[1])), accumulator, width, maximum, sum);
+  Vec total[2] = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) {
+    const Vec weights = exp2(load(scores + i * kLanes) * factor - maximum);
+    store(scores + i * kLanes, weights);
+    total[i % 2] += weights;
+  }
+  sum += sum_lanes(total[0] + total[1]);
+}
+
+// Raw scores of one row and tile become weights 2^(logit - maximum), 0 where the row sees nothing; its
+// running maximum (log2 domain) and sum are brought up to date.
+inline void soften_row(const AttendArgs& args, const RowInTile& row, float* scores, float* accumulator,
+                       int width, float& maximum, float& sum) {
+  if (~row.bits == 0 && args.softcap <= 0 && row.slope == 0 && row.added == nullptr)
+    return soften_plain(args.scale * kLog2E, scores, accumulator, width, maximum, sum);
+  IntVec lane_bit, seen[kVectors];
+  Vec lane_number;
+  for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane, lane_number[lane] = float(lane);
+  Vec logits[kVectors], highest = Vec{} + maximum;
+  for (int i = 0; i < kVectors; ++i) {
+    seen[i] = ((IntVec{} + int32_t(row.bits >> (i * kLanes))) & lane_bit) != 0;
+    const Vec raw = load(scores + i * kLanes);
+    logits[i] = args.softcap > 0 ? soft_cap(raw * args.scale, args.softcap) : raw * (args.scale * kLog2E);
+    if (row.slope != 0)
+      logits[i] += (lane_number + (float(i * kLanes) - row.distance)) * (row.slope * kLog2E);
+    if (row.added != nullptr) logits[i] += load(row.added + i * kLanes) * kLog2E;
+    logits[i] = seen[i] ? logits[i] : Vec{} + kLowest;
+    highest = largest_of(logits[i], highest);
+  }
+  raise_maximum(largest_lane(highest), accumulator, width, maximum, sum);
+  Vec total = {};
+  for (int i = 0; i < kVectors; ++i) {
+    const Vec weights = seen[i] ? exp2(logits[i] - maximum) : Vec{};
+    store(scores + i * kLanes, weights);
+    total += weights;
+  }
+  sum += sum_lanes(total);
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,106 @@
+// Which positions a query sees, as tiles and bit masks. Included inside each level's own namespace, so
+// nothing here is ever shared between instruction sets.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/attention.h"
+#include "attention/masks.h"
+
+namespace octavo {
+namespace {
+
+inline int row_position(const AttendArgs& args, int sequence, int token) {
+  return args.kv_len[sequence] - args.q_start[sequence + 1] + token;
+}
+
+// Where the twins begin that a query at `position` reads, beside the kept ones.
+inline int twin_start(const AttendArgs& args, int sequence, int position) {
+  if (position < args.residency.quantize_after[sequence]) return 0;
+  return std::max(0, position - args.residency.window + 1) & ~(args.layout.page_size - 1);
+}
+
+inline bool has_window(const AttendArgs& args) { return args.window > 0 && !args.mask; }
+
+// What the rows at positions first..last see, all together: positions t < keep or t >= from, and t < end.
+// Under a mask, what they may see.
+struct Visible {
+  int from, keep, end;
+
+  Visible(const AttendArgs& args, int sequence, int first, int last)
+      : from(has_window(args) ? std::max(0, first - args.window + 1) : 0),
+        keep(has_window(args) ? args.keep : 0),
+        end(args.mask ? args.kv_len[sequence] : last + 1) {
+    if (args.residency.part == Residency::twins) {
+      from = std::max(from, twin_start(args, sequence, first));
+      keep = args.residency.keep;
+    } else if (args.residency.part == Residency::quantized) {
+      from = std::max(from, args.residency.keep);
+      keep = 0;
+      end = twin_start(args, sequence, last);
+    }
+  }
+};
+
+// The tiles of what rows at positions first..last see, in order: those of the `keep` first positions,
+// then those of the window.
+//
+//     0 |keep|..........skipped..........|  window of first ... last | end
+struct TileList {
+  Visible visible;
+  int num_keep, window_tile, count;
+
+  TileList(const AttendArgs& args, int sequence, int first, int last)
+      : visible(args, sequence, first, last), window_tile(visible.from / kTileTokens) {
+    num_keep = std::min((visible.keep + kTileTokens - 1) / kTileTokens, window_tile);
+    count = num_keep + std::max(0, (visible.end + kTileTokens - 1) / kTileTokens - window_tile);
+  }
+
+  // First position of the index-th visible tile.
+  int start(int index) const {
+    return kTileTokens * (index < num_keep ? index : index - num_keep + window_tile);
+  }
+};
+
+// Bits of the tile that starts at `start` for positions low <= t < high.
+inline uint64_t position_bits(int start, int low, int high) {
+  low = std::max(low - start, 0);
+  high = std::min(high - start, kTileTokens);
+  if (low >= high) return 0;
+  const uint64_t below_high = high == 64 ? ~uint64_t(0) : (uint64_t(1) << high) - 1;
+  return below_high & ~((uint64_t(1) << low) - 1);
+}
+
+// Of the tile that starts at `start`, what is visible: nothing else must be read as K or V.
+inline uint64_t tile_bits(const Visible& visible, int start) {
+  return position_bits(start, visible.from, visible.end) |
+         position_bits(start, 0, std::min(visible.keep, visible.end));
+}
+
+// What any row of the item sees in the tile that starts at `start`; `visible` is of all its rows.
+inline uint64_t item_bits(const AttendArgs& args, const AttendItem& item, const Visible& visible, int start) {
+  const uint64_t bits = tile_bits(visible, start);
+  if (!args.mask) return bits;
+  const int group = group_size(args), end = args.kv_len[item.sequence];
+  const int first_head = item.kv_head * group, num_heads = args.mask.head_stride != 0 ? group : 1;
+  uint64_t seen = 0;
+  for (int token = item.first_token; token < item.first_token + item.num_tokens; ++token)
+    for (int head = first_head; head < first_head + num_heads; ++head)
+      seen |= mask_bits(args.mask, token, head, start, end);
+  return bits & seen;
+}
+
+// What the row at `position` sees in the tile; under a mask, what it may see.
+inline uint64_t row_bits(const AttendArgs& args, int sequence, int start, int position) {
+  const bool causal = args.window <= 0 && !args.mask && args.residency.part == Residency::all;
+  if (causal) return position_bits(start, 0, position + 1);
+  return tile_bits(Visible(args, sequence, position, position), start);
+}
+
+inline int64_t page_offset(const PageLayout& layout, const int32_t* table, int position, int head) {
+  return (int64_t(table[position >> layout.page_shift]) * layout.num_heads + head) * layout.head_bytes;
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,77 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "linear/experts.h"
+#include "linear/linear.h"
+#include "runtime/roofline.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+
+void bind_linear(nb::module_& m) {
+  const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<PackedWeight>(m, "PackedWeight", "A weight matrix [outputs, inputs] in the kernels' layout.")
+      .def_prop_ro("outputs", [](const PackedWeight& w) { return w.shape.outputs; })
+      .def_prop_ro("inputs", [](const PackedWeight& w) { return w.shape.inputs; })
+      .def_prop_ro(
+          "dtype", [](const PackedWeight& w) { return packed_dtype(w); },
+          "Of a dense weight, or of the scales of a quantized one.")
+      .def_prop_ro("nbytes", &PackedWeight::num_bytes);
+
+  m.def("pack_dense", &pack_dense, "weight"_a, "bias"_a = nb::none(), no_gil,
+        "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
+  m.def("pack_stacked", &pack_stacked, "weights"_a, "bias"_a = nb::none(), no_gil,
+        "Pack such weights of the same inputs and type as one: the outputs of the first, then those of the "
+        "next, and so on. Evaluates its arguments.");
+  m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a,
+        "bits"_a, "bias"_a = nb::none(), no_gil,
+        "Pack MLX's affine format: 1 to 6 or 8 bits, groups of 32, 64 or 128. Evaluates its arguments.");
+  m.def("pack_fp4", &pack_fp4, "codes"_a, "scales"_a, nb::kw_only(), "mode"_a, "bias"_a = nb::none(), no_gil,
+        "Pack MLX's mxfp4 or nvfp4. Evaluates its arguments.");
+  m.def("unpack", &unpack, "weight"_a, no_gil,
+        "What was packed, bit by bit: [weight], [codes, scales, biases] or [codes, scales].");
+  m.def("linear", &linear, "x"_a, "weight"_a, nb::kw_only(), "residual"_a = nb::none(), "exact"_a = false,
+        "stream"_a = nb::none(), "x [..., inputs] -> x W^T + bias + residual [..., outputs].");
+  m.def(
+      "linear_argmax",
+      [](const mx::array& x, const Packed& weight, bool exact, mx::StreamOrDevice stream) {
+        const std::vector<mx::array> results = linear_argmax(x, weight, exact, stream);
+        return nb::make_tuple(results[0], results[1]);
+      },
+      "x"_a, "weight"_a, nb::kw_only(), "exact"_a = false, "stream"_a = nb::none(),
+      "x [..., inputs] -> arg-max of linear (lowest of equals), int32 [...], and its value, float32 [...].");
+  nb::class_<PackedExperts>(m, "PackedExperts", "Packed weights of one shape, one per expert.")
+      .def(nb::init<std::vector<Packed>>(), "experts"_a)
+      .def_prop_ro("experts", [](const PackedExperts& e) { return e.weights; })
+      .def_prop_ro("outputs", [](const PackedExperts& e) { return e.shape().outputs; })
+      .def_prop_ro("inputs", [](const PackedExperts& e) { return e.shape().inputs; })
+      .def_prop_ro("nbytes", &PackedExperts::nbytes);
+  m.def("gather_linear", &gather_linear, "x"_a, "experts"_a, "ids"_a, nb::kw_only(), "exact"_a = false,
+        "stream"_a = nb::none(),
+        "x [..., M, inputs], ids [...] -> [..., M, outputs], each block by linear of its expert.");
+  m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "Rows of W: ids [...] -> [..., inputs].");
+  m.def(
+      "measure_roofline",
+      [] {
+        Roofline measured;
+        {
+          nb::gil_scoped_release release;
+          measured = measure_roofline();
+        }
+        nb::dict result;
+        result["read_bytes_per_s"] = measured.read_bytes_per_s;
+        result["f32_flops_per_s"] = measured.f32_flops_per_s;
+        result["bf16_flops_per_s"] = measured.bf16_flops_per_s;
+        return result;
+      },
+      "The machine's limits with the threads and instruction set in use; takes about a second.");
+}
+
+}  // namespace octavo

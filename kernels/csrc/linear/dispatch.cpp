@@ -1,0 +1,67 @@
+#include "runtime/dispatch.h"
+#include "linear/kernels.h"
+
+namespace octavo {
+namespace {
+
+#if defined(__x86_64__)
+
+// Results in float32 mean that somebody wants float32's precision.
+bool may_round(const LinearCall& call) { return !call.exact && call.y_type != Float::f32; }
+
+// Do the integer kernels of AVX-512 and AMX know these weights?
+bool has_integer_kernel(const PackedShape& shape) {
+  return shape.affine() && (shape.bits == 8 || shape.bits == 4);
+}
+
+// Are bf16 activations what the call has, or what it may be rounded to?
+bool bf16_suffices(const LinearCall& call) { return call.x_type == Float::bf16 || may_round(call); }
+
+void run_avx2(const LinearCall& call) {
+  if (!may_round(call)) return avx2::linear_float32(call);
+  if (call.weight->shape.quantized()) avx2::linear_integer(call);
+  else if (call.weight->fixed_steps(0) != nullptr) avx2::linear_fixed(call);  // results in bf16: so is x
+  else avx2::linear_float32(call);
+}
+
+void run_avx512(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) avx512::linear_bf16(call);
+  else if (has_integer_kernel(shape) && may_round(call)) avx512::linear_int8(call);
+  else if (shape.quantized() && may_round(call)) avx2::linear_integer(call);
+  else avx512::linear_float32(call);
+}
+
+// Few rows do not repay what tiles take to load. (By counting instructions: it was not measured.)
+void run_amx_int8(const LinearCall& call) {
+  constexpr int kTiledRows = 5;
+  if (call.rows < kTiledRows) avx512::linear_int8(call);
+  else amx::linear_int8(call);
+}
+
+void run_amx(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) amx::linear_bf16(call);
+  else if (has_integer_kernel(shape) && may_round(call)) run_amx_int8(call);
+  else if (has_integer_kernel(shape) && call.x_type == Float::bf16) amx::linear_quantized(call);
+  else if (shape.quantized() && may_round(call)) avx2::linear_integer(call);
+  else avx512::linear_float32(call);
+}
+
+#endif
+
+}  // namespace
+
+void run_linear(const LinearCall& call) {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::amx: return run_amx(call);
+    case Isa::avx512: return run_avx512(call);
+    case Isa::avx2: return run_avx2(call);
+    case Isa::generic: break;
+  }
+#endif
+  generic::linear_float32(call);
+}
+
+}  // namespace octavo

@@ -1,0 +1,221 @@
+// bf16 weights and activations on AVX2 in 16-bit fixed point: VPMADDWD makes sixteen products where a float
+// multiply-add makes eight. With the VPADDD that it needs, a Zen 3 starts 1.64 of them in a cycle, of
+// multiply-adds 2.
+//
+// In groups of 128 inputs, weights of one output become q = round(w / s) and activations of one row
+// xq = round(x / a), where s and a are powers of two, so that
+//
+//   y = sum over groups of  s a (q . xq).
+//
+// a is such that 2^13 <= max|xq| < 2^14, s the least such that sum|q| < 2^17 and |q| < 2^15: every integer
+// sum is below 2^31, hence exact, and only the order of groups matters, which is the same for any number of
+// rows. A bf16 number has 8 significant bits: what is not below 2^7 steps is not rounded at all. Otherwise
+// rounding moves a number by half a step at most, where a <= max|x| / 2^13 and (nearly)
+// s <= max(sum|w| / 2^16, max|w| / 2^14), or either is 2^-126, the least step there is; hence otherwise
+//   |error| <= sum over groups of  max|x| / 2^14 * sum|w| + sum|x| * max(sum|w| / 2^17, max|w| / 2^15).
+#include "linear/fixed_rows_avx2.h"
+#include "linear/fixed_weights_avx2.h"
+#include "runtime/unrolled.h"
+
+namespace octavo::avx2 {
+namespace {
+
+constexpr int kTileRows = 6;
+constexpr int kItemTiles = 16;  // row tiles that share a strip of codes
+constexpr int kStep = 4;        // pairs of inputs multiplied before others are fetched
+constexpr int kAhead = 4096;    // bytes of weights that a single row asks for ahead
+
+// Lines of weights that become codes next, fetched some at a time while others are multiplied.
+struct Fetch {
+  const uint8_t* line;
+  int lines, per_step;
+
+  void step() {
+    if (lines <= 0) return;
+    lines -= per_step;
+    for (int i = 0; i < per_step; ++i, line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+  }
+};
+
+// Sums of R rows by a strip.
+template <int R>
+struct Sums {
+  __m256i at[R][2];
+};
+
+// A word of activations times the codes of a strip. Written out because it takes just the four registers
+// that twelve sums leave; compilers want more, and move or spill sums.
+inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i codes_0, __m256i codes_1,
+                                                    __m256i& sum_0, __m256i& sum_1) {
+  __m256i to_0 = sum_0, to_1 = sum_1, product, value;
+  asm("vpbroadcastd %[x], %[value]\n\t"
+      "vpmaddwd %[value], %[codes_0], %[product]\n\t"
+      "vpmaddwd %[value], %[codes_1], %[value]\n\t"
+      "vpaddd %[product], %[to_0], %[to_0]\n\t"
+      "vpaddd %[value], %[to_1], %[to_1]"
+      : [to_0] "+x"(to_0), [to_1] "+x"(to_1), [product] "=&x"(product), [value] "=&x"(value)
+      : [x] "m"(*x), [codes_0] "x"(codes_0), [codes_1] "x"(codes_1));
+  sum_0 = to_0;
+  sum_1 = to_1;
+}
+
+template <int R>
+inline __attribute__((always_inline)) Sums<R> dot_group(const int32_t* x, const int32_t* codes, int pairs,
+                                                        Fetch& next) {
+  Sums<R> sums;
+  unrolled<R * 2>([&](auto i)
+                      __attribute__((always_inline)) { sums.at[i / 2][i % 2] = _mm256_setzero_si256(); });
+  for (int pair = 0; pair < pairs; pair += kStep, x += kStep * R, codes += kStep * kStrip) {
+    next.step();
+    unrolled<kStep>([&](auto i) __attribute__((always_inline)) {
+      const __m256i codes_0 = load_words(codes + i * kStrip), codes_1 = load_words(codes + i * kStrip + 8);
+      unrolled<R>([&](auto m) __attribute__((always_inline)) {
+        add_pair(x + i * R + m, codes_0, codes_1, sums.at[m][0], sums.at[m][1]);
+      });
+    });
+  }
+  return sums;
+}
+
+// sums[8] += what a group adds to a row's results, multiplied in this order: neither product leaves float32's
+// range unless the sum does.
+inline __attribute__((always_inline)) void add_group(__m256i dot, float x_step, __m256 step, float* sums) {
+  const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x_step));
+  _mm256_storeu_ps(sums, _mm256_fmadd_ps(scaled, step, _mm256_loadu_ps(sums)));
+}
+
+// One group of inputs of a tile of rows, or of a strip of outputs.
+struct RowsView {
+  const int32_t* codes;  // [pairs][R]
+  const float* steps;    // [R]
+};
+struct StripView {
+  const int32_t* codes;      // [pairs][16]
+  const uint8_t* exponents;  // [16]
+  int pairs;                 // a multiple of kStep
+};
+
+// sums[R][strip of 64] += one group. What is left to be fetched.
+template <int R>
+__attribute__((noinline)) Fetch multiply_group(const RowsView& x, const StripView& strip, float* sums,
+                                               Fetch next) {
+  const Sums<R> dots = dot_group<R>(x.codes, strip.codes, strip.pairs, next);
+  const __m256 step_0 = step_of(strip.exponents), step_1 = step_of(strip.exponents + 8);
+  unrolled<R>([&](auto m) __attribute__((always_inline)) {
+    add_group(dots.at[m][0], x.steps[m], step_0, sums + m * kPanel);
+    add_group(dots.at[m][1], x.steps[m], step_1, sums + m * kPanel + 8);
+  });
+  return next;
+}
+
+void run_item(const LinearCall& call, const FixedRows& x, const RowTiles& tiles, int panel, int first_tile,
+              int last_tile) {
+  const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first;
+  const int inputs = call.weight->shape.padded_inputs();
+  alignas(64) int32_t codes[kFixedGroup / 2 * kPanel];
+  alignas(64) float sums[kItemTiles * kTileRows * kPanel];
+  std::memset(sums, 0, sizeof(float) * kPanel * rows);
+  const uint8_t* words = call.weight->panel(panel);
+  const uint8_t* exponents = call.weight->fixed_steps(panel);
+  for (int k = 0, group = 0; k < inputs; k += kFixedGroup, ++group, exponents += kPanel) {
+    const int pairs = std::min(inputs - k, kFixedGroup) / 2;
+    fix_group(words, exponents, pairs, codes);
+    words += pairs * kPairBytes;
+    const int steps = pairs / kStep * (kPanel / kStrip) * (last_tile - first_tile), lines = 4 * pairs;
+    Fetch next{words, lines, (lines + steps - 1) / steps};
+    for (int column = 0; column < kPanel; column += kStrip) {
+      const StripView strip{codes + column * pairs, exponents + column, pairs};
+      for (int tile = first_tile; tile < last_tile; ++tile) {
+        const int row = tiles.first(tile);
+        with_rows<kTileRows>(tiles.size(tile), [&](auto size) {
+          const RowsView view{x.codes_of(row, inputs) + k / 2 * size, x.steps_of(row) + group * size};
+          next = multiply_group<decltype(size)::value>(view, strip, sums + (row - first) * kPanel + column,
+                                                       next);
+        });
+      }
+    }
+  }
+  finish_rows(call, panel, first, rows, sums);
+}
+
+// One or two rows: codes are used where they become ones, in registers. Sums of two rows by a panel do not
+// fit there, and take turns after some lines: so memory is still read on and on.
+template <int R>
+struct PanelSums {
+  static constexpr int C = kPanel / 8 / R;
+  static constexpr int kTurn = R == 1 ? kFixedGroup / 2 : 8;  // pairs of inputs
+  __m256i at[R][R][C];                                        // of columns [64 / R], rows, vectors
+};
+
+// at[rows][vectors] += some pairs of inputs, of which codes are words times factors.
+template <int R>
+inline __attribute__((always_inline)) void dot_words(const int32_t* x, const uint8_t* words,
+                                                     const float* factors, int pairs,
+                                                     __m256i (&at)[R][PanelSums<R>::C]) {
+  constexpr int C = PanelSums<R>::C;
+  __m256i dots[R][C];
+  unrolled<R * C>([&](auto i) __attribute__((always_inline)) { dots[i / C][i % C] = at[i / C][i % C]; });
+  for (int pair = 0; pair < pairs; ++pair, x += R, words += kPairBytes)
+    unrolled<C>([&](auto c) __attribute__((always_inline)) {
+      if constexpr (c % 2 == 0)
+        _mm_prefetch(reinterpret_cast<const char*>(words + kAhead + 32 * c), _MM_HINT_T0);
+      const __m256i codes = fixed_pairs(load_words(words + 32 * c), _mm256_load_ps(factors + 8 * c));
+      unrolled<R>([&](auto m) __attribute__((always_inline)) {
+        const __m256i product = _mm256_madd_epi16(codes, _mm256_set1_epi32(x[m]));
+        dots[m][c] = _mm256_add_epi32(dots[m][c], product);
+      });
+    });
+  unrolled<R * C>([&](auto i) __attribute__((always_inline)) { at[i / C][i % C] = dots[i / C][i % C]; });
+}
+
+// sums[R][64] += one group
+template <int R>
+void multiply_words(const RowsView& x, const uint8_t* words, const uint8_t* exponents, int pairs,
+                    float* sums) {
+  constexpr int C = PanelSums<R>::C, kColumns = 8 * C;
+  alignas(32) float factors[kPanel];
+  PanelSums<R> dots = {};
+  unrolled<kPanel / 8>([&](auto c) __attribute__((always_inline)) {
+    _mm256_store_ps(factors + 8 * c, inverse_step(exponents + 8 * c));
+  });
+  for (int pair = 0; pair < pairs; pair += PanelSums<R>::kTurn)
+    for (int part = 0; part < R; ++part)
+      dot_words<R>(x.codes + pair * R, words + pair * kPairBytes + 4 * kColumns * part,
+                   factors + kColumns * part, std::min(pairs - pair, PanelSums<R>::kTurn), dots.at[part]);
+  for (int part = 0; part < R; ++part)
+    unrolled<R * C>([&](auto i) __attribute__((always_inline)) {
+      constexpr int m = i / C, c = i % C;
+      const int column = kColumns * part + 8 * c;
+      add_group(dots.at[part][m][c], x.steps[m], step_of(exponents + column), sums + m * kPanel + column);
+    });
+}
+
+template <int R>
+void run_words(const LinearCall& call, const FixedRows& x, int panel) {
+  const int inputs = call.weight->shape.padded_inputs();
+  alignas(32) float sums[R * kPanel] = {};
+  const uint8_t* words = call.weight->panel(panel);
+  const uint8_t* exponents = call.weight->fixed_steps(panel);
+  for (int k = 0, group = 0; k < inputs; k += kFixedGroup, ++group)
+    multiply_words<R>({x.codes + k / 2 * R, x.steps + group * R}, words + k / 2 * kPairBytes,
+                      exponents + group * kPanel, std::min(inputs - k, kFixedGroup) / 2, sums);
+  finish_rows(call, panel, 0, R, sums);
+}
+
+}  // namespace
+
+void linear_fixed(const LinearCall& call) {
+  const RowTiles tiles(call.rows, kTileRows);
+  const FixedRows x = fix_rows(call, tiles);
+  if (call.rows <= 2)
+    return for_items(call, tiles, 1, [&](int panel, int, int) {
+      if (call.rows == 1) run_words<1>(call, x, panel);
+      else run_words<2>(call, x, panel);
+    });
+  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
+    run_item(call, x, tiles, panel, first_tile, last_tile);
+  });
+}
+
+}  // namespace octavo::avx2

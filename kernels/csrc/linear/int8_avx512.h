@@ -1,0 +1,88 @@
+// Affine weights in integers on AVX-512 and AMX: what both do alike, so that a row's result has the same
+// bits from either.
+//
+// The unsigned codes stay as they are, and activations are rounded to signed 8 bits with one scale a per
+// row and group, so that
+//
+//   y = sum over groups of  a s (q . xq)  +  a b sum(xq)
+//
+// Integer sums are exact in any order; groups follow in theirs. Rounding moves each activation by at most
+// a / 2 = max|x| / 254 of its group, hence
+//   |error| <= sum over groups of  max|x| / 254 * sum|w|.
+// Internal linkage: see numeric.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include "linear/common.h"
+#include "runtime/loads_avx512.h"
+
+namespace octavo {
+namespace {
+
+// Activations in 8 bits, either by rows: codes [rows, inputs]; scales a and a * sum(codes), each [rows,
+// groups]. Or by groups: [groups, rows, group] and [groups, rows], so that what some rows have of a group
+// lies together.
+struct Int8Rows {
+  int8_t* codes;
+  float* scales;
+  float* code_sums;
+};
+
+inline void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
+                           float* code_sum) {
+  __m512 largest = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
+  for (int k = 0; k < group; k += 16) {
+    const __m512 value = load16(call.x, call.x_type, at + k);
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(value));
+    poison = _mm512_fmadd_ps(value, _mm512_setzero_ps(), poison);  // 0, or NaN once x is not finite
+  }
+  const float bad = _mm512_reduce_add_ps(poison);
+  const float limit = bad == 0 ? _mm512_reduce_max_ps(largest) : bad;
+  // Below this the inverse could overflow; such a group counts as zeros.
+  const __m512 inverse = _mm512_set1_ps(limit > 1e-30f ? 127.0f / limit : 0.0f);
+  __m512i sum = _mm512_setzero_si512();
+  for (int k = 0; k < group; k += 16) {
+    const __m512 value = _mm512_mul_ps(load16(call.x, call.x_type, at + k), inverse);
+    const __m512i code = _mm512_cvtps_epi32(value);
+    sum = _mm512_add_epi32(sum, code);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), _mm512_cvtsepi32_epi8(code));
+  }
+  *scale = limit / 127.0f;
+  *code_sum = *scale * static_cast<float>(_mm512_reduce_add_epi32(sum));
+}
+
+template <bool kByGroups = false>
+inline Int8Rows quantize_rows(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  const std::size_t groups = shape.num_groups(), rows = call.rows;
+  const std::size_t code_bytes = (rows * shape.inputs + 63) / 64 * 64;
+  uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 8 * rows * groups, 1));
+  float* scales = reinterpret_cast<float*>(scratch + code_bytes);
+  const Int8Rows out{reinterpret_cast<int8_t*>(scratch), scales, scales + rows * groups};
+  const auto quantize = [&](int m) {
+    for (std::size_t g = 0; g < groups; ++g) {
+      const std::size_t at = static_cast<std::size_t>(m) * shape.inputs + g * shape.group;
+      const std::size_t i = kByGroups ? g * rows + m : m * groups + g;
+      quantize_group(call, at, shape.group, out.codes + (kByGroups ? i * shape.group : at), out.scales + i,
+                     out.code_sums + i);
+    }
+  };
+  if (call.rows >= 16) parallel_for(call.rows, quantize);
+  else
+    for (int m = 0; m < call.rows; ++m) quantize(m);
+  return out;
+}
+
+// target[16] += one group's products: `dots` in integers, a weight scale and bias for each output, the
+// activations' scale and what the bias meets.
+inline void add_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
+                         float* target) {
+  const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale);
+  __m512 sum = _mm512_fmadd_ps(product, _mm512_set1_ps(x_scale), _mm512_loadu_ps(target));
+  sum = _mm512_fmadd_ps(bias, _mm512_set1_ps(code_sum), sum);
+  _mm512_storeu_ps(target, sum);
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,324 @@
+#include "linear/packed.h"
+
+#include <atomic>
+
+#include "linear/kernels.h"
+#include "runtime/dispatch.h"
+#include "runtime/threads.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kMaxGroup = 128;  // inputs, hence also bytes of codes
+
+// Rows of the panel that exist.
+int panel_outputs(const PackedShape& shape, int panel) {
+  const int left = shape.outputs - panel * kPanel;
+  return left < kPanel ? left : kPanel;
+}
+
+// The rows of a dense matrix that make up one panel.
+struct PanelRows {
+  const void* rows[kPanel];
+  int count = 0;
+
+  // Outputs [first, first + kPanel) of matrices that lie one below the other.
+  PanelRows(const std::vector<DenseRows>& parts, int first, std::size_t row_bytes) {
+    for (const DenseRows& part : parts) {
+      for (int n = first; n >= 0 && n < part.outputs && count < kPanel; ++n, ++first)
+        rows[count++] = static_cast<const uint8_t*>(part.data) + row_bytes * n;
+      first -= part.outputs;
+    }
+  }
+
+  template <class T>
+  const T* row(int n) const {
+    return static_cast<const T*>(rows[n]);
+  }
+};
+
+using Four = uint32_t __attribute__((vector_size(16), aligned(4)));
+
+// Columns [k, k + 4) of rows [n, n + 4), as rows [n, n + 4) of columns.
+void transpose_four(const PanelRows& from, int n, int k, uint32_t* panel) {
+  Four a, b, c, d;
+  std::memcpy(&a, from.row<uint32_t>(n) + k, 16);
+  std::memcpy(&b, from.row<uint32_t>(n + 1) + k, 16);
+  std::memcpy(&c, from.row<uint32_t>(n + 2) + k, 16);
+  std::memcpy(&d, from.row<uint32_t>(n + 3) + k, 16);
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Four columns[4] = {
+      __builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+      __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5), __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i)
+    std::memcpy(panel + static_cast<std::size_t>(k + i) * kPanel + n, &columns[i], 16);
+}
+
+// Place element (n, k) of the rows at [k][n] of their panel; `inputs` counts T, which may be a pair of
+// values. A line of each row at a time, so that its reads and the writes stay in cache. No prefetcher
+// follows as many streams as a panel has rows, so the lines after the next are asked for.
+template <class T>
+void pack_panel(const PanelRows& from, int inputs, T* panel) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int start = 0; start < inputs; start += kLine) {
+    const int end = start + kLine < inputs ? start + kLine : inputs;
+    for (int n = 0; n < from.count; ++n) {
+      const T* const row = from.row<T>(n);
+      __builtin_prefetch(row + (start + 2 * kLine < inputs ? start + 2 * kLine : start));
+    }
+    int n = 0;
+    if constexpr (sizeof(T) == 4) {
+      for (; end - start == kLine && n + 4 <= from.count; n += 4)
+        for (int k = start; k < end; k += 4) transpose_four(from, n, k, panel);
+    }
+    for (; n < from.count; ++n)
+      for (int k = start; k < end; ++k) panel[static_cast<std::size_t>(k) * kPanel + n] = from.row<T>(n)[k];
+  }
+}
+
+// The same for bf16 pairs when the number of inputs is odd, so that rows do not start at a pair.
+void pack_odd_pairs(const PanelRows& from, int inputs, bf16_t* panel) {
+  for (int n = 0; n < from.count; ++n)
+    for (int k = 0; k < inputs; ++k)
+      panel[(static_cast<std::size_t>(k / 2) * kPanel + n) * 2 + k % 2] = from.row<bf16_t>(n)[k];
+}
+
+// Four consecutive codes as four bytes, the first in the lowest.
+uint32_t spread(uint32_t codes, int bits) {
+  const uint32_t mask = (1u << bits) - 1;
+  return (codes & mask) | (codes >> bits & mask) << 8 | (codes >> 2 * bits & mask) << 16 |
+         (codes >> 3 * bits & mask) << 24;
+}
+
+// The inverse of spread.
+uint32_t gather(uint32_t quad, int bits) {
+  const uint32_t mask = (1u << bits) - 1;
+  return (quad & mask) | (quad >> 8 & mask) << bits | (quad >> 16 & mask) << 2 * bits |
+         (quad >> 24 & mask) << 3 * bits;
+}
+
+// One plane of a group's codes: `bits` of each, from bit `shift` of a code on.
+struct Plane {
+  uint8_t* words;  // [group bits / 32][64] words
+  int bits;
+  int shift;
+
+  uint32_t mask() const { return ((1u << bits) - 1) * 0x01010101u; }
+  uint8_t* word(int quad, int n) const {
+    return words + (static_cast<std::size_t>(quad * bits / 8) * kPanel + n) * 4;
+  }
+  // Quad i holds the codes of inputs 4 i to 4 i + 3.
+  void put(int i, int n, uint32_t quad) const {
+    uint32_t word;
+    std::memcpy(&word, this->word(i, n), 4);
+    word |= (quad >> shift & mask()) << i * bits % 8;
+    std::memcpy(this->word(i, n), &word, 4);
+  }
+  uint32_t get(int i, int n) const {
+    uint32_t word;
+    std::memcpy(&word, this->word(i, n), 4);
+    return (word >> i * bits % 8 & mask()) << shift;
+  }
+};
+
+// Codes of one group of a panel; a code of 8, 4, 2 or 1 bits has no second plane.
+struct Codes {
+  Plane low, high;
+
+  Codes(const PackedShape& shape, uint8_t* block)
+      : low{block, shape.low_bits(), 0},
+        high{block + PackedShape::plane_bytes(shape.group, shape.low_bits()), shape.bits - shape.low_bits(),
+             shape.low_bits()} {}
+
+  void put(int i, int n, uint32_t quad) const {
+    low.put(i, n, quad);
+    if (high.bits > 0) high.put(i, n, quad);
+  }
+  uint32_t get(int i, int n) const { return low.get(i, n) | (high.bits > 0 ? high.get(i, n) : 0); }
+};
+
+template <class T>
+void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
+  for (int n = 0; n < num_rows; ++n)
+    for (int k = 0; k < inputs; ++k)
+      rows[static_cast<std::size_t>(n) * inputs + k] =
+          panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run];
+}
+
+// Where MLX has the codes and scales of one output's group.
+struct Place {
+  std::size_t code_byte, scale;
+
+  Place(const PackedShape& shape, int output, int group)
+      : code_byte((static_cast<std::size_t>(output) * shape.num_groups() + group) * shape.group * shape.bits /
+                  8),
+        scale(static_cast<std::size_t>(output) * shape.num_groups() + group) {}
+};
+
+std::size_t scale_size(const PackedShape& shape) { return shape.affine() ? float_size(shape.scale_type) : 1; }
+
+void pack_group(const PackedShape& shape, int panel, int group, const void* codes, const void* scales,
+                const void* biases, uint8_t* block) {
+  const std::size_t size = scale_size(shape), bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
+  const Codes planes(shape, block);
+  uint8_t stream[kMaxGroup + 4] = {};  // of bits, with room to read four bytes anywhere
+  uint8_t* scale_row = block + shape.code_bytes();
+  for (int n = 0; n < panel_outputs(shape, panel); ++n) {
+    const Place from(shape, panel * kPanel + n, group);
+    std::memcpy(stream, static_cast<const uint8_t*>(codes) + from.code_byte, bytes);
+    for (int i = 0; i < shape.group / 4; ++i) {
+      const int bit = 4 * shape.bits * i;
+      uint32_t window;
+      std::memcpy(&window, stream + bit / 8, 4);
+      planes.put(i, n, spread(window >> bit % 8, shape.bits));
+    }
+    std::memcpy(scale_row + n * size, static_cast<const uint8_t*>(scales) + from.scale * size, size);
+    if (shape.affine())
+      std::memcpy(scale_row + (kPanel + n) * size, static_cast<const uint8_t*>(biases) + from.scale * size,
+                  size);
+  }
+}
+
+void unpack_group(const PackedWeight& weight, int output, int group, void* codes, void* scales,
+                  void* biases) {
+  const PackedShape& shape = weight.shape;
+  const std::size_t size = scale_size(shape), bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
+  uint8_t* block =
+      weight.panels.data() + shape.panel_bytes() * (output / kPanel) + shape.block_bytes() * group;
+  const Codes planes(shape, block);
+  const Place to(shape, output, group);
+  const int n = output % kPanel;
+  uint8_t stream[kMaxGroup + 4] = {};
+  for (int i = 0; i < shape.group / 4; ++i) {
+    const int bit = 4 * shape.bits * i;
+    uint32_t window;
+    std::memcpy(&window, stream + bit / 8, 4);
+    window |= gather(planes.get(i, n), shape.bits) << bit % 8;
+    std::memcpy(stream + bit / 8, &window, 4);
+  }
+  std::memcpy(static_cast<uint8_t*>(codes) + to.code_byte, stream, bytes);
+  const uint8_t* scale_row = block + shape.code_bytes();
+  std::memcpy(static_cast<uint8_t*>(scales) + to.scale * size, scale_row + n * size, size);
+  if (shape.affine())
+    std::memcpy(static_cast<uint8_t*>(biases) + to.scale * size, scale_row + (kPanel + n) * size, size);
+}
+
+void quantized_row(const PackedWeight& weight, int output, float* out) {
+  const PackedShape& shape = weight.shape;
+  const int n = output % kPanel;
+  for (int g = 0; g < shape.num_groups(); ++g, out += shape.group) {
+    uint8_t* block = weight.panels.data() + shape.panel_bytes() * (output / kPanel) + shape.block_bytes() * g;
+    const Codes planes(shape, block);
+    const uint8_t* parameters = block + shape.code_bytes();
+    float scale, bias = 0;
+    if (shape.affine()) {
+      load_floats(parameters, shape.scale_type, n, 1, &scale);
+      load_floats(parameters, shape.scale_type, kPanel + n, 1, &bias);
+    } else {
+      scale = fp4_scale(shape.kind == WeightKind::mxfp4, parameters[n]);
+    }
+    for (int i = 0; i < shape.group / 4; ++i) {
+      const uint32_t quad = planes.get(i, n);
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t code = quad >> 8 * j & 255;
+        out[4 * i + j] =
+            shape.affine() ? scale * static_cast<float>(code) + bias : scale * e2m1_to_float(code);
+      }
+    }
+  }
+}
+
+// A panel of a dense matrix.
+void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* panel) {
+  const int inputs = shape.inputs;
+  if (shape.kind == WeightKind::f32) {
+    pack_panel(from, inputs, reinterpret_cast<uint32_t*>(panel));
+  } else if (shape.kind == WeightKind::f16) {
+    pack_panel(from, inputs, reinterpret_cast<uint16_t*>(panel));
+  } else if (inputs % 2 == 0) {
+    pack_panel(from, inputs / 2, reinterpret_cast<uint32_t*>(panel));
+  } else {
+    pack_odd_pairs(from, inputs, reinterpret_cast<bf16_t*>(panel));
+  }
+}
+
+// Do kernels of the level in use take such weights in fixed point?
+bool has_fixed_point(const PackedShape& shape) {
+  return shape.kind == WeightKind::bf16 && isa() == Isa::avx2;
+}
+
+bool choose_steps([[maybe_unused]] const PackedShape& shape, [[maybe_unused]] const uint8_t* panel,
+                  [[maybe_unused]] uint8_t* steps) {
+#if defined(__x86_64__)
+  return avx2::choose_fixed_steps(shape, panel, steps);
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows>& parts)
+    : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
+  const std::size_t row_bytes = shape.inputs * float_size(shape.scale_type);
+  const std::size_t panel_steps = static_cast<std::size_t>(shape.fixed_groups()) * kPanel;
+  if (has_fixed_point(shape)) steps.resize(panel_steps * shape.num_panels());
+  std::atomic<bool> in_range = true;
+  parallel_for(shape.num_panels(), [&](int p) {
+    const PanelRows from(parts, p * kPanel, row_bytes);
+    uint8_t* out = panels.data() + shape.panel_bytes() * p;
+    pack_dense_panel(shape, from, out);
+    if (!steps.empty() && !choose_steps(shape, out, steps.data() + panel_steps * p)) in_range = false;
+  });
+  if (!in_range) steps = {};
+}
+
+PackedWeight::PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales,
+                           const void* biases)
+    : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
+  parallel_for(shape.num_panels(), [&](int p) {
+    for (int g = 0; g < shape.num_groups(); ++g)
+      pack_group(shape, p, g, codes, scales, biases,
+                 panels.data() + shape.panel_bytes() * p + shape.block_bytes() * g);
+  });
+}
+
+void PackedWeight::unpack_dense(void* weight) const {
+  parallel_for(shape.num_panels(), [&](int p) {
+    const std::size_t start = static_cast<std::size_t>(p) * kPanel * shape.inputs;
+    const int rows = panel_outputs(shape, p);
+    if (shape.kind == WeightKind::f32) {
+      unpack_panel(reinterpret_cast<const float*>(panel(p)), rows, shape.inputs, 1,
+                   static_cast<float*>(weight) + start);
+    } else {
+      unpack_panel(reinterpret_cast<const uint16_t*>(panel(p)), rows, shape.inputs,
+                   shape.kind == WeightKind::bf16 ? 2 : 1, static_cast<uint16_t*>(weight) + start);
+    }
+  });
+}
+
+void PackedWeight::unpack_quantized(uint32_t* codes, void* scales, void* biases) const {
+  parallel_for(shape.outputs, [&](int output) {
+    for (int g = 0; g < shape.num_groups(); ++g) unpack_group(*this, output, g, codes, scales, biases);
+  });
+}
+
+void PackedWeight::row(int output, float* out) const {
+  if (shape.quantized()) return quantized_row(*this, output, out);
+  const uint8_t* base = panel(output / kPanel);
+  const int n = output % kPanel;
+  for (int k = 0; k < shape.inputs; ++k) {
+    const std::size_t at = static_cast<std::size_t>(k) * kPanel + n;
+    switch (shape.kind) {
+      case WeightKind::f32: out[k] = reinterpret_cast<const float*>(base)[at]; break;
+      case WeightKind::f16: out[k] = f16_to_float(reinterpret_cast<const f16_t*>(base)[at]); break;
+      default: {
+        const std::size_t pair = (static_cast<std::size_t>(k / 2) * kPanel + n) * 2 + k % 2;
+        out[k] = bf16_to_float(reinterpret_cast<const bf16_t*>(base)[pair]);
+      }
+    }
+  }
+}
+
+}  // namespace octavo

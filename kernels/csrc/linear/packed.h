@@ -1,0 +1,137 @@
+// A weight matrix W [outputs, inputs], packed once at load into panels of 64 outputs.
+//
+// One layout serves every instruction set and every batch size. Inside a panel the inputs advance
+// slowest, so that a kernel reads it front to back exactly once:
+//
+//   bf16        [inputs / 2][64][2]  pairs of inputs side by side: what VDPBF16PS and AMX tiles want;
+//               inputs padded with zeros to a multiple of 32
+//   f16, f32    [inputs][64]
+//   affine      per group of inputs a block: codes, then scales [64] and biases [64] in the float type
+//               they came in; weight = scale * code + bias (MLX's affine format)
+//   mxfp4       per group of 32 a block: codes (E2M1), then scales [64], E8M0
+//   nvfp4       per group of 16 a block: codes (E2M1), then scales [64], E4M3
+//
+// Codes lie in planes of 8, 4, 2 or 1 bits: those of 6, 5 and 3 bits in a plane of their low 4, 4 and 2
+// bits and one of the 2, 1 and 1 above them. A plane of p bits is [group p / 32][64] words, each of 32 / p
+// inputs of one output: byte j holds inputs j, 4 + j, 8 + j, ... from its lowest bits up. So a shift and
+// a mask give four inputs in a row, in four bytes, for as many outputs as a register holds.
+// Outputs past the last are zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/numeric.h"
+
+namespace octavo {
+
+constexpr int kPanel = 64;
+constexpr int kFixedGroup = 128;  // inputs of a bf16 weight that share a step in fixed point
+
+enum class WeightKind { bf16, f16, f32, affine, mxfp4, nvfp4 };
+
+// Zeroed memory aligned to a cache line; large ones ask for huge pages, which spares a streaming
+// kernel a page walk every 4 KiB.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t size_;
+  std::size_t mapped_;  // bytes got from the system, starting at mapping_
+  void* mapping_;
+  uint8_t* data_;
+};
+
+// Zeroed memory of one weight. Small weights share buffers of many huge pages: alone, what does not fill
+// a huge page would lie in small ones, which no prefetcher crosses. A buffer goes with its last weight.
+class Slice {
+ public:
+  explicit Slice(std::size_t bytes);
+
+  uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t size_;
+  std::shared_ptr<const Buffer> buffer_;
+  uint8_t* data_;
+};
+
+struct PackedShape {
+  WeightKind kind;
+  Float scale_type;  // of affine scales and biases, or of a dense weight
+  int outputs;
+  int inputs;
+  int group = 0;  // inputs that share a scale; 0 for a dense weight
+  int bits = 0;   // of a code; 0 for a dense weight
+
+  bool operator==(const PackedShape&) const = default;
+
+  bool quantized() const { return group > 0; }
+  bool affine() const { return kind == WeightKind::affine; }
+  int low_bits() const { return bits >= 4 && bits < 8 ? 4 : bits == 3 ? 2 : bits; }  // of the first plane
+  int num_panels() const { return (outputs + kPanel - 1) / kPanel; }
+  int padded_inputs() const { return kind == WeightKind::bf16 ? (inputs + 31) / 32 * 32 : inputs; }
+  int num_groups() const { return inputs / group; }
+  int fixed_groups() const { return (padded_inputs() + kFixedGroup - 1) / kFixedGroup; }
+  // Bytes of `count` inputs in a plane of `plane_bits`.
+  static std::size_t plane_bytes(int count, int plane_bits) {
+    return static_cast<std::size_t>(count) * kPanel * plane_bits / 8;
+  }
+  std::size_t code_bytes() const { return plane_bytes(group, bits); }
+  std::size_t block_bytes() const {
+    return code_bytes() + (affine() ? 2 * kPanel * float_size(scale_type) : kPanel);
+  }
+  std::size_t panel_bytes() const {
+    if (quantized()) return block_bytes() * num_groups();
+    return static_cast<std::size_t>(padded_inputs()) * kPanel * (kind == WeightKind::f32 ? 4 : 2);
+  }
+};
+
+// Some outputs of a dense matrix, row-major.
+struct DenseRows {
+  const void* data;
+  int outputs;
+};
+
+struct PackedWeight {
+  // Pack dense matrices of `shape.kind` that lie one below the other; shape.outputs of all of them together.
+  PackedWeight(const PackedShape& shape, const std::vector<DenseRows>& parts);
+  // Pack a quantized one as MLX stores it: codes as uint32 [outputs, inputs * bits / 32], each row a
+  // stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
+  PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales, const void* biases);
+
+  const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
+
+  // Of a bf16 weight that AVX2's kernels may take in fixed point: the steps of a panel [groups][64], powers
+  // of two, as exponents of float32. Null if they may not: on other levels, or for weights that are not
+  // finite.
+  const uint8_t* fixed_steps(int index) const {
+    return steps.empty() ? nullptr
+                         : steps.data() + static_cast<std::size_t>(shape.fixed_groups()) * kPanel * index;
+  }
+  std::size_t num_bytes() const { return panels.size() + steps.size() + sizeof(float) * bias.size(); }
+
+  // One row of W as float32 [inputs], dequantized without any rounding but float32's.
+  void row(int output, float* out) const;
+
+  // The matrices this was packed from, bit by bit. Buffers are laid out as the constructors take them.
+  void unpack_dense(void* weight) const;
+  void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
+
+  PackedShape shape;
+  Slice panels;
+  std::vector<uint8_t> steps;  // see fixed_steps
+  std::vector<float> bias;     // added to the result: padded to whole panels; empty if there is none
+};
+
+}  // namespace octavo

@@ -1,0 +1,211 @@
+// AVX-512: bf16 weights by VDPBF16PS, affine ones of 8 and 4 bits by VPDPBUSD.
+#include "linear/int8_avx512.h"
+#include "runtime/dots_avx512.h"
+#include "runtime/unrolled.h"
+
+namespace octavo::avx512 {
+namespace {
+
+constexpr int kItemRows = 96;
+
+inline __m512i broadcast4(const void* p) {
+  int32_t word;
+  std::memcpy(&word, p, 4);
+  return _mm512_set1_epi32(word);
+}
+
+inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+// sums[R][64] = x[R][padded] panel, in bf16 pairs.
+template <int R>
+void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
+  constexpr int kAhead = 4096;  // bytes: far enough to hide DRAM
+  __m512 sum[R][4];
+  for (int m = 0; m < R; ++m)
+    for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
+  for (int pair = 0; pair < padded / 2; ++pair, panel += 256) {
+    __m512bh w[4];
+    for (int c = 0; c < 4; ++c) {
+      w[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + 64 * c));
+      prefetch(panel + kAhead + 64 * c);
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < R; ++m) {
+      const __m512bh value =
+          reinterpret_cast<__m512bh>(broadcast4(x + static_cast<std::size_t>(m) * padded + 2 * pair));
+      for (int c = 0; c < 4; ++c) add_dots(sum[m][c], w[c], value);
+    }
+  }
+  for (int m = 0; m < R; ++m)
+    for (int c = 0; c < 4; ++c) _mm512_storeu_ps(sums + m * kPanel + 16 * c, sum[m][c]);
+}
+
+// ---- affine weights in integers ----
+
+constexpr int kTileRows = 6;  // times 64 outputs: 24 sums, 4 codes, and an activation in 32 registers
+constexpr int kItemTiles =
+    12;  // row tiles that share what they read of a panel; their sums stay in the first cache
+constexpr int kAhead = 4096;  // bytes of codes fetched before they are used
+
+// A group's scales and biases of the 64 outputs.
+struct Parameters {
+  alignas(64) float scale[kPanel];
+  alignas(64) float bias[kPanel];
+};
+
+inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
+  for (int n = 0; n < kPanel; n += 16) {
+    _mm512_store_ps(out.scale + n, load16(from, shape.scale_type, n));
+    _mm512_store_ps(out.bias + n, load16(from, shape.scale_type, kPanel + n));
+  }
+}
+
+// 4-bit codes of a group as bytes.
+inline void widen_codes(const uint8_t* words, int group, uint8_t* to) {
+  const __m512i low_half = _mm512_set1_epi8(15);
+  for (int k = 0; k < group; k += 8, words += 256, to += 512)
+    for (int n = 0; n < 256; n += 64) {
+      const __m512i codes = _mm512_loadu_si512(words + n);
+      prefetch(words + kAhead + n);
+      _mm512_store_si512(to + n, _mm512_and_si512(codes, low_half));
+      _mm512_store_si512(to + 256 + n, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half));
+    }
+}
+
+template <int R>
+struct Sums {
+  __m512i at[R][4];
+};
+
+// One word of activations per row, times the codes of four vectors of outputs.
+template <int R>
+inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_t stride,
+                                                     const __m512i (&codes)[4], Sums<R>& sums) {
+  unrolled<R>([&](auto m) __attribute__((always_inline)) {
+    const __m512i value = broadcast4(x + m * stride);
+    unrolled<4>([&](auto c) __attribute__((always_inline)) { add_dots(sums.at[m][c], codes[c], value); });
+  });
+}
+
+// Integer dot products of one group: R rows by 64 outputs, exact in any order.
+template <int R, int kBits, bool kFetch>
+inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_t stride, int group,
+                                                     const uint8_t* words, Sums<R>& sums) {
+  const __m512i low_half = _mm512_set1_epi8(15);
+  unrolled<4 * R>([&](auto i)
+                      __attribute__((always_inline)) { sums.at[i / 4][i % 4] = _mm512_setzero_si512(); });
+  for (int k = 0; k < group; k += 32 / kBits, words += 256) {
+    __m512i codes[4];
+    unrolled<4>([&](auto c) __attribute__((always_inline)) {
+      codes[c] = _mm512_loadu_si512(words + 64 * c);
+      if (kFetch) prefetch(words + kAhead + 64 * c);
+    });
+    if constexpr (kBits == 4) {
+      __m512i low[4];
+      unrolled<4>([&](auto c)
+                      __attribute__((always_inline)) { low[c] = _mm512_and_si512(codes[c], low_half); });
+      add_words<R>(x + k, stride, low, sums);
+      unrolled<4>([&](auto c) __attribute__((always_inline)) {
+        codes[c] = _mm512_and_si512(_mm512_srli_epi16(codes[c], 4), low_half);
+      });
+      add_words<R>(x + k + 4, stride, codes, sums);
+    } else {
+      add_words<R>(x + k, stride, codes, sums);
+    }
+  }
+}
+
+// Rows of activations in one group.
+struct GroupRows {
+  const int8_t *codes, *next;  // `next`: in the group after it, to be fetched meanwhile
+  const float *scales, *code_sums;
+};
+
+// sums[R][64] += one group of R rows.
+template <int R, int kBits, bool kFetch>
+__attribute__((noinline)) void multiply_group(const GroupRows& x, int group, const uint8_t* words,
+                                              const Parameters& parameters, float* sums) {
+  for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * group));
+  Sums<R> dots;
+  dot_group<R, kBits, kFetch>(x.codes, group, group, words, dots);
+  unrolled<4>([&](auto c) __attribute__((always_inline)) {
+    const __m512 scale = _mm512_load_ps(parameters.scale + 16 * c),
+                 bias = _mm512_load_ps(parameters.bias + 16 * c);
+    unrolled<R>([&](auto m) __attribute__((always_inline)) {
+      add_products(dots.at[m][c], scale, bias, x.scales[m], x.code_sums[m], sums + m * kPanel + 16 * c);
+    });
+  });
+}
+
+// Row tiles [first_tile, last_tile) of a panel: a group of it at a time for all of them.
+template <int kBits>
+void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles, int panel,
+                   int first_tile, int last_tile) {
+  const PackedShape& shape = call.weight->shape;
+  const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first,
+            groups = shape.num_groups();
+  alignas(64) float sums[kItemTiles * kTileRows * kPanel];
+  alignas(64) uint8_t bytes[kBits == 4 ? 128 * kPanel : 1];
+  std::memset(sums, 0, sizeof(float) * kPanel * rows);
+  const uint8_t* block = call.weight->panel(panel);
+  for (int g = 0; g < groups; ++g, block += shape.block_bytes()) {
+    Parameters parameters;
+    load_parameters(shape, block + shape.code_bytes(), parameters);
+    const bool widened = kBits == 4 && last_tile - first_tile > 1;
+    if (widened) widen_codes(block, shape.group, bytes);
+    for (int tile = first_tile; tile < last_tile; ++tile) {
+      const int row = tiles.first(tile);
+      const std::size_t i = static_cast<std::size_t>(g) * call.rows + row;
+      const int8_t* const codes = x.codes + i * shape.group;
+      const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * shape.group, x.scales + i,
+                         x.code_sums + i};
+      float* const to = sums + (row - first) * kPanel;
+      with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
+        constexpr int R = decltype(count)::value;
+        if (widened) multiply_group<R, 8, false>(in, shape.group, bytes, parameters, to);
+        else if (tile == first_tile) multiply_group<R, kBits, true>(in, shape.group, block, parameters, to);
+        else multiply_group<R, 8, false>(in, shape.group, block, parameters, to);
+      });
+    }
+  }
+  finish_rows(call, panel, first, rows, sums);
+}
+
+// tile(integral constant R, row) for register tiles of R rows that cover [first, last).
+template <class Tile>
+inline void for_row_tiles(int first, int last, Tile&& tile) {
+  int row = first;
+  for (; last - row >= 6; row += 6) tile(std::integral_constant<int, 6>(), row);
+  for (; last - row >= 4; row += 4) tile(std::integral_constant<int, 4>(), row);
+  for (; last - row >= 2; row += 2) tile(std::integral_constant<int, 2>(), row);
+  if (last > row) tile(std::integral_constant<int, 1>(), row);
+}
+
+}  // namespace
+
+void linear_bf16(const LinearCall& call) {
+  const bf16_t* x = bf16_rows(call);
+  const int padded = call.weight->shape.padded_inputs();
+  const Items items(call, kItemRows);
+  parallel_for(items.count, [&](int i) {
+    const Item item = items[i];
+    const uint8_t* panel = call.weight->panel(item.panel);
+    for_row_tiles(item.first, item.last, [&](auto tile_rows, int row) {
+      constexpr int R = decltype(tile_rows)::value;
+      alignas(64) float sums[R * kPanel];
+      multiply_bf16<R>(x + static_cast<std::size_t>(row) * padded, padded, panel, sums);
+      finish_rows(call, item.panel, row, R, sums);
+    });
+  });
+}
+
+void linear_int8(const LinearCall& call) {
+  const Int8Rows x = quantize_rows<true>(call);
+  const RowTiles tiles(call.rows, kTileRows);
+  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
+    if (call.weight->shape.bits == 4) multiply_int8<4>(call, x, tiles, panel, first_tile, last_tile);
+    else multiply_int8<8>(call, x, tiles, panel, first_tile, last_tile);
+  });
+}
+
+}  // namespace octavo::avx512

@@ -1,0 +1,50 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+
+#include <variant>
+
+#include "mlx/compile.h"
+#include "ops/graph.h"
+#include "ops/views.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+mx::array rope_at(const mx::array& x, const std::variant<int, mx::array>& offset,
+                  const mx::array& inverse_frequencies, int dims, bool interleaved, float position_scale,
+                  float value_scale, bool fuse, mx::StreamOrDevice stream) {
+  const mx::array at =
+      std::holds_alternative<int>(offset) ? mx::array(std::get<int>(offset)) : std::get<mx::array>(offset);
+  return rope(x, at, inverse_frequencies, {dims, interleaved, position_scale, value_scale}, fuse, stream);
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m) {
+  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a.none(), "eps"_a, nb::kw_only(), "fuse"_a = false,
+        "stream"_a = nb::none(),
+        "x / sqrt(mean(x^2) + eps) * weight over the last axis. With `fuse`, a sum that is not evaluated "
+        "yet is computed on the way, and x becomes that sum.");
+  m.def("layer_norm", &layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, nb::kw_only(),
+        "fuse"_a = false, "stream"_a = nb::none(),
+        "(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; `fuse` as for rms_norm.");
+  m.def("gated", &gated, "gate"_a, "up"_a.none(), "activation"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "activation(gate) * up, or activation(gate): silu, gelu, gelu_tanh or gelu_sigmoid.");
+  m.def("rope", &rope_at, "x"_a, "offset"_a, "inverse_frequencies"_a, nb::kw_only(), "dims"_a,
+        "interleaved"_a = false, "position_scale"_a = 1.0f, "value_scale"_a = 1.0f, "fuse"_a = false,
+        "stream"_a = nb::none(),
+        "Rotary embedding of x [B, H, L, D] or [B, L, D]; token l of b has position offset[b] + l. With "
+        "`fuse`, an RMS norm over D that is not evaluated yet is computed on the way.");
+  m.def("shortcut", &shortcut, "x"_a,
+        "x, or the same values with fewer nodes: shape operations after one of our kernels become one.");
+  m.def(
+      "same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); }, "a"_a, "b"_a,
+      "Whether both are one node of the graph.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,145 @@
+#include "ops/ops.h"
+
+#include "ops/row_loops.h"
+#include "runtime/exp_float.h"
+#include "runtime/threads.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_float(-x)); }
+
+// 1 + erf(x / sqrt(2)), Abramowitz and Stegun 7.1.26, absolute error below 5e-7.
+inline float one_plus_erf(float x) {
+  const float z = __builtin_fabsf(x) * 0.70710678118654752f;
+  const float t = 1.0f / (1.0f + 0.3275911f * z);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const float tail = p * t * exp_float(-z * z);  // 1 - erf(z)
+  return x < 0.0f ? tail : 2.0f - tail;
+}
+
+template <Activation kind>
+inline float activate(float x) {
+  if constexpr (kind == Activation::silu) return x * sigmoid(x);
+  if constexpr (kind == Activation::gelu) return 0.5f * x * one_plus_erf(x);
+  if constexpr (kind == Activation::gelu_sigmoid) return x * sigmoid(1.702f * x);
+  // (1 + tanh(u)) / 2 = sigmoid(2 u)
+  return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+}
+
+// Calls body(row) for every row, as many to an item as are worth a thread.
+template <class Body>
+void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
+  const int64_t per_item = static_cast<int64_t>(kItemBytes / (row_bytes + 1)) + 1;
+  parallel_for(static_cast<int>((rows + per_item - 1) / per_item), [&](int item) {
+    const int64_t last = (item + 1) * per_item < rows ? (item + 1) * per_item : rows;
+    for (int64_t row = item * per_item; row < last; ++row) body(row);
+  });
+}
+
+// One row, or a piece of one.
+template <Activation kind>
+void gate_row(const GateCall& call, const void* gate, const void* up, void* y, int size) {
+  float values[kBlock], ups[kBlock];
+  for (int at = 0; at < size; at += kBlock) {
+    const int n = size - at < kBlock ? size - at : kBlock;
+    load_floats(gate, call.type, at, n, values);
+    for (int i = 0; i < n; ++i) values[i] = activate<kind>(values[i]);
+    if (up != nullptr) {
+      load_floats(up, call.type, at, n, ups);
+      for (int i = 0; i < n; ++i) values[i] *= ups[i];
+    }
+    store_floats(y, call.type, at, n, values);
+  }
+}
+
+template <Activation kind>
+void gate_rows(const GateCall& call) {
+  // Long rows are cut, so that one row of a decoding sequence can use several threads.
+  constexpr int kPiece = kItemBytes / 4;
+  const std::size_t width = float_size(call.type);
+  const int pieces = (call.size + kPiece - 1) / kPiece;
+  for_rows(call.rows * pieces, width * (call.size < kPiece ? call.size : kPiece), [&](int64_t item) {
+    const int64_t row = item / pieces;
+    const int at = static_cast<int>(item % pieces) * kPiece;
+    const int size = call.size - at < kPiece ? call.size - at : kPiece;
+    const auto place = [&](const void* data, int64_t stride) {
+      return static_cast<const char*>(data) + (row * stride + at) * width;
+    };
+    const void* const up = call.up.data == nullptr ? nullptr : place(call.up.data, call.up.stride);
+    void* const y = const_cast<char*>(place(call.y, call.size));
+    gate_row<kind>(call, place(call.gate.data, call.gate.stride), up, y, size);
+  });
+}
+
+// Stores x + added of one row in `sum`; what the norm is taken of.
+const void* add_row(const NormCall& call, std::size_t start) {
+  if (call.added == nullptr) return call.x;
+  float values[kBlock], others[kBlock];
+  for (int at = 0; at < call.size; at += kBlock) {
+    const int n = call.size - at < kBlock ? call.size - at : kBlock;
+    load_floats(call.x, call.type, start + at, n, values);
+    load_floats(call.added, call.type, start + at, n, others);
+    for (int i = 0; i < n; ++i) values[i] += others[i];
+    store_floats(call.sum, call.type, start + at, n, values);
+  }
+  return call.sum;
+}
+
+}  // namespace
+
+void rms_norm(const NormCall& call) {
+  for_rows(call.rows, float_size(call.type) * call.size, [&](int64_t row) {
+    const std::size_t start = row * call.size;
+    const void* const x = add_row(call, start);
+    const float factor = rms_factor(x, call.type, start, call.size, call.eps);
+    float values[kBlock];
+    for (int at = 0; at < call.size; at += kBlock) {
+      const int n = call.size - at < kBlock ? call.size - at : kBlock;
+      scale_block(x, call.type, start, call.weight, call.weight_type, at, n, factor, values);
+      store_floats(call.y, call.type, start + at, n, values);
+    }
+  });
+}
+
+void layer_norm(const NormCall& call) {
+  for_rows(call.rows, float_size(call.type) * call.size, [&](int64_t row) {
+    const std::size_t start = row * call.size;
+    const void* const x = add_row(call, start);
+    const float size = static_cast<float>(call.size);
+    const float mean = sum_row(x, call.type, start, call.size, [](float value) { return value; }) / size;
+    const float squares = sum_row(x, call.type, start, call.size,
+                                  [mean](float value) { return (value - mean) * (value - mean); });
+    const float factor = 1.0f / __builtin_sqrtf(squares / size + call.eps);
+    float values[kBlock], others[kBlock];
+    for (int at = 0; at < call.size; at += kBlock) {
+      const int n = call.size - at < kBlock ? call.size - at : kBlock;
+      load_floats(x, call.type, start + at, n, values);
+      for (int i = 0; i < n; ++i) values[i] = (values[i] - mean) * factor;
+      if (call.weight != nullptr) {
+        load_floats(call.weight, call.weight_type, at, n, others);
+        for (int i = 0; i < n; ++i) values[i] *= others[i];
+      }
+      if (call.bias != nullptr) {
+        load_floats(call.bias, call.bias_type, at, n, others);
+        for (int i = 0; i < n; ++i) values[i] += others[i];
+      }
+      store_floats(call.y, call.type, start + at, n, values);
+    }
+  });
+}
+
+void gated(const GateCall& call) {
+  switch (call.activation) {
+    case Activation::silu: return gate_rows<Activation::silu>(call);
+    case Activation::gelu: return gate_rows<Activation::gelu>(call);
+    case Activation::gelu_tanh: return gate_rows<Activation::gelu_tanh>(call);
+    case Activation::gelu_sigmoid: return gate_rows<Activation::gelu_sigmoid>(call);
+  }
+}
+
+}  // namespace octavo::OCTAVO_ISA

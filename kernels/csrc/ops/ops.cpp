@@ -1,0 +1,213 @@
+#include "ops/ops.h"
+
+#include "ops/fusion.h"
+#include "ops/graph.h"
+#include "ops/views.h"
+#include "program/primitive.h"
+#include "runtime/dispatch.h"
+
+namespace octavo {
+namespace {
+
+enum class NormKind { rms, layer };
+
+#if defined(__x86_64__)
+#define OCTAVO_RUN(function, call)                         \
+  if (isa() >= Isa::avx512) return avx512::function(call); \
+  if (isa() == Isa::avx2) return avx2::function(call);     \
+  generic::function(call)
+#else
+#define OCTAVO_RUN(function, call) generic::function(call)
+#endif
+
+void run_norm(NormKind kind, const NormCall& call) {
+  if (kind == NormKind::layer) {
+    OCTAVO_RUN(layer_norm, call);
+  } else {
+    OCTAVO_RUN(rms_norm, call);
+  }
+}
+
+void run_gated(const GateCall& call) { OCTAVO_RUN(gated, call); }
+
+// x, then what there is of added, weight and bias -> y, or y and the sum.
+class Norm : public CpuPrimitive {
+ public:
+  Norm(mx::Stream stream, NormKind kind, float eps, bool adds, bool has_weight, bool has_bias)
+      : CpuPrimitive(stream),
+        kind_(kind),
+        eps_(eps),
+        adds_(adds),
+        has_weight_(has_weight),
+        has_bias_(has_bias) {}
+
+  const char* name() const override {
+    if (kind_ == NormKind::layer) return adds_ ? "octavo.add_layer_norm" : "octavo.layer_norm";
+    return adds_ ? "octavo.add_rms_norm" : "octavo.rms_norm";
+  }
+  float eps() const { return eps_; }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Encoder encoder(stream());
+    std::vector<mx::array> plain;
+    for (const mx::array& input : inputs) plain.push_back(row_contiguous(input, encoder));
+    for (mx::array& output : outputs) allocate(output);
+    if (plain[0].size() == 0) return;
+    NormCall call{};
+    call.x = plain[0].data<void>();
+    std::size_t next = 1;
+    if (adds_) {
+      call.added = plain[next++].data<void>();
+      call.sum = outputs[1].data<void>();
+    }
+    if (has_weight_) {
+      call.weight_type = float_of(plain[next].dtype());
+      call.weight = plain[next++].data<void>();
+    }
+    if (has_bias_) {
+      call.bias_type = float_of(plain[next].dtype());
+      call.bias = plain[next].data<void>();
+    }
+    call.y = outputs[0].data<void>();
+    call.type = float_of(plain[0].dtype());
+    call.size = plain[0].shape(-1);
+    call.rows = static_cast<int>(plain[0].size() / call.size);
+    call.eps = eps_;
+    encoder.dispatch([call, kind = kind_] { run_norm(kind, call); });
+  }
+
+ private:
+  NormKind kind_;
+  float eps_;
+  bool adds_, has_weight_, has_bias_;
+};
+
+// Where rows lie in an input: known while the graph is built, or read off the array when it is there.
+struct Rows {
+  int64_t offset, stride;
+};
+
+class Gated : public CpuPrimitive {
+ public:
+  Gated(mx::Stream stream, Activation activation, std::vector<std::optional<Rows>> rows)
+      : CpuPrimitive(stream), activation_(activation), rows_(std::move(rows)) {}
+
+  const char* name() const override { return "octavo.gated"; }
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    if (rows_[0]) throw std::runtime_error("octavo.gated reads rows of a fixed shape here");
+    return {inputs[0].shape()};
+  }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Encoder encoder(stream());
+    mx::array& y = outputs[0];
+    allocate(y);
+    if (y.size() == 0) return;
+    GateCall call{};
+    call.y = y.data<void>();
+    call.type = float_of(y.dtype());
+    call.activation = activation_;
+    call.size = y.shape(-1);
+    call.rows = static_cast<int64_t>(y.size()) / call.size;
+    call.gate = place(inputs[0], rows_[0], encoder);
+    if (inputs.size() > 1) call.up = place(inputs[1], rows_[1], encoder);
+    encoder.dispatch([call] { run_gated(call); });
+  }
+
+ private:
+  static StridedRows place(const mx::array& input, const std::optional<Rows>& rows, Encoder& encoder) {
+    if (rows) return {input.data<char>() + rows->offset * input.itemsize(), rows->stride};
+    if (const auto stride = row_stride(input.shape(), input.strides())) return {input.data<void>(), *stride};
+    return {row_contiguous(input, encoder).data<void>(), input.shape(-1)};
+  }
+
+  Activation activation_;
+  std::vector<std::optional<Rows>> rows_;
+};
+
+// Checks a parameter of a norm over the last axis of x.
+void require_parameter(const char* name, const mx::array& parameter, const mx::array& x) {
+  require(parameter.ndim() == 1 && parameter.shape(0) == x.shape(-1) && is_float(parameter.dtype()),
+          std::string(name) + " must be floats [" + std::to_string(x.shape(-1)) +
+              "] like the last axis of x, got " + dtype_text(parameter.dtype()) + " " +
+              shape_text(parameter));
+}
+
+// Whether x is a sum of two arrays like itself that nobody has computed yet.
+bool is_plain_sum(const mx::array& x) {
+  if (!made_by(x, "Add")) return false;
+  for (const mx::array& term : x.inputs())
+    if (term.shape() != x.shape() || term.dtype() != x.dtype()) return false;
+  return true;
+}
+
+mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const MaybeArray& bias, float eps,
+               bool fuse, mx::StreamOrDevice stream) {
+  require(x.ndim() >= 1 && is_float(x.dtype()),
+          "x must be bfloat16, float16 or float32 with a last axis, got " + dtype_text(x.dtype()) + " " +
+              shape_text(x));
+  const bool adds = fuse && is_plain_sum(x);
+  std::vector<mx::array> inputs = adds ? x.inputs() : std::vector<mx::array>{x};
+  if (weight) {
+    require_parameter("weight", *weight, x);
+    inputs.push_back(*weight);
+  }
+  if (bias) {
+    require_parameter("bias", *bias, x);
+    inputs.push_back(*bias);
+  }
+  auto primitive =
+      std::make_shared<Norm>(cpu_stream(stream), kind, eps, adds, weight.has_value(), bias.has_value());
+  if (!adds) return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
+  auto outputs = mx::array::make_arrays({x.shape(), x.shape()}, {x.dtype(), x.dtype()}, primitive, inputs);
+  x.overwrite_descriptor(outputs[1]);
+  return outputs[0];
+}
+
+Activation activation_of(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  require(name == "gelu_sigmoid",
+          "activation must be silu, gelu, gelu_tanh or gelu_sigmoid, got \"" + name + "\"");
+  return Activation::gelu_sigmoid;
+}
+
+}  // namespace
+
+std::optional<PendingNorm> pending_rms_norm(const mx::array& x) {
+  if (!made_by(x, "octavo.rms_norm") || x.inputs().size() != 2) return std::nullopt;
+  return PendingNorm{x.inputs()[0], x.inputs()[1], static_cast<const Norm&>(x.primitive()).eps()};
+}
+
+mx::array rms_norm(mx::array& x, const MaybeArray& weight, float eps, bool fuse, mx::StreamOrDevice stream) {
+  return norm(NormKind::rms, x, weight, std::nullopt, eps, fuse, stream);
+}
+
+mx::array layer_norm(mx::array& x, const MaybeArray& weight, const MaybeArray& bias, float eps, bool fuse,
+                     mx::StreamOrDevice stream) {
+  return norm(NormKind::layer, x, weight, bias, eps, fuse, stream);
+}
+
+mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& activation,
+                mx::StreamOrDevice stream) {
+  require(gate.ndim() >= 1 && is_float(gate.dtype()),
+          "gate must be bfloat16, float16 or float32 with a last axis, got " + dtype_text(gate.dtype()) +
+              " " + shape_text(gate));
+  require(!up || (gate.shape() == up->shape() && gate.dtype() == up->dtype()),
+          "up must have the shape and type of gate, " + dtype_text(gate.dtype()) + " " + shape_text(gate) +
+              (up ? ", got " + dtype_text(up->dtype()) + " " + shape_text(*up) : ""));
+  std::vector<mx::array> inputs;
+  std::vector<std::optional<Rows>> rows;
+  for (const mx::array* input : {&gate, up ? &*up : nullptr}) {
+    if (input == nullptr) continue;
+    const auto view = find_view(*input);
+    const auto stride = view ? row_stride(input->shape(), view->strides) : std::nullopt;
+    inputs.push_back(stride ? view->base : *input);
+    rows.push_back(stride ? std::optional<Rows>({view->offset, *stride}) : std::nullopt);
+  }
+  auto primitive = std::make_shared<Gated>(cpu_stream(stream), activation_of(activation), std::move(rows));
+  return mx::array(gate.shape(), gate.dtype(), std::move(primitive), std::move(inputs));
+}
+
+}  // namespace octavo

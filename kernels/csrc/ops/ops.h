@@ -1,0 +1,76 @@
+// Row and elementwise operations, declared once per instruction set.
+#pragma once
+
+#include "runtime/numeric.h"
+
+namespace octavo {
+
+struct NormCall {
+  const void* x;       // [rows, size]
+  const void* added;   // like x: the rows are x + added, rounded to `type` and stored in `sum`; or null
+  void* sum;           // like x, or null
+  const void* weight;  // [size], or null
+  const void* bias;    // [size], or null; layer norm only
+  void* y;             // like x
+  Float type, weight_type, bias_type;
+  int rows, size;
+  float eps;
+};
+
+enum class Activation { silu, gelu, gelu_tanh, gelu_sigmoid };
+
+// Rows of `size` values, their starts `stride` values apart.
+struct StridedRows {
+  const void* data;
+  int64_t stride;
+};
+
+struct GateCall {
+  StridedRows gate, up;  // `up` without data: the activation of the gate alone
+  void* y;               // [rows, size] without gaps
+  Float type;
+  Activation activation;
+  int64_t rows;
+  int size;
+};
+
+// Rotates the first `dims` of each head's `size` values by the angles of its token, after an RMS norm
+// of the head if there is a weight. Values are rounded to `type` wherever separate operations would.
+struct RopeCall {
+  const void* x;  // value [b, h, l, i] at b * strides[0] + h * strides[1] + l * strides[2] + i
+  int64_t strides[3];
+  int batch, heads, length, size;
+  const float* angles;   // [batch or 1, length, 2, dims / 2]: cosines, then sines
+  int64_t angle_stride;  // values from one b to the next; 0 if all share them
+  const void* weight;    // [size], of the norm; or null
+  Float type, weight_type;
+  float eps;
+  int dims;
+  bool interleaved;  // pairs are neighbours; otherwise dims / 2 apart
+  float scale;       // of the rotated values; 1: none
+  void* y;           // [batch, heads, length, size] without gaps
+};
+
+// The angles of a rotation: positions times inverse frequencies.
+struct AngleCall {
+  const int32_t* offsets;            // [batch]
+  const float* inverse_frequencies;  // [half]
+  float position_scale;
+  int batch, length, half;
+  float* y;  // [batch, length, 2, half]: cosines, then sines
+};
+
+#define OCTAVO_DECLARE_OPS(isa)            \
+  namespace isa {                          \
+  void rms_norm(const NormCall& call);     \
+  void layer_norm(const NormCall& call);   \
+  void gated(const GateCall& call);        \
+  void rope(const RopeCall& call);         \
+  void rope_angles(const AngleCall& call); \
+  }
+OCTAVO_DECLARE_OPS(generic)
+OCTAVO_DECLARE_OPS(avx2)
+OCTAVO_DECLARE_OPS(avx512)
+#undef OCTAVO_DECLARE_OPS
+
+}  // namespace octavo

@@ -1,0 +1,220 @@
+#include <array>
+#include <cstring>
+
+#include "ops/fusion.h"
+#include "ops/graph.h"
+#include "ops/ops.h"
+#include "ops/views.h"
+#include "program/primitive.h"
+#include "runtime/dispatch.h"
+
+namespace octavo {
+namespace {
+
+void run_rope(const RopeCall& call) {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return avx512::rope(call);
+  if (isa() == Isa::avx2) return avx2::rope(call);
+#endif
+  generic::rope(call);
+}
+
+void run_angles(const AngleCall& call) {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return avx512::rope_angles(call);
+  if (isa() == Isa::avx2) return avx2::rope_angles(call);
+#endif
+  generic::rope_angles(call);
+}
+
+// offsets int32 [B], inverse frequencies [half] -> [B, length, 2, half]
+class RopeAngles : public CpuPrimitive {
+ public:
+  RopeAngles(mx::Stream stream, float position_scale)
+      : CpuPrimitive(stream), position_scale_(position_scale) {}
+
+  const char* name() const override { return "octavo.rope_angles"; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return position_scale_ == static_cast<const RopeAngles&>(other).position_scale_;
+  }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Encoder encoder(stream());
+    const mx::array offsets = row_contiguous(inputs[0], encoder);
+    const mx::array frequencies = row_contiguous(inputs[1], encoder);
+    mx::array& y = outputs[0];
+    allocate(y);
+    const AngleCall call{offsets.data<int32_t>(),
+                         frequencies.data<float>(),
+                         position_scale_,
+                         y.shape(0),
+                         y.shape(1),
+                         y.shape(3),
+                         y.data<float>()};
+    encoder.dispatch([call] { run_angles(call); });
+  }
+
+ private:
+  float position_scale_;
+};
+
+// Elements from one b, h and l of x to the next, and to the first, in an input whose last axis has no gaps.
+struct Heads {
+  int64_t offset;
+  std::array<int64_t, 3> strides;
+};
+
+// x [B, H, L, D] or [B, L, D], of these strides.
+std::optional<Heads> heads_of(const mx::array& x, int64_t offset, const mx::Strides& strides) {
+  if (x.shape(-1) != 1 && strides.back() != 1) return std::nullopt;
+  if (x.ndim() == 3) return Heads{offset, {strides[0], 0, strides[1]}};
+  return Heads{offset, {strides[0], strides[1], strides[2]}};
+}
+
+// x, angles, maybe the weight of a norm -> y
+class Rope : public CpuPrimitive {
+ public:
+  Rope(mx::Stream stream, const RopeOptions& options, std::optional<Heads> heads, float eps)
+      : CpuPrimitive(stream), options_(options), heads_(heads), eps_(eps) {}
+
+  const char* name() const override { return "octavo.rope"; }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Encoder encoder(stream());
+    mx::array& y = outputs[0];
+    allocate(y);
+    if (y.size() == 0) return;
+    RopeCall call{};
+    const Heads heads = place(inputs[0], encoder, call);
+    for (int i = 0; i < 3; ++i) call.strides[i] = heads.strides[i];
+    call.batch = y.shape(0);
+    call.heads = y.ndim() == 3 ? 1 : y.shape(1);
+    call.length = y.shape(-2);
+    call.size = y.shape(-1);
+    call.angles = inputs[1].data<float>();
+    call.angle_stride = inputs[1].shape(0) == 1 ? 0 : static_cast<int64_t>(call.length) * options_.dims;
+    call.type = float_of(y.dtype());
+    if (inputs.size() > 2) {
+      const mx::array weight = row_contiguous(inputs[2], encoder);
+      call.weight = weight.data<void>();
+      call.weight_type = float_of(weight.dtype());
+    }
+    call.eps = eps_;
+    call.dims = options_.dims;
+    call.interleaved = options_.interleaved;
+    call.scale = options_.value_scale;
+    call.y = y.data<void>();
+    encoder.dispatch([call] { run_rope(call); });
+  }
+
+ private:
+  Heads place(const mx::array& input, Encoder& encoder, RopeCall& call) const {
+    if (heads_) {
+      call.x = input.data<char>() + heads_->offset * input.itemsize();
+      return *heads_;
+    }
+    call.x = input.data<void>();
+    if (const auto heads = heads_of(input, 0, input.strides())) return *heads;
+    const mx::array plain = row_contiguous(input, encoder);
+    call.x = plain.data<void>();
+    return *heads_of(plain, 0, plain.strides());
+  }
+
+  RopeOptions options_;
+  std::optional<Heads> heads_;
+  float eps_;
+};
+
+// A view of an array without gaps of shape `inner`, in the steps that another view of that array takes
+// along its axes; none if the first view merged or cut axes.
+std::optional<mx::Strides> retrace(const mx::Shape& shape, const mx::Strides& strides, const mx::Shape& inner,
+                                   const mx::Strides& steps) {
+  mx::Strides result(shape.size(), 0);
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 1) continue;
+    int64_t stride = 1;
+    bool found = false;
+    for (std::size_t j = inner.size(); j-- > 0 && !found; stride *= inner[j]) {
+      found = inner[j] == shape[i] && stride == strides[i];
+      if (found) result[i] = steps[j];
+    }
+    if (!found) return std::nullopt;
+  }
+  return result;
+}
+
+// What a rotation reads: x itself, what x is a view of, or what an RMS norm before it reads.
+struct Source {
+  mx::array array;
+  std::optional<Heads> heads;
+  std::optional<PendingNorm> norm;
+};
+
+Source find_source(const mx::array& x, bool fuse) {
+  const auto view = find_view(x);
+  if (!view) return {x, std::nullopt, std::nullopt};
+  if (const auto norm = fuse ? pending_rms_norm(view->base) : std::nullopt;
+      norm && view->offset == 0 && view->base.shape(-1) == x.shape(-1)) {
+    if (const auto inner = find_view(norm->x)) {
+      const auto strides = retrace(x.shape(), view->strides, view->base.shape(), inner->strides);
+      const auto heads = strides ? heads_of(x, inner->offset, *strides) : std::nullopt;
+      if (heads) return {inner->base, heads, norm};
+    }
+  }
+  const auto heads = heads_of(x, view->offset, view->strides);
+  if (heads) return {view->base, heads, std::nullopt};
+  return {x, std::nullopt, std::nullopt};
+}
+
+// The angles of a step are the same in every layer: the last few are kept. (A replayed graph gets by
+// without: MLX joins equivalent nodes when it traces.)
+mx::array angles_for(const mx::array& offset, const mx::array& inverse_frequencies, int length,
+                     float position_scale, mx::Stream stream) {
+  struct Entry {
+    mx::array offset, frequencies, angles;  // held, so that no other array can get their ids
+    int length;
+    float scale;
+  };
+  constexpr std::size_t kKept = 8;
+  // Leaked with its thread, whose end may come after MLX's statics are gone.
+  static thread_local auto& kept = *new std::vector<Entry>;
+  for (const Entry& entry : kept)
+    if (entry.offset.id() == offset.id() && entry.frequencies.id() == inverse_frequencies.id() &&
+        entry.length == length && entry.scale == position_scale)
+      return entry.angles;
+  const mx::array flat = mx::astype(mx::reshape(offset, {-1}, stream), mx::int32, stream);
+  mx::array angles({flat.shape(0), length, 2, inverse_frequencies.shape(0)}, mx::float32,
+                   std::make_shared<RopeAngles>(stream, position_scale), {flat, inverse_frequencies});
+  if (kept.size() == kKept) kept.erase(kept.begin());
+  kept.push_back({offset, inverse_frequencies, angles, length, position_scale});
+  return angles;
+}
+
+}  // namespace
+
+mx::array rope(const mx::array& x, const mx::array& offset, const mx::array& inverse_frequencies,
+               const RopeOptions& options, bool fuse, mx::StreamOrDevice stream) {
+  require((x.ndim() == 3 || x.ndim() == 4) && is_float(x.dtype()),
+          "x must be bfloat16, float16 or float32 [B, H, L, D] or [B, L, D], got " + dtype_text(x.dtype()) +
+              " " + shape_text(x));
+  require(options.dims >= 2 && options.dims % 2 == 0 && options.dims <= x.shape(-1),
+          "dims must be even and lie in [2, " + std::to_string(x.shape(-1)) + "], got " +
+              std::to_string(options.dims));
+  require(inverse_frequencies.shape() == mx::Shape{options.dims / 2} &&
+              inverse_frequencies.dtype() == mx::float32,
+          "inverse_frequencies must be float32 [" + std::to_string(options.dims / 2) + "], got " +
+              dtype_text(inverse_frequencies.dtype()) + " " + shape_text(inverse_frequencies));
+  const bool per_row = offset.ndim() == 1 && (offset.shape(0) == 1 || offset.shape(0) == x.shape(0));
+  require((offset.ndim() == 0 || per_row) && mx::issubdtype(offset.dtype(), mx::integer),
+          "offset must be an integer or integers [" + std::to_string(x.shape(0)) + "], got " +
+              dtype_text(offset.dtype()) + " " + shape_text(offset));
+  const mx::Stream cpu = cpu_stream(stream);
+  const mx::array angles = angles_for(offset, inverse_frequencies, x.shape(-2), options.position_scale, cpu);
+  Source source = find_source(x, fuse);
+  std::vector<mx::array> inputs{source.array, angles};
+  if (source.norm) inputs.push_back(source.norm->weight);
+  auto primitive = std::make_shared<Rope>(cpu, options, source.heads, source.norm ? source.norm->eps : 0.0f);
+  return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
+}
+
+}  // namespace octavo

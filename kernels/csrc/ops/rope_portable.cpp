@@ -1,0 +1,77 @@
+#include <cmath>
+#include <cstring>
+
+#include "ops/ops.h"
+#include "ops/row_loops.h"
+#include "runtime/threads.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// The values of one head before they are rotated.
+void load_head(const RopeCall& call, std::size_t start, float* values) {
+  if (call.weight == nullptr) return load_floats(call.x, call.type, start, call.size, values);
+  const float factor = rms_factor(call.x, call.type, start, call.size, call.eps);
+  for (int at = 0; at < call.size; at += kBlock) {
+    const int n = call.size - at < kBlock ? call.size - at : kBlock;
+    scale_block(call.x, call.type, start, call.weight, call.weight_type, at, n, factor, values + at);
+  }
+  round_floats(call.type, call.size, values);
+}
+
+void rotate(const RopeCall& call, const float* angles, float* values) {
+  const int half = call.dims / 2;
+  if (call.scale != 1.0f) {
+    for (int i = 0; i < call.dims; ++i) values[i] *= call.scale;
+    round_floats(call.type, call.dims, values);
+  }
+  const int first = call.interleaved ? 2 : 1, second = call.interleaved ? 1 : half;
+  for (int i = 0; i < half; ++i) {
+    const float cosine = angles[i], sine = angles[half + i];
+    const float a = values[i * first], b = values[i * first + second];
+    values[i * first] = a * cosine - b * sine;
+    values[i * first + second] = a * sine + b * cosine;
+  }
+}
+
+}  // namespace
+
+void rope(const RopeCall& call) {
+  const int tokens = call.batch * call.length;
+  const std::size_t token_bytes = float_size(call.type) * call.size * call.heads;
+  const int per_item = static_cast<int>(kItemBytes / 2 / (token_bytes + 1)) + 1;
+  parallel_for((tokens + per_item - 1) / per_item, [&](int item) {
+    float* const values = static_cast<float*>(thread_scratch(sizeof(float) * call.size));
+    const int last = (item + 1) * per_item < tokens ? (item + 1) * per_item : tokens;
+    for (int token = item * per_item; token < last; ++token) {
+      const int b = token / call.length, l = token % call.length;
+      const float* const angles = call.angles + b * call.angle_stride + static_cast<int64_t>(l) * call.dims;
+      for (int h = 0; h < call.heads; ++h) {
+        load_head(call, b * call.strides[0] + h * call.strides[1] + l * call.strides[2], values);
+        rotate(call, angles, values);
+        const std::size_t head = (static_cast<std::size_t>(b) * call.heads + h) * call.length + l;
+        store_floats(call.y, call.type, head * call.size, call.size, values);
+      }
+    }
+  });
+}
+
+// libm's functions: exact range reduction matters at large positions, and this runs once per step.
+void rope_angles(const AngleCall& call) {
+  const int tokens = call.batch * call.length;
+  parallel_for((tokens + 15) / 16, [&](int item) {
+    const int last = (item + 1) * 16 < tokens ? (item + 1) * 16 : tokens;
+    for (int token = item * 16; token < last; ++token) {
+      const int position = call.offsets[token / call.length] + token % call.length;
+      const float scaled = static_cast<float>(position) * call.position_scale;
+      float* const y = call.y + static_cast<int64_t>(token) * 2 * call.half;
+      for (int i = 0; i < call.half; ++i) {
+        const float angle = scaled * call.inverse_frequencies[i];
+        y[i] = cosf(angle);
+        y[call.half + i] = sinf(angle);
+      }
+    }
+  });
+}
+
+}  // namespace octavo::OCTAVO_ISA

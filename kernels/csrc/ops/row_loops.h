@@ -1,0 +1,65 @@
+// Pieces of row operations, for sources that are compiled once per instruction set.
+#pragma once
+
+#include "runtime/numeric.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kLanes = 16;   // partial sums of a reduction, the same on every instruction set
+constexpr int kBlock = 256;  // values converted at once, on the stack
+constexpr std::size_t kItemBytes = 32 << 10;  // of one operand: less is not worth waking a thread for
+
+// Adds term(value) of `count` values to the lanes. Blocks start at a multiple of kLanes.
+template <class Term>
+inline void add_terms(const float* values, int count, float* lanes, Term term) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += term(values[i + lane]);
+  for (int lane = 0; i + lane < count; ++lane) lanes[lane] += term(values[i + lane]);
+}
+
+inline float add_lanes(float* lanes) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
+// The sum of term(value) over `size` values from element `start` on.
+template <class Term>
+inline float sum_row(const void* x, Float type, std::size_t start, int size, Term term) {
+  float lanes[kLanes] = {}, values[kBlock];
+  for (int at = 0; at < size; at += kBlock) {
+    const int count = size - at < kBlock ? size - at : kBlock;
+    load_floats(x, type, start + at, count, values);
+    add_terms(values, count, lanes, term);
+  }
+  return add_lanes(lanes);
+}
+
+inline float rms_factor(const void* x, Float type, std::size_t start, int size, float eps) {
+  const float total = sum_row(x, type, start, size, [](float value) { return value * value; });
+  return 1.0f / __builtin_sqrtf(total / static_cast<float>(size) + eps);
+}
+
+// values [count] = x * factor * weight, from element `start` of x and `at` of the weight on.
+inline void scale_block(const void* x, Float type, std::size_t start, const void* weight, Float weight_type,
+                        int at, int count, float factor, float* values) {
+  load_floats(x, type, start + at, count, values);
+  for (int i = 0; i < count; ++i) values[i] *= factor;
+  if (weight == nullptr) return;
+  float weights[kBlock];
+  load_floats(weight, weight_type, at, count, weights);
+  for (int i = 0; i < count; ++i) values[i] *= weights[i];
+}
+
+// As if the values had been stored as `type` and loaded again.
+inline void round_floats(Float type, int count, float* values) {
+  if (type == Float::bf16)
+    for (int i = 0; i < count; ++i) values[i] = bf16_to_float(float_to_bf16(values[i]));
+  if (type == Float::f16)
+    for (int i = 0; i < count; ++i) values[i] = f16_to_float(float_to_f16(values[i]));
+}
+
+}  // namespace
+}  // namespace octavo

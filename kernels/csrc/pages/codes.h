@@ -1,0 +1,132 @@
+// What the codes and scales of a stored row stand for: octavo.kernels.formats, read back. Portable code
+// that each level compiles for itself (internal linkage). Every product below is exact in float32, and
+// affine's sum is its only rounding, so that fused multiply-adds change nothing.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "attention/attention.h"
+#include "runtime/numeric.h"
+
+namespace octavo {
+namespace {
+
+// E2M1: the value of each 4-bit code.
+inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+inline constexpr int kMxGroup = 32, kNvGroup = 16, kAffineGroup = 64;  // values that share a scale
+inline constexpr int kFp5Coarse = 8;  // values at the start of an fp5 row that have no fifth bit
+
+// The same without a table: as a float32's sign, low exponent bits and top fraction bit, a code is 2^-126
+// of its value, subnormals included.
+inline float e2m1(uint32_t code) { return as_float((code & 8) << 28 | (code & 7) << 22) * 0x1p126f; }
+
+// E2M2 likewise: an fp4 code, and the lowest bit.
+inline float e2m2(uint32_t code, uint32_t low_bit) {
+  return as_float((code & 8) << 28 | (code & 7) << 22 | low_bit << 21) * 0x1p126f;
+}
+
+inline float load_half(const uint8_t* from) {
+  uint16_t bits;
+  std::memcpy(&bits, from, 2);
+  return f16_to_float(bits);
+}
+
+// E8M0 and E4M3 scales; 255, and 127 of E4M3, are NaN and never stored.
+inline float e8m0(uint8_t byte) { return as_float(byte == 0 ? 1u << 22 : uint32_t(byte) << 23); }
+inline float e4m3(uint8_t byte) {
+  return byte < 8 ? float(byte) * 0x1p-9f : as_float((uint32_t(byte) + (120 << 3)) << 20);
+}
+// E5M3: fp16 without its sign and its seven lowest bits; 248 to 255 are never stored.
+inline float e5m3(uint8_t byte) { return f16_to_float(uint16_t(byte << 7)); }
+
+inline void expand_bf16(const uint8_t* codes, int dim, float* row) {
+  for (int i = 0; i < dim; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, codes + 2 * i, 2);
+    row[i] = bf16_to_float(bits);
+  }
+}
+
+inline void expand_fp16(const uint8_t* codes, int dim, float* row) {
+  for (int i = 0; i < dim; ++i) row[i] = load_half(codes + 2 * i);
+}
+
+inline void expand_int8(const uint8_t* codes, int dim, float scale, float* row) {
+  for (int i = 0; i < dim; ++i) row[i] = float(int8_t(codes[i])) * scale;
+}
+
+inline void expand_int4(const uint8_t* codes, int dim, float scale, float* row) {
+  for (int i = 0; i < dim / 2; ++i) {
+    row[2 * i] = float(((codes[i] & 15) ^ 8) - 8) * scale;
+    row[2 * i + 1] = float(((codes[i] >> 4) ^ 8) - 8) * scale;
+  }
+}
+
+inline void expand_e2m1(const uint8_t* codes, int dim, float scale, float* row) {
+  for (int i = 0; i < dim / 2; ++i) {
+    row[2 * i] = e2m1(codes[i] & 15) * scale;
+    row[2 * i + 1] = e2m1(codes[i] >> 4) * scale;
+  }
+}
+
+// planes: a byte of lowest bits for each eight values, but for the first eight: theirs is the row's scale
+inline void expand_fp5(const uint8_t* codes, const uint8_t* planes, int dim, float* row) {
+  const float scale = e5m3(planes[0]);
+  expand_e2m1(codes, kFp5Coarse, scale, row);
+  for (int i = kFp5Coarse; i < dim; ++i)
+    row[i] = e2m2(codes[i / 2] >> i % 2 * 4 & 15, planes[i / 8] >> i % 8 & 1) * scale;
+}
+
+inline void expand_affine8(const uint8_t* codes, int dim, float scale, float bias, float* row) {
+  for (int i = 0; i < dim; ++i) row[i] = float(codes[i]) * scale + bias;
+}
+
+inline void expand_affine4(const uint8_t* codes, int dim, float scale, float bias, float* row) {
+  for (int i = 0; i < dim / 2; ++i) {
+    row[2 * i] = float(codes[i] & 15) * scale + bias;
+    row[2 * i + 1] = float(codes[i] >> 4) * scale + bias;
+  }
+}
+
+// body(group, its codes, its values) for the groups of a row; `group_bytes` of codes each.
+template <class Body>
+inline void for_groups(int dim, int group, int group_bytes, const uint8_t* codes, float* row, Body&& body) {
+  for (int g = 0; g < dim / group; ++g) body(g, codes + g * group_bytes, row + g * group);
+}
+
+// The values of one stored row (in its rotated form, if the format rotates).
+inline void dequantize_row(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, float* row) {
+  const int dim = format.dim;
+  switch (format.codes) {
+    case CodeType::bf16: return expand_bf16(codes, dim, row);
+    case CodeType::fp16: return expand_fp16(codes, dim, row);
+    case CodeType::int8: return expand_int8(codes, dim, load_half(scales), row);
+    case CodeType::int4: return expand_int4(codes, dim, load_half(scales), row);
+    case CodeType::fp4: return expand_e2m1(codes, dim, load_half(scales), row);
+    case CodeType::fp5: return expand_fp5(codes, scales, dim, row);
+    case CodeType::mxfp4:
+      return for_groups(dim, kMxGroup, kMxGroup / 2, codes, row, [&](int g, const uint8_t* from, float* to) {
+        expand_e2m1(from, kMxGroup, e8m0(scales[g]), to);
+      });
+    case CodeType::nvfp4:
+      return for_groups(dim, kNvGroup, kNvGroup / 2, codes, row, [&](int g, const uint8_t* from, float* to) {
+        expand_e2m1(from, kNvGroup, e4m3(scales[g]), to);
+      });
+    case CodeType::affine8:
+      return for_groups(
+          dim, kAffineGroup, kAffineGroup, codes, row, [&](int g, const uint8_t* from, float* to) {
+            expand_affine8(from, kAffineGroup, load_half(scales + 4 * g), load_half(scales + 4 * g + 2), to);
+          });
+    case CodeType::affine4:
+      return for_groups(
+          dim, kAffineGroup, kAffineGroup / 2, codes, row, [&](int g, const uint8_t* from, float* to) {
+            expand_affine4(from, kAffineGroup, load_half(scales + 4 * g), load_half(scales + 4 * g + 2), to);
+          });
+  }
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,31 @@
+#include "pages/indices.h"
+
+namespace octavo {
+namespace {
+
+bool all_below(Ints values, int64_t limit) {
+  for (const int32_t value : values)
+    if (value < 0 || value >= limit) return false;
+  return true;
+}
+
+}  // namespace
+
+bool are_inside(const StepIndices& step, int64_t page_size, int64_t num_pages) {
+  const std::size_t tokens = step.positions.size(), sequences = step.kv_len.size();
+  if (tokens == 0 || sequences == 0 || step.slots.size() != tokens || step.q_start.size() != sequences + 1 ||
+      step.page_table.size() != sequences * static_cast<std::size_t>(step.table_width))
+    return false;
+  if (!all_below(step.slots, num_pages * page_size) || !all_below(step.page_table, num_pages) ||
+      !all_below(step.kv_len, step.table_width * page_size + 1))
+    return false;
+  if (step.q_start[0] != 0 || step.q_start[sequences] != static_cast<int64_t>(tokens)) return false;
+  for (std::size_t b = 0; b < sequences; ++b)
+    if (step.q_start[b + 1] <= step.q_start[b]) return false;
+  for (std::size_t b = 0; b < sequences; ++b)
+    for (int32_t row = step.q_start[b]; row < step.q_start[b + 1]; ++row)
+      if (step.positions[row] < 0 || step.positions[row] >= step.kv_len[b]) return false;
+  return true;
+}
+
+}  // namespace octavo

@@ -1,0 +1,23 @@
+// Whether a step's indices stay inside a pool: no kernel checks them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace octavo {
+
+using Ints = std::span<const int32_t>;
+
+// See kernels/metadata.py.
+struct StepIndices {
+  Ints positions, slots;  // [T]
+  Ints q_start;           // [B + 1]
+  Ints kv_len;            // [B]
+  Ints page_table;        // [B, table_width]
+  int64_t table_width;
+};
+
+// What AttentionMetadata.check says of such arrays, without a reason.
+bool are_inside(const StepIndices& step, int64_t page_size, int64_t num_pages);
+
+}  // namespace octavo

@@ -1,0 +1,180 @@
+#include "pages/pages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "mlx/allocator.h"
+#include "mlx/primitives.h"
+#include "pages/pool_memory.h"
+#include "program/encoder.h"
+#include "runtime/threads.h"
+
+namespace octavo {
+namespace {
+
+using Arrays = std::vector<mx::array>;
+
+// A primitive of ours: it shares its inputs' buffers or allocates, then dispatches work to the stream.
+class PagePrimitive : public mx::Primitive {
+ public:
+  PagePrimitive(mx::Stream stream, const PageLayout& layout) : Primitive(stream), layout_(layout) {}
+
+  void eval_gpu(const Arrays&, Arrays&) override {
+    throw std::runtime_error("octavo's page primitives run on the CPU only");
+  }
+
+ protected:
+  template <class Task>
+  void dispatch(Task&& task) {
+    Encoder(stream()).dispatch(std::forward<Task>(task));
+  }
+
+  PageLayout layout_;
+};
+
+// The output takes over the input's buffer. Safe because a pool is written at most once per evaluation
+// and whoever reads it takes the handle that the write returned: MLX orders by true dependencies only.
+void write_in_place(const mx::array& input, mx::array& output) {
+  if (!input.flags().row_contiguous) throw std::invalid_argument("a pool must be row contiguous");
+  output.copy_shared_buffer(input);
+}
+
+class WritePages : public PagePrimitive {
+ public:
+  using PagePrimitive::PagePrimitive;
+
+  // pool, flags, keys, values, slots -> pool, flags
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    for (int i : {0, 1}) write_in_place(inputs[i], outputs[i]);
+    WriteArgs args{};
+    args.layout = layout_;
+    args.pool = outputs[0].data<uint8_t>();
+    args.flags = outputs[1].data<int32_t>();
+    args.keys = view_rows(inputs[2]);
+    args.values = view_rows(inputs[3]);
+    args.slots = view_ints(inputs[4]);
+    args.num_tokens = inputs[4].shape(0);
+    dispatch([args] {
+      // A block is worth forking for from about 16 rows of K and V.
+      const int tokens = std::max(1, 16 / args.layout.num_heads);
+      parallel_for((args.num_tokens + tokens - 1) / tokens, [&](int block) {
+        attention_kernels().write(args, block * tokens, std::min(args.num_tokens, (block + 1) * tokens));
+      });
+    });
+  }
+  const char* name() const override { return "OctavoWritePages"; }
+};
+
+class CopyPages : public PagePrimitive {
+ public:
+  CopyPages(mx::Stream stream, const PageLayout& layout, std::vector<std::pair<int, int>> pairs)
+      : PagePrimitive(stream, layout), pairs_(std::move(pairs)) {}
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    write_in_place(inputs[0], outputs[0]);
+    const size_t page_bytes = size_t(layout_.head_bytes) * layout_.num_heads;
+    dispatch([pool = outputs[0].data<uint8_t>(), page_bytes, pairs = pairs_] {
+      for (const auto& [source, target] : pairs)
+        std::memmove(pool + target * page_bytes, pool + source * page_bytes, page_bytes);
+    });
+  }
+  const char* name() const override { return "OctavoCopyPages"; }
+
+ private:
+  std::vector<std::pair<int, int>> pairs_;
+};
+
+class GatherPages : public PagePrimitive {
+ public:
+  using PagePrimitive::PagePrimitive;
+
+  // pool, page_table, kv_len -> K, V
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    for (mx::array& out : outputs) allocate(out);
+    GatherArgs args{};
+    args.layout = layout_;
+    args.pool = inputs[0].data<uint8_t>();
+    args.page_table = view_ints(inputs[1]);
+    args.kv_len = view_ints(inputs[2]);
+    args.table_width = inputs[1].shape(1);
+    args.num_sequences = inputs[2].shape(0);
+    args.length = outputs[0].shape(2);
+    args.type = view_rows(outputs[0]).type;
+    args.keys = outputs[0].data<void>();
+    args.values = outputs[1].data<void>();
+    dispatch([args] {
+      parallel_for(args.num_sequences * args.layout.num_heads, [&](int item) {
+        attention_kernels().gather(args, item / args.layout.num_heads, item % args.layout.num_heads, 0,
+                                   args.length);
+      });
+    });
+  }
+  const char* name() const override { return "OctavoGatherPages"; }
+};
+
+}  // namespace
+
+mx::Stream cpu_stream() { return mx::default_stream(mx::Device::cpu); }
+
+mx::array create_pool(const PageLayout& layout) {
+  // MLX's allocator would leave rows across cache lines. Huge pages, where the system grants them, spare
+  // the scattered reads of attention most of their address translations. MLX keeps a size in front of
+  // the data of its buffers; raw_ptr() says how far.
+  const size_t bytes = size_t(layout.num_pages) * layout.num_heads * layout.head_bytes;
+  constexpr size_t kFront = 64;
+  const std::shared_ptr<Buffer> memory = pool_memory(kFront + bytes);
+  char* const block = reinterpret_cast<char*>(memory->data());
+  mx::allocator::Buffer probe(block);
+  const ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - block;
+  mx::allocator::Buffer buffer(block + kFront - front);
+  std::memcpy(buffer.ptr(), &bytes, std::min<size_t>(size_t(front), sizeof bytes));
+  mx::allocator::Data data(buffer, [memory](mx::allocator::Buffer) {});
+  return mx::array(std::move(data), pool_shape(layout), mx::uint8);
+}
+
+std::pair<mx::array, mx::array> write_pages(const PageLayout& layout, const mx::array& pool,
+                                            const mx::array& keys, const mx::array& values,
+                                            const mx::array& slots, const mx::array& flags) {
+  require_pool(layout, pool);
+  require_rows("keys", keys, layout.num_heads, layout.k.dim);
+  require_rows("values", values, layout.num_heads, layout.v.dim);
+  require_ints("slots", slots, {keys.shape(0)});
+  require_ints("slots", slots, {values.shape(0)});
+  require_ints("flags", flags, slots.shape());
+  const Arrays out = mx::array::make_arrays({pool.shape(), flags.shape()}, {mx::uint8, mx::int32},
+                                            std::make_shared<WritePages>(cpu_stream(), layout),
+                                            {pool, flags, keys, values, slots});
+  return {out[0], out[1]};
+}
+
+mx::array copy_pages(const PageLayout& layout, const mx::array& pool,
+                     const std::vector<std::pair<int, int>>& pairs) {
+  require_pool(layout, pool);
+  for (const auto& [source, target] : pairs)
+    for (const int page : {source, target})
+      require(page >= 0 && page < layout.num_pages, [&, page = page] {
+        return "pages must lie in [0, " + std::to_string(layout.num_pages) + "), got " + std::to_string(page);
+      });
+  return mx::array(pool.shape(), mx::uint8, std::make_shared<CopyPages>(cpu_stream(), layout, pairs), {pool});
+}
+
+std::pair<mx::array, mx::array> gather_pages(const PageLayout& layout, const mx::array& pool,
+                                             const mx::array& page_table, const mx::array& kv_len, int length,
+                                             const mx::array& like) {
+  require_pool(layout, pool);
+  require(page_table.ndim() == 2,
+          [&] { return "page_table must be [B, P], got " + shape_text(page_table.shape()); });
+  require_ints("page_table", page_table, page_table.shape());
+  require_ints("kv_len", kv_len, {page_table.shape(0)});
+  require(length >= 0, [&] { return "length must not be negative, got " + std::to_string(length); });
+  const int num_sequences = kv_len.shape(0);
+  const mx::Shape keys = {num_sequences, layout.num_heads, length, layout.k.dim};
+  const mx::Shape values = {num_sequences, layout.num_heads, length, layout.v.dim};
+  const Arrays out =
+      mx::array::make_arrays({keys, values}, {like.dtype(), like.dtype()},
+                             std::make_shared<GatherPages>(cpu_stream(), layout), {pool, page_table, kv_len});
+  return {out[0], out[1]};
+}
+
+}  // namespace octavo

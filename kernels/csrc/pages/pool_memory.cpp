@@ -1,0 +1,98 @@
+#include "pages/pool_memory.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#if !defined(MADV_POPULATE_WRITE)  // Linux 5.14; the C library's headers may be older
+#define MADV_POPULATE_WRITE 23
+#endif
+#endif
+
+namespace octavo {
+namespace {
+
+using Memory = std::shared_ptr<Buffer>;
+
+constexpr std::size_t kBackground = std::size_t{8} << 20;  // smaller pools are taken when they are used
+constexpr std::size_t kSlice = std::size_t{2} << 20;       // at once: whoever else maps memory waits for it
+
+#if defined(MADV_POPULATE_WRITE)
+
+// Makes the system back the memory with pages, leaving its contents as they are, until nobody else
+// holds it any more. Kernels that do not know this advice back pages when they are first used.
+void take(const Memory& memory) {
+  for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1; at += kSlice)
+    if (madvise(memory->data() + at, std::min(kSlice, memory->size() - at), MADV_POPULATE_WRITE) != 0) return;
+}
+
+struct Queue {
+  std::mutex mutex;
+  std::deque<Memory> waiting;
+  std::size_t num_pushed = 0;
+  bool running = false;
+};
+
+// Never destroyed: the thread may outlive the process's statics.
+Queue& queue() {
+  static Queue* const instance = new Queue;
+  return *instance;
+}
+
+// Mapping memory waits for every slice that is being taken, so those who map it in a row are let go first:
+// returns when nobody has for so long.
+constexpr auto kPause = std::chrono::milliseconds(50);
+
+void wait_for_pause() {
+  std::size_t before = 0, now = 0;
+  do {
+    before = now;
+    std::this_thread::sleep_for(kPause);
+    const std::lock_guard<std::mutex> guard(queue().mutex);
+    now = queue().num_pushed;
+  } while (now != before);
+}
+
+void take_all() {
+  wait_for_pause();
+  while (true) {
+    Memory memory;
+    {
+      const std::lock_guard<std::mutex> guard(queue().mutex);
+      if (queue().waiting.empty()) {
+        queue().running = false;
+        return;
+      }
+      memory = std::move(queue().waiting.front());
+      queue().waiting.pop_front();
+    }
+    take(memory);
+  }
+}
+
+void take_in_background(Memory memory) {
+  const std::lock_guard<std::mutex> guard(queue().mutex);
+  queue().waiting.push_back(std::move(memory));
+  ++queue().num_pushed;
+  if (queue().running) return;
+  queue().running = true;
+  std::thread(take_all).detach();
+}
+
+#endif
+
+}  // namespace
+
+std::shared_ptr<Buffer> pool_memory(std::size_t bytes) {
+  auto memory = std::make_shared<Buffer>(bytes);
+#if defined(MADV_POPULATE_WRITE)
+  if (bytes >= kBackground) take_in_background(memory);
+#endif
+  return memory;
+}
+
+}  // namespace octavo

@@ -1,0 +1,16 @@
+// Memory for pools of pages: zeros, on huge pages where the system grants them.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "linear/packed.h"
+
+namespace octavo {
+
+// At least `bytes` zeros, aligned as kernels want them; std::bad_alloc if the system refuses. Clearing
+// gigabytes takes seconds, so it is not waited for: a thread in the background takes what is not used
+// before, and a pool holds its whole memory soon after it was made.
+std::shared_ptr<Buffer> pool_memory(std::size_t bytes);
+
+}  // namespace octavo

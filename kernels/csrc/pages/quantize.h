@@ -1,0 +1,247 @@
+// Rows to codes and scales, bit-equal to octavo.kernels.formats: every float operation below is one rounding
+// in the order that kernels/README.md defines (the build forbids contraction into FMA). Each function is
+// false if the row is not storable; what it has written is then overwritten. Internal linkage.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "attention/attention.h"
+#include "attention/rows.h"
+#include "pages/codes.h"
+#include "pages/quantize_fp5.h"
+#include "pages/quantize_row.h"
+
+#if defined(__AVX512F__)
+#include "pages/quantize_avx512.h"
+#endif
+
+namespace octavo {
+namespace {
+
+// ---- 16-bit rows ----
+
+inline bool store_bf16(const float* row, int dim, uint8_t* codes) {
+#if defined(__AVX512F__)
+  if (dim % 16 == 0) return store_bf16_vectors(row, dim, codes);
+#endif
+  bool storable = true;
+  for (int i = 0; i < dim; ++i) {
+    const uint16_t bits = float_to_bf16(row[i]);
+    storable &= (bits & 0x7f80) != 0x7f80;
+    std::memcpy(codes + 2 * i, &bits, 2);
+  }
+  return storable;
+}
+
+inline bool store_fp16(const float* row, int dim, uint8_t* codes) {
+  bool storable = true;
+  for (int i = 0; i < dim; ++i) {
+    const uint16_t bits = float_to_f16(row[i]);
+    storable &= finite_half(bits);
+    store_half(codes + 2 * i, bits);
+  }
+  return storable;
+}
+
+// ---- fp4 ----
+
+// The value on the grid {0, .5, 1, 1.5, 2, 3, 4, 6} * scale nearest to a magnitude, ties to the even
+// code. Products and partial sums are exact: a scale has 11 significant bits.
+inline float nearest(float magnitude, float scale) {
+  float value = 0;
+  value += magnitude > scale * 0.25f ? scale * 0.5f : 0.0f;
+  value += magnitude >= scale * 0.75f ? scale * 0.5f : 0.0f;
+  value += magnitude > scale * 1.25f ? scale * 0.5f : 0.0f;
+  value += magnitude >= scale * 1.75f ? scale * 0.5f : 0.0f;
+  value += magnitude > scale * 2.5f ? scale * 1.0f : 0.0f;
+  value += magnitude >= scale * 3.5f ? scale * 1.0f : 0.0f;
+  value += magnitude > scale * 5.0f ? scale * 2.0f : 0.0f;
+  return value;
+}
+
+inline int nearest_index(float magnitude, float scale) {
+  return (magnitude > scale * 0.25f) + (magnitude >= scale * 0.75f) + (magnitude > scale * 1.25f) +
+         (magnitude >= scale * 1.75f) + (magnitude > scale * 2.5f) + (magnitude >= scale * 3.5f) +
+         (magnitude > scale * 5.0f);
+}
+
+// Sum of squared errors over a row padded with zeros to `width`, a power of two.
+inline float squared_error(const float* magnitudes, int width, float scale, float* errors) {
+  for (int i = 0; i < width; ++i) {
+    const float difference = magnitudes[i] - nearest(magnitudes[i], scale);
+    errors[i] = difference * difference;
+  }
+  return halving_sum(errors, width);
+}
+
+// The fp16 scale whose grid has the smallest squared error; 0 if every candidate rounds to 0.
+inline uint16_t best_scale(const float* magnitudes, int width) {
+  alignas(64) float errors[kMaxDim];
+  const float absmax = largest(magnitudes, width);
+  uint16_t best = 0;
+  float best_error = 0;
+  for (const float factor : kScaleFactors) {
+    const uint16_t bits = float_to_f16(std::min(absmax * factor, kMaxHalf));
+    if (bits == 0) continue;
+    const float error = squared_error(magnitudes, width, f16_to_float(bits), errors);
+    if (best != 0 && !(error < best_error)) continue;
+    best = bits;
+    best_error = error;
+  }
+  return best;
+}
+
+// E2M1 codes of `count` values at a scale that is not 0.
+inline void encode_e2m1(const float* row, const float* magnitudes, int count, float scale, uint8_t* codes) {
+  alignas(64) uint8_t nibbles[kMaxDim];
+  for (int i = 0; i < count; ++i)
+    nibbles[i] = uint8_t(nearest_index(magnitudes[i], scale) | (std::signbit(row[i]) ? 8 : 0));
+  for (int i = 0; i < count / 2; ++i) codes[i] = uint8_t(nibbles[2 * i] | nibbles[2 * i + 1] << 4);
+}
+
+inline bool store_fp4(const float* row, int dim, uint8_t* codes, uint8_t* scale) {
+  alignas(64) float magnitudes[kMaxDim];
+  const int width = padded_width(dim);
+  if (!load_magnitudes(row, dim, magnitudes)) return false;
+  for (int i = dim; i < width; ++i) magnitudes[i] = 0;
+  const uint16_t bits = best_scale(magnitudes, width);
+  store_half(scale, bits);
+  if (bits == 0) std::memset(codes, 0, size_t(dim) / 2);
+  else encode_e2m1(row, magnitudes, dim, f16_to_float(bits), codes);
+  return true;
+}
+
+// Of a row that is rotated already.
+inline bool store_fp4_row(const float* row, int dim, uint8_t* codes, uint8_t* scale) {
+#if defined(__AVX512F__)
+  if (dim == 64) return store_fp4_of<4>(row, codes, scale);
+  if (dim == 128) return store_fp4_of<8>(row, codes, scale);
+  if (dim == 256) return store_fp4_of<16>(row, codes, scale);
+#endif
+  return store_fp4(row, dim, codes, scale);
+}
+
+inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* planes) {
+#if defined(__AVX512F__)
+  if (dim == 64) return store_fp5_of<4>(row, codes, planes);
+  if (dim == 128) return store_fp5_of<8>(row, codes, planes);
+  if (dim == 256) return store_fp5_of<16>(row, codes, planes);
+#endif
+  return store_fp5(row, dim, codes, planes);
+}
+
+// ---- mxfp4 and nvfp4 ----
+
+inline uint8_t to_e8m0(float absmax) {
+  return uint8_t(std::clamp(int((as_bits(absmax) + 0x3fffff) >> 23) - 2, 0, 252));
+}
+
+inline uint8_t to_e4m3(float absmax) {
+  const float quotient = absmax / 6.0f;
+  const uint32_t bits = as_bits(quotient);
+  if (quotient < 0x1p-6f) return uint8_t(std::nearbyintf(quotient * 512.0f));
+  return uint8_t(std::min(int((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - 960, 126));
+}
+
+inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes, uint8_t* scales) {
+  alignas(64) float magnitudes[kMaxDim];
+  if (!load_magnitudes(row, dim, magnitudes)) return false;
+  const int group = mx ? kMxGroup : kNvGroup;
+  for (int g = 0; g < dim / group; ++g) {
+    const int at = g * group;
+    const float absmax = largest(magnitudes + at, group);
+    scales[g] = mx ? to_e8m0(absmax) : to_e4m3(absmax);
+    const float scale = mx ? e8m0(scales[g]) : e4m3(scales[g]);
+    if (scale == 0) std::memset(codes + at / 2, 0, size_t(group) / 2);
+    else encode_e2m1(row + at, magnitudes + at, group, scale, codes + at / 2);
+  }
+  return true;
+}
+
+// ---- int8 and int4 ----
+
+inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scale) {
+  alignas(64) float magnitudes[kMaxDim];
+  if (!load_magnitudes(row, dim, magnitudes)) return false;
+  const float factor = bits == 8 ? 1.0f / 127 : 1.0f / 7;
+  const float lowest = bits == 8 ? -127.0f : -8.0f, highest = bits == 8 ? 127.0f : 7.0f;
+  const uint16_t half = float_to_f16(std::min(largest(magnitudes, dim) * factor, kMaxHalf));
+  store_half(scale, half);
+  if (half == 0) {
+    std::memset(codes, 0, size_t(dim) * bits / 8);
+    return true;
+  }
+  const float step = f16_to_float(half);
+  alignas(64) int8_t values[kMaxDim];
+  for (int i = 0; i < dim; ++i)
+    values[i] = int8_t(std::min(std::max(std::nearbyintf(row[i] / step), lowest), highest));
+  if (bits == 8) std::memcpy(codes, values, size_t(dim));
+  else
+    for (int i = 0; i < dim / 2; ++i) codes[i] = uint8_t((values[2 * i] & 15) | values[2 * i + 1] << 4);
+  return true;
+}
+
+// ---- affine8 and affine4 ----
+
+// Codes are made with the step and bias before these round to fp16.
+inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8_t* scales) {
+  const float most = bits == 8 ? 255.0f : 15.0f;
+  float low = row[0], high = row[0];
+  for (int i = 1; i < kAffineGroup; ++i) {
+    low = row[i] < low ? row[i] : low;
+    high = row[i] > high ? row[i] : high;
+  }
+  const float size = std::max((high - low) / most, 1e-7f);
+  const bool from_low = std::fabs(low) > std::fabs(high);
+  float step = from_low ? size : -size;
+  const float edge = from_low ? low : high;
+  const float count = std::nearbyintf(edge / step);
+  const float bias = count != 0 ? edge : 0.0f;
+  if (count != 0) step = edge / count;
+  const uint16_t stored_step = float_to_f16(step), stored_bias = float_to_f16(bias);
+  store_half(scales, stored_step);
+  store_half(scales + 2, stored_bias);
+  if (!finite_half(stored_step) || !finite_half(stored_bias)) return false;
+  uint8_t values[kAffineGroup];
+  for (int i = 0; i < kAffineGroup; ++i)
+    values[i] = uint8_t(std::min(std::max(std::nearbyintf((row[i] - bias) / step), 0.0f), most));
+  if (bits == 8) std::memcpy(codes, values, kAffineGroup);
+  else
+    for (int i = 0; i < kAffineGroup / 2; ++i) codes[i] = uint8_t(values[2 * i] | values[2 * i + 1] << 4);
+  return true;
+}
+
+inline bool store_affine(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scales) {
+  alignas(64) float magnitudes[kMaxDim];
+  if (!load_magnitudes(row, dim, magnitudes)) return false;
+  bool storable = true;
+  for (int g = 0; g < dim / kAffineGroup; ++g)
+    storable &=
+        store_affine_group(row + g * kAffineGroup, bits, codes + g * kAffineGroup * bits / 8, scales + 4 * g);
+  return storable;
+}
+
+// One row as its format stores it, rotated in place if the format rotates.
+inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8_t* scales) {
+  const int dim = format.dim;
+  if (format.rotated) hadamard(row, dim);
+  switch (format.codes) {
+    case CodeType::bf16: return store_bf16(row, dim, codes);
+    case CodeType::fp16: return store_fp16(row, dim, codes);
+    case CodeType::int8: return store_integers(row, dim, 8, codes, scales);
+    case CodeType::int4: return store_integers(row, dim, 4, codes, scales);
+    case CodeType::fp4: return store_fp4_row(row, dim, codes, scales);
+    case CodeType::fp5: return store_fp5_row(row, dim, codes, scales);
+    case CodeType::mxfp4: return store_microscaled(row, dim, true, codes, scales);
+    case CodeType::nvfp4: return store_microscaled(row, dim, false, codes, scales);
+    case CodeType::affine8: return store_affine(row, dim, 8, codes, scales);
+    case CodeType::affine4: return store_affine(row, dim, 4, codes, scales);
+  }
+  return false;
+}
+
+}  // namespace
+}  // namespace octavo

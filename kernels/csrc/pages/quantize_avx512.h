@@ -1,0 +1,235 @@
+// Rows to fp4 and fp5 on AVX-512, in registers: bit-equal to pages/quantize.h and pages/quantize_fp5.h, for
+// rows whose length is a power of two from 64 to 256. Internal linkage.
+//
+// Indices are found by halving: of 2^n values, the edges between them are looked up by what is known of the
+// index. Edges are passed at ">" or ">=" in turns (ties to the even index); x > e is x >= the float after e.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+
+#include "attention/rows.h"
+#include "pages/quantize_fp5.h"
+#include "pages/quantize_row.h"
+#include "runtime/numeric.h"
+
+namespace octavo {
+namespace {
+
+// float_to_bf16 of finite values; false if one is not finite, or rounds beyond the range.
+inline bool store_bf16_vectors(const float* row, int dim, uint8_t* codes) {
+  const __m512i one = _mm512_set1_epi32(1), below_half = _mm512_set1_epi32(0x7fff);
+  __mmask16 storable = 0xffff;
+  for (int i = 0; i < dim; i += 16) {
+    const __m512 x = _mm512_loadu_ps(row + i);
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(below_half, odd));
+    const __m512 magnitude = _mm512_abs_ps(_mm512_castsi512_ps(rounded));
+    const __m512 largest = _mm512_set1_ps(3.402823466e38f);
+    storable &= _mm512_cmp_ps_mask(_mm512_abs_ps(x), largest, _CMP_LE_OQ);
+    storable &= _mm512_cmp_ps_mask(magnitude, largest, _CMP_LE_OQ);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 2 * i),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+  return storable == 0xffff;
+}
+
+// What a grid of 2^kBits magnitudes is looked up with. Constants: nothing of this file may run when it is
+// loaded.
+template <int kBits>
+struct Grid {
+  alignas(64) float values[16];
+  alignas(64) float edges[kBits][16];  // the first is the same everywhere
+
+  constexpr explicit Grid(const float (&magnitudes)[1 << kBits]) : values(), edges() {
+    constexpr int kMask = (1 << kBits) - 1;
+    for (int i = 0; i < 16; ++i) {
+      values[i] = magnitudes[i & kMask];
+      for (int bit = kBits - 1; bit >= 0; --bit) {  // of an index, the bits above `bit` are known
+        const int from = ((i & kMask) >> (bit + 1) << (bit + 1)) | 1 << bit;
+        edges[kBits - 1 - bit][i] = (magnitudes[from - 1] + magnitudes[from]) / 2;
+      }
+    }
+  }
+};
+
+// The same for a scale. Of an edge below an index with an odd number, the float after it.
+template <int kBits>
+struct ScaledGrid {
+  __m512 values;
+  __m512 edges[kBits];
+
+  ScaledGrid(const Grid<kBits>& grid, float scale) {
+    const __m512 by = _mm512_set1_ps(scale);
+    values = _mm512_mul_ps(_mm512_loadu_ps(grid.values), by);
+#pragma GCC unroll 4
+    for (int at = 0; at < kBits; ++at) edges[at] = _mm512_mul_ps(_mm512_loadu_ps(grid.edges[at]), by);
+    // Only the last bit's edges lie below odd indices.
+    const __m512i after = _mm512_add_epi32(_mm512_castps_si512(edges[kBits - 1]), _mm512_set1_epi32(1));
+    edges[kBits - 1] = _mm512_castsi512_ps(after);
+  }
+
+  __attribute__((always_inline)) __m512i index(__m512 magnitude) const {
+    __m512i index = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int at = 0; at < kBits; ++at) {
+      const __m512 edge = at == 0 ? edges[0] : _mm512_permutexvar_ps(index, edges[at]);
+      const __mmask16 passed = _mm512_cmp_ps_mask(magnitude, edge, _CMP_GE_OQ);
+      index = _mm512_mask_add_epi32(index, passed, index, _mm512_set1_epi32(1 << (kBits - 1 - at)));
+    }
+    return index;
+  }
+
+  __attribute__((always_inline)) __m512 squared_error(__m512 magnitude) const {
+    const __m512 difference = _mm512_sub_ps(magnitude, _mm512_permutexvar_ps(index(magnitude), values));
+    return _mm512_mul_ps(difference, difference);
+  }
+};
+
+constexpr float kE2m1Magnitudes[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
+constexpr float kE2m2Magnitudes[16] = {0, .25f, .5f, .75f, 1, 1.25f, 1.5f, 1.75f,
+                                       2, 2.5f, 3,   3.5f, 4, 5,     6,    7};
+
+constexpr Grid<3> kE2m1Grid(kE2m1Magnitudes);
+constexpr Grid<4> kE2m2Grid(kE2m2Magnitudes);
+
+// Halves onto each other, as halving_sum.
+template <int kVectors>
+inline __attribute__((always_inline)) float halving_sum_of(__m512 (&values)[kVectors]) {
+#pragma GCC unroll 4
+  for (int count = kVectors / 2; count > 0; count /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) values[i] = _mm512_add_ps(values[i], values[i + count]);
+  return _mm512_reduce_add_ps(values[0]);
+}
+
+// A row's magnitudes and signs; whether all are finite.
+template <int kVectors>
+struct Magnitudes {
+  __m512 at[kVectors];
+  __mmask16 negative[kVectors];
+  float largest;
+  bool finite;
+
+  explicit Magnitudes(const float* row) {
+    __m512 top = _mm512_setzero_ps();
+    __mmask16 all = 0xffff;
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      const __m512 x = _mm512_loadu_ps(row + 16 * i);
+      negative[i] = _mm512_movepi32_mask(_mm512_castps_si512(x));
+      at[i] = _mm512_abs_ps(x);
+      all &= _mm512_cmp_ps_mask(at[i], _mm512_set1_ps(3.402823466e38f), _CMP_LE_OQ);
+      top = _mm512_max_ps(at[i], top);
+    }
+    finite = all == 0xffff;
+    largest = _mm512_reduce_max_ps(top);
+  }
+};
+
+// 16 codes of four bits to 8 bytes.
+inline __attribute__((always_inline)) void store_nibbles(__m512i codes, uint8_t* to) {
+  const __m512i pairs = _mm512_or_si512(codes, _mm512_srli_epi64(codes, 28));
+  const __m128i bytes = _mm512_cvtepi64_epi8(pairs);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), bytes);
+}
+
+inline __attribute__((always_inline)) __m512i with_sign(__m512i codes, __mmask16 negative) {
+  return _mm512_mask_add_epi32(codes, negative, codes, _mm512_set1_epi32(8));
+}
+
+// Candidates for a scale. All are tried before any is compared: to guess which is better is to guess wrong.
+constexpr int kCandidates = 5;
+static_assert(std::size(kScaleFactors) == kCandidates && std::size(kScaleSteps) == kCandidates);
+
+template <class Scale>
+struct Choice {
+  Scale scales[kCandidates];
+  float errors[kCandidates];
+
+  // The first of the smallest error of those that are not 0; 0 if all are.
+  Scale best() const {
+    Scale best = scales[0];
+    float least = errors[0];
+    for (int c = 1; c < kCandidates; ++c) {
+      const bool better = (scales[c] != 0) & ((best == 0) | (errors[c] < least));
+      best = better ? scales[c] : best;
+      least = better ? errors[c] : least;
+    }
+    return best;
+  }
+};
+
+template <int kVectors>
+inline bool store_fp4_of(const float* row, uint8_t* codes, uint8_t* scale) {
+  const Magnitudes<kVectors> x(row);
+  if (!x.finite) return false;
+  Choice<uint16_t> choice;
+  for (int c = 0; c < kCandidates; ++c) {
+    choice.scales[c] = float_to_f16(std::min(x.largest * kScaleFactors[c], kMaxHalf));
+    const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(choice.scales[c]));
+    __m512 errors[kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) errors[i] = grid.squared_error(x.at[i]);
+    choice.errors[c] = halving_sum_of<kVectors>(errors);
+  }
+  const uint16_t best = choice.best();
+  store_half(scale, best);
+  if (best == 0) {
+    std::memset(codes, 0, size_t(kVectors) * 8);
+    return true;
+  }
+  const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(best));
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i)
+    store_nibbles(with_sign(grid.index(x.at[i]), x.negative[i]), codes + 8 * i);
+  return true;
+}
+
+template <int kVectors>
+inline bool store_fp5_of(const float* row, uint8_t* codes, uint8_t* planes) {
+  constexpr __mmask16 kCoarse = (1 << kFp5Coarse) - 1;
+  const Magnitudes<kVectors> x(row);
+  if (!x.finite) return false;
+  const uint16_t half = float_to_f16(std::min(x.largest * (1.0f / 7), e5m3(kLargestE5m3)));
+  Choice<uint8_t> choice;
+  for (int c = 0; c < kCandidates; ++c) {
+    const uint8_t byte = uint8_t(std::min(std::max(half >> 7, 1) + kScaleSteps[c], kLargestE5m3));
+    choice.scales[c] = half == 0 ? 0 : byte;
+    const ScaledGrid<4> grid(kE2m2Grid, e5m3(byte));
+    const ScaledGrid<3> coarse(kE2m1Grid, e5m3(byte));
+    __m512 errors[kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) errors[i] = grid.squared_error(x.at[i]);
+    errors[0] = _mm512_mask_mov_ps(errors[0], kCoarse, coarse.squared_error(x.at[0]));
+    choice.errors[c] = halving_sum_of<kVectors>(errors);
+  }
+  const uint8_t best = choice.best();
+  if (best == 0) {
+    std::memset(codes, 0, size_t(kVectors) * 8);
+    std::memset(planes, 0, size_t(kVectors) * 2);
+    return true;
+  }
+  const ScaledGrid<4> grid(kE2m2Grid, e5m3(best));
+  const ScaledGrid<3> coarse(kE2m1Grid, e5m3(best));
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) {
+    __m512i index = grid.index(x.at[i]);
+    if (i == 0) {
+      const __m512i doubled = coarse.index(x.at[0]);
+      index = _mm512_mask_add_epi32(index, kCoarse, doubled, doubled);
+    }
+    const uint16_t lowest = _mm512_test_epi32_mask(index, _mm512_set1_epi32(1));
+    std::memcpy(planes + 2 * i, &lowest, 2);
+    store_nibbles(with_sign(_mm512_srli_epi32(index, 1), x.negative[i]), codes + 8 * i);
+  }
+  planes[0] = best;
+  return true;
+}
+
+}  // namespace
+}  // namespace octavo

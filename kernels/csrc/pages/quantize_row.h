@@ -1,0 +1,56 @@
+// What storing a row needs in several formats. Internal linkage.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "attention/rows.h"
+
+namespace octavo {
+namespace {
+
+constexpr float kMaxHalf = 65504.0f;  // scales stop at the largest finite fp16
+
+// fp4's candidate scales are absmax times these, tried in this order (octavo.kernels.formats.fp4).
+constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 / 6), float(1.08 / 6),
+                                   float(1.36 / 6)};
+
+inline void store_half(uint8_t* to, uint16_t bits) { std::memcpy(to, &bits, 2); }
+inline bool finite_half(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
+
+// Magnitudes of a row, and whether all are finite.
+inline bool load_magnitudes(const float* row, int dim, float* magnitudes) {
+  bool finite = true;
+  for (int i = 0; i < dim; ++i) {
+    magnitudes[i] = std::fabs(row[i]);
+    finite &= magnitudes[i] <= 3.402823466e38f;
+  }
+  return finite;
+}
+
+inline float largest(const float* magnitudes, int count) {
+  float absmax = 0;
+  for (int i = 0; i < count; ++i) absmax = magnitudes[i] > absmax ? magnitudes[i] : absmax;
+  return absmax;
+}
+
+// The power of two at or above a row's length.
+inline int padded_width(int dim) {
+  int width = 1;
+  while (width < dim) width *= 2;
+  return width;
+}
+
+// Sum of `width` values, a power of two of them, in the formats' order: halves are added onto each other,
+// in place, until one value is left.
+inline float halving_sum(float* values, int width) {
+  while (width > 1) {
+    width /= 2;
+    for (int i = 0; i < width; ++i) values[i] += values[i + width];
+  }
+  return values[0];
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,85 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ops/gather_rows.h"
+#include "pages/indices.h"
+#include "program/primitive.h"
+#include "program/program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+using Values = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
+
+void run(Program& program, const std::vector<Values>& values) {
+  const std::vector<mx::array>& filled = program.filled();
+  require(values.size() == filled.size(), "the program has " + std::to_string(filled.size()) +
+                                              " inputs, got " + std::to_string(values.size()) + " values");
+  for (std::size_t i = 0; i < values.size(); ++i)
+    require(values[i].size() == filled[i].size(),
+            "input " + std::to_string(i) + " of the program has shape " + shape_text(filled[i]) + ", got " +
+                std::to_string(values[i].size()) + " values");
+  for (std::size_t i = 0; i < values.size(); ++i)
+    std::memcpy(mx::array(filled[i]).data<int32_t>(), values[i].data(), 4 * values[i].size());
+  const nb::gil_scoped_release release;
+  program.run();
+}
+
+using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+bool are_ints(const Array& array, std::size_t num_dims) {
+  return array.ndim() == num_dims && array.dtype() == nb::dtype<int32_t>();
+}
+
+Ints ints(const Array& array) { return {static_cast<const int32_t*>(array.data()), array.size()}; }
+
+bool indices_are_inside(const Array& positions, const Array& slots, const Array& q_start, const Array& kv_len,
+                        const Array& page_table, int64_t page_size, int64_t num_pages) {
+  for (const Array* array : {&positions, &slots, &q_start, &kv_len})
+    if (!are_ints(*array, 1)) return false;
+  if (!are_ints(page_table, 2) || page_table.shape(0) != kv_len.size()) return false;
+  return are_inside({ints(positions), ints(slots), ints(q_start), ints(kv_len), ints(page_table),
+                     static_cast<int64_t>(page_table.shape(1))},
+                    page_size, num_pages);
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  nb::class_<Arena>(m, "Arena", "Memory that programs which never run at the same time share.")
+      .def(nb::new_([] { return std::make_shared<Arena>(); }))
+      .def_prop_ro("nbytes", &Arena::nbytes);
+  nb::class_<Program>(m, "Program", "A graph as a list of what our kernels do in it; see Program.run.")
+      .def(nb::init<const std::shared_ptr<Arena>&, std::vector<mx::array>, std::vector<mx::array>,
+                    std::vector<mx::array>>(),
+           "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
+           "Records what computes `outputs` from `filled`, int32 arrays that get new values in each run, and "
+           "`fixed`, arrays that keep their place in memory. ValueError names what cannot be recorded.")
+      .def("run", &run, "values"_a,
+           "Copies values (C-contiguous int32) into the filled inputs and computes. The results are in "
+           "`outputs` until a program of the same arena is recorded or run.")
+      .def_prop_ro("outputs", &Program::outputs)
+      .def_prop_ro("num_tasks", &Program::num_tasks)
+      .def_prop_ro("num_evaluated", &Program::num_evaluated);
+  m.def("indices_are_inside", &indices_are_inside, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
+        "page_table"_a, "page_size"_a, "num_pages"_a,
+        "Whether AttentionMetadata.check has nothing to say of these arrays, in a hundredth of its time.");
+  m.def("kernel_seconds", &KernelTime::seconds,
+        "Time that this process has spent in our kernels, on the threads that call them.");
+  m.def("select_rows", &select_rows, "x"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "x[ids], copied: rows ids int32 [...] of x [N, ...]. Rows outside of x end the evaluation with an "
+        "error.");
+}
+
+}  // namespace octavo

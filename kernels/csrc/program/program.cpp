@@ -1,0 +1,137 @@
+#include "program/program.h"
+
+#include <cstring>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "program/mlx_tasks.h"
+#include "program/primitive.h"
+#include "program/recorded_ops.h"
+
+namespace octavo {
+namespace {
+
+using Ids = std::unordered_set<std::uintptr_t>;
+
+bool is_pending(const mx::array& x) {
+  return x.status() == mx::array::Status::unscheduled && x.has_primitive();
+}
+
+// What is to be computed for the outputs, inputs before what reads them; one array for each primitive.
+std::vector<mx::array> in_order(const std::vector<mx::array>& outputs) {
+  struct Visit {
+    mx::array x;
+    std::size_t next;
+  };
+  std::vector<mx::array> order;
+  std::vector<Visit> path;
+  Ids seen;
+  const auto visit = [&](const mx::array& x) {
+    if (!is_pending(x) || !seen.insert(x.id()).second) return;
+    for (const mx::array& sibling : x.siblings()) seen.insert(sibling.id());
+    path.push_back({x, 0});
+  };
+  for (const mx::array& output : outputs) {
+    visit(output);
+    while (!path.empty()) {
+      Visit& last = path.back();
+      if (last.next < last.x.inputs().size()) {
+        visit(mx::array(last.x.inputs()[last.next++]));
+      } else {
+        order.push_back(last.x);
+        path.pop_back();
+      }
+    }
+  }
+  return order;
+}
+
+// Which of the arrays `order` depend on these inputs.
+std::vector<bool> find_dependent(const std::vector<mx::array>& order, Ids inputs) {
+  std::vector<bool> depends;
+  for (const mx::array& x : order) {
+    bool any = false;
+    for (const mx::array& input : x.inputs()) any |= inputs.count(input.id()) > 0;
+    if (any)
+      for (const mx::array& output : x.outputs()) inputs.insert(output.id());
+    depends.push_back(any);
+  }
+  return depends;
+}
+
+// What the recorded graph reads and does not depend on an input is the same in every run: compute it now.
+void compute_constants(const std::vector<mx::array>& order, const std::vector<bool>& depends) {
+  std::vector<mx::array> constants;
+  Ids independent;
+  for (std::size_t i = 0; i < order.size(); ++i)
+    if (!depends[i])
+      for (const mx::array& output : order[i].outputs()) independent.insert(output.id());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    if (depends[i])
+      for (const mx::array& input : order[i].inputs())
+        if (independent.count(input.id()) > 0) constants.push_back(input);
+  if (!constants.empty()) mx::eval(std::move(constants));
+}
+
+}  // namespace
+
+Program::Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled,
+                 std::vector<mx::array> fixed, std::vector<mx::array> outputs)
+    : filled_(std::move(filled)), outputs_(std::move(outputs)) {
+  Ids inputs;
+  for (const mx::array& input : filled_) {
+    require(input.dtype() == mx::int32 && !is_pending(input) && input.flags().row_contiguous,
+            "inputs that are filled must be evaluated arrays of int32, got " + dtype_text(input.dtype()));
+    inputs.insert(input.id());
+  }
+  for (const mx::array& input : fixed) inputs.insert(input.id());
+  std::vector<mx::array> order = in_order(outputs_);
+  const std::vector<bool> depends = find_dependent(order, std::move(inputs));
+  compute_constants(order, depends);
+  record(arena, std::move(order), depends);
+  for (mx::array& output : outputs_) require(!is_pending(output), "an output depends on no input");
+}
+
+void Program::record(const std::shared_ptr<Arena>& arena, std::vector<mx::array> order,
+                     const std::vector<bool>& depends) {
+  Recording recording(arena);
+  Ids results;
+  const mx::array nothing(0);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    mx::array x = std::exchange(order[i], nothing);  // so that its memory is free once it was read
+    if (!depends[i]) continue;
+    for (const mx::array& input : x.inputs())
+      if (results.count(input.id()) == 0) read_.push_back(input);
+    for (const mx::array& output : x.outputs()) results.insert(output.id());
+    evaluate(recording, x);
+  }
+  tasks_ = std::move(recording.tasks);
+  queued_ = std::move(recording.queued);
+  stream_ = recording.stream;
+}
+
+void Program::evaluate(Recording& recording, mx::array& x) {
+  const char* const name = x.primitive().name();
+  const std::size_t before = recording.tasks.size();
+  for (mx::array& input : x.inputs()) input.wait();
+  std::vector<mx::array> outputs = x.outputs();
+  if (std::strncmp(name, "octavo.", 7) == 0 || std::strncmp(name, "Octavo", 6) == 0) {
+    x.primitive().eval_cpu(x.inputs(), outputs);
+    require(recording.tasks.size() > before || x.size() == 0,
+            std::string(name) + " put its work where it was not recorded");
+  } else {
+    record_mlx(x);
+  }
+  recording.temporaries.clear();
+  for (mx::array& output : outputs) output.set_status(mx::array::Status::available);
+  x.detach();
+}
+
+void Program::run() {
+  if (stream_) return run_queued(tasks_, queued_, *stream_);
+  const KernelTime timed;
+  for (const auto& task : tasks_) task();
+}
+
+}  // namespace octavo

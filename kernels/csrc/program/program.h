@@ -1,0 +1,50 @@
+// A step's graph as a list of what its kernels do, so that the next step of the same shapes needs no graph.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "program/encoder.h"
+
+namespace octavo {
+
+// What a graph computes from `filled`, arrays of int32 that are given new values before each run.
+//
+// Recording evaluates every primitive between the inputs and the outputs once, but carries nothing out:
+// their work is kept, with the addresses of the arrays it reads and writes. Operations of MLX's are views of
+// what is there, work of ours in their place where they are simple arithmetic (program/recorded_ops.h), or
+// evaluated by MLX in each run (program/mlx_tasks.h); what depends on no input is computed at once. A program
+// writes its results to the same arrays in every run. They hold them until any program of its arena is
+// recorded or run.
+class Program {
+ public:
+  // `fixed` are further inputs, which keep their place in memory: their contents may change. Throws
+  // std::invalid_argument naming an operation that cannot be recorded; the graph is then spoiled.
+  Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled, std::vector<mx::array> fixed,
+          std::vector<mx::array> outputs);
+
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  const std::vector<mx::array>& filled() const { return filled_; }
+  const std::vector<mx::array>& outputs() const { return outputs_; }
+  std::size_t num_tasks() const { return tasks_.size(); }
+  std::size_t num_evaluated() const { return queued_.size(); }  // of them, by MLX
+
+  // On the calling thread, with the kernels' own threads; where MLX computes some of it, on its stream's.
+  void run();
+
+ private:
+  void record(const std::shared_ptr<Arena>& arena, std::vector<mx::array> order,
+              const std::vector<bool>& depends);
+  void evaluate(Recording& recording, mx::array& x);
+
+  std::vector<mx::array> filled_, outputs_;
+  std::vector<mx::array> read_;  // by the tasks, besides each other's results
+  Tasks tasks_;
+  std::vector<std::size_t> queued_;  // as Recording's
+  std::optional<mx::Stream> stream_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,192 @@
+#include "runtime/threads.h"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace octavo {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr auto kSpin = std::chrono::microseconds(50);  // longer than the gap between two ops of a step
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int n) { start(n); }
+
+  int size() const { return size_.load(std::memory_order_relaxed); }
+
+  void resize(int n) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (n == size()) return;
+    stop();
+    start(n);
+  }
+
+  void run(int items, void (*task)(void*, int), void* context) {
+    if (size() == 1 || items <= 1) {
+      for (int item = 0; item < items; ++item) task(context, item);
+      return;
+    }
+    std::lock_guard<std::mutex> guard(mutex_);  // one job at a time, whichever stream it comes from
+    task_ = task;
+    context_ = context;
+    items_ = items;
+    next_.store(0, std::memory_order_relaxed);
+    state_.store(kOpen, std::memory_order_seq_cst);
+    epoch_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
+    work();
+    // Close the job: who has not entered by now stays out, who has entered is waited for.
+    state_.fetch_and(~kOpen, std::memory_order_acq_rel);
+    for (int spins = 0; state_.load(std::memory_order_acquire) != 0; ++spins) {
+      if (spins < 2000) relax();
+      else std::this_thread::yield();
+    }
+  }
+
+ private:
+  static constexpr uint32_t kOpen = 1u << 31;  // of state_; the other bits count the helpers inside
+
+  void start(int n) {
+    quit_.store(false);
+    const uint32_t epoch = epoch_.load();
+    for (int i = 1; i < n; ++i) helpers_.emplace_back([this, epoch] { help(epoch); });
+    size_.store(n);
+  }
+
+  void stop() {
+    quit_.store(true);
+    epoch_.fetch_add(1);
+    epoch_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
+    helpers_.clear();
+  }
+
+  void work() {
+    for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) task_(context_, item);
+  }
+
+  bool enter() {
+    uint32_t state = state_.load(std::memory_order_acquire);
+    while (state & kOpen)
+      if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) return true;
+    return false;
+  }
+
+  // Returns once the epoch differs from `seen`.
+  uint32_t await(uint32_t seen) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int spins = 1;; ++spins) {
+      const uint32_t epoch = epoch_.load(std::memory_order_acquire);
+      if (epoch != seen) return epoch;
+      relax();
+      if (spins % 16 == 0 && std::chrono::steady_clock::now() - start > kSpin) break;
+    }
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    epoch_.wait(seen, std::memory_order_seq_cst);
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    return epoch_.load(std::memory_order_acquire);
+  }
+
+  void help(uint32_t seen) {
+    while (true) {
+      seen = await(seen);
+      if (quit_.load()) return;
+      if (!enter()) continue;
+      work();
+      state_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::atomic<uint32_t> epoch_{0};  // grows with every job; what helpers spin and sleep on
+  std::atomic<uint32_t> state_{0};
+  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<int> next_{0};  // on a line of its own: every item touches it
+  alignas(64) int items_ = 0;
+  void (*task_)(void*, int) = nullptr;
+  void* context_ = nullptr;
+  std::atomic<bool> quit_{false};
+  std::atomic<int> size_{1};
+  std::vector<std::thread> helpers_;
+  std::mutex mutex_;
+};
+
+// Never destroyed: an MLX stream may still be running when the process's statics go.
+ThreadPool& pool() {
+  static ThreadPool* const instance = new ThreadPool(default_threads());
+  return *instance;
+}
+
+struct Scratch {
+  void* data = nullptr;
+  std::size_t size = 0;
+  ~Scratch() { std::free(data); }
+};
+
+}  // namespace
+
+int num_threads() { return pool().size(); }
+
+void set_threads(int n) {
+  if (n < 1 || n > kMaxThreads)
+    throw std::invalid_argument("threads must lie in [1, 1024], got " + std::to_string(n));
+  pool().resize(n);
+}
+
+int default_threads() {
+  if (const char* text = std::getenv("OCTAVO_CPU_THREADS"); text != nullptr && *text != '\0') {
+    char* end = nullptr;
+    errno = 0;
+    const long n = std::strtol(text, &end, 10);
+    if (errno != 0 || *end != '\0' || n < 1 || n > kMaxThreads)
+      throw std::invalid_argument("OCTAVO_CPU_THREADS must be a whole number from 1 to 1024, got \"" +
+                                  std::string(text) + "\"; unset it to use every CPU");
+    return static_cast<int>(n);
+  }
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
+#endif
+  const unsigned n = std::thread::hardware_concurrency();
+  return n > 0 ? static_cast<int>(n) : 1;
+}
+
+void run_parallel(int items, void (*task)(void*, int), void* context) { pool().run(items, task, context); }
+
+void* thread_scratch(std::size_t bytes, int slot) {
+  static thread_local Scratch slots[4];
+  Scratch& scratch = slots[slot];
+  if (scratch.size < bytes) {
+    std::free(scratch.data);
+    scratch.size = (bytes + 4095) / 4096 * 4096;
+    scratch.data = std::aligned_alloc(64, scratch.size);
+    if (scratch.data == nullptr) {
+      scratch.size = 0;
+      throw std::bad_alloc();
+    }
+  }
+  return scratch.data;
+}
+
+}  // namespace octavo

@@ -1,0 +1,54 @@
+// Changes of some logits of a row, and the likeliest tokens of it: what drawing from every type has in
+// common.
+#pragma once
+
+#include "sampling/sampling.h"
+
+namespace octavo {
+namespace {
+
+// visit(id) for every token that is changed, some of them several times.
+template <class Visit>
+inline void for_each_changed(const RowChanges& changes, Visit visit) {
+  for (const TokenList& list : {changes.biased, changes.seen, changes.output, changes.held})
+    for (int i = 0; i < list.count; ++i) visit(list.ids[i]);
+}
+
+// Makes all changes but `allowed`, to logits of which only those of changed tokens need to be there.
+inline void make_changes(const RowChanges& changes, float* logits) {
+  for (int i = 0; i < changes.biased.count; ++i) logits[changes.biased.ids[i]] += changes.bias[i];
+  for (int i = 0; i < changes.seen.count; ++i) {
+    float& logit = logits[changes.seen.ids[i]];
+    logit = logit > 0 ? logit / changes.repetition_penalty : logit * changes.repetition_penalty;
+  }
+  for (int i = 0; i < changes.output.count; ++i) {
+    float& logit = logits[changes.output.ids[i]];
+    logit -= changes.frequency_penalty * changes.output_counts[i];
+    logit -= changes.presence_penalty;
+  }
+  for (int i = 0; i < changes.held.count; ++i) logits[changes.held.ids[i]] = -__builtin_inff();
+}
+
+constexpr int kTopBlock = 64;  // tokens that are passed over together if none of them is likely enough
+
+// Keeps the largest logits of those that are offered in order of id.
+struct Top {
+  RowScores& scores;
+
+  explicit Top(RowScores& to) : scores(to) { scores.num_top = 0; }
+
+  // Only larger ones are of interest.
+  float bound() const {
+    return scores.num_top < scores.wanted ? -__builtin_inff() : scores.top[scores.num_top - 1].logit;
+  }
+
+  void offer(int id, float logit) {
+    if (scores.wanted == 0 || !(logit > bound())) return;
+    int at = scores.num_top < scores.wanted ? scores.num_top++ : scores.num_top - 1;
+    for (; at > 0 && scores.top[at - 1].logit < logit; --at) scores.top[at] = scores.top[at - 1];
+    scores.top[at] = {id, logit};
+  }
+};
+
+}  // namespace
+}  // namespace octavo

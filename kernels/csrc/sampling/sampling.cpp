@@ -1,0 +1,182 @@
+#include "sampling/requests.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "program/primitive.h"
+#include "runtime/dispatch.h"
+#include "runtime/threads.h"
+
+using namespace nanobind::literals;
+
+namespace octavo {
+namespace {
+
+// The first number of NumPy's Philox(key=seed, counter=counter): Philox4x64-10 (Salmon et al. 2011) of
+// the counter plus 1.
+uint64_t philox(uint64_t seed, uint64_t counter) {
+  uint64_t word[4] = {counter + 1, counter + 1 == 0, 0, 0}, key[2] = {seed, 0};
+  for (int round = 0; round < 10; ++round) {
+    const auto a = static_cast<unsigned __int128>(word[0]) * 0xD2E7470EE14C6C93u;
+    const auto b = static_cast<unsigned __int128>(word[2]) * 0xCA5A826395121157u;
+    word[0] = static_cast<uint64_t>(b >> 64) ^ word[1] ^ key[0];
+    word[1] = static_cast<uint64_t>(b);
+    word[2] = static_cast<uint64_t>(a >> 64) ^ word[3] ^ key[1];
+    word[3] = static_cast<uint64_t>(a);
+    key[0] += 0x9E3779B97F4A7C15u;
+    key[1] += 0xBB67AE8584CAA73Bu;
+  }
+  return word[0];
+}
+
+#define OCTAVO_CALL(level, name, type, ...) \
+  (type == Float::f32 ? level::name##_floats(__VA_ARGS__) : level::name##_halves(__VA_ARGS__))
+
+int draw_row(const RowDraw& call, RowScores* scores) {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return OCTAVO_CALL(avx512, draw_from, call.type, call, scores);
+  if (isa() == Isa::avx2) return OCTAVO_CALL(avx2, draw_from, call.type, call, scores);
+#endif
+  return OCTAVO_CALL(generic, draw_from, call.type, call, scores);
+}
+
+bool score_row(const Row& row, int token, RowScores& scores) {
+#if defined(__x86_64__)
+  if (isa() >= Isa::avx512) return OCTAVO_CALL(avx512, score, row.type, row, token, scores);
+  if (isa() == Isa::avx2) return OCTAVO_CALL(avx2, score, row.type, row, token, scores);
+#endif
+  return OCTAVO_CALL(generic, score, row.type, row, token, scores);
+}
+
+// Evaluated logits, row after row.
+class Rows {
+ public:
+  explicit Rows(const mx::array& logits) : logits_(mx::contiguous(logits)) {
+    require(logits.ndim() == 2 && logits.shape(1) > 0 && is_float(logits.dtype()),
+            "logits must be floats [rows, vocabulary], got " + dtype_text(logits.dtype()) + " " +
+                shape_text(logits));
+    logits_.eval();
+  }
+
+  int count() const { return logits_.shape(0); }
+  int size() const { return logits_.shape(1); }
+
+  Row operator[](int row) const {
+    const Float type = float_of(logits_.dtype());
+    return {logits_.data<char>() + static_cast<std::size_t>(row) * size() * float_size(type), type, size()};
+  }
+
+ private:
+  mx::array logits_;
+};
+
+TokenScore score_of(const RowScores& scores) {
+  TokenScore score{static_cast<double>(scores.logit) - scores.log_total, {}};
+  for (int i = 0; i < scores.num_top; ++i)
+    score.top.emplace_back(scores.top[i].id, static_cast<double>(scores.top[i].logit) - scores.log_total);
+  return score;
+}
+
+Drawn draw_one(const Row& row, const Draw& draw) {
+  const double uniform = static_cast<double>(philox(draw.seed, draw.counter) >> 11) * 0x1p-53;
+  const RowDraw call{row, draw.temperature, draw.top_k, draw.top_p, draw.min_p, uniform, draw.row_changes()};
+  Likely top[kMostScored];
+  RowScores scores{draw.num_top.value_or(0), top, 0, 0, 0};
+  const int token = draw_row(call, draw.num_top ? &scores : nullptr);
+  if (token == kNotFinite) return {};
+  return {token, draw.num_top ? std::optional(score_of(scores)) : std::nullopt};
+}
+
+std::vector<Drawn> draw_tokens(const mx::array& logits, const std::vector<Draw>& draws) {
+  const Rows rows(logits);
+  for (const Draw& draw : draws) check(draw, rows.count(), rows.size());
+  std::vector<Drawn> drawn(draws.size());
+  const nb::gil_scoped_release release;
+  parallel_for(static_cast<int>(draws.size()),
+               [&](int i) { drawn[i] = draw_one(rows[draws[i].row], draws[i]); });
+  return drawn;
+}
+
+std::vector<std::optional<TokenScore>> score_tokens(const mx::array& logits,
+                                                    const std::vector<std::tuple<int, int, int>>& targets) {
+  const Rows rows(logits);
+  for (const auto& [row, token, num_top] : targets) {
+    check_row(row, rows.count());
+    require(token >= 0 && token < rows.size(), "token must " + range(rows.size()) + std::to_string(token));
+    check_num_top(num_top);
+  }
+  std::vector<std::optional<TokenScore>> found(targets.size());
+  const nb::gil_scoped_release release;
+  parallel_for(static_cast<int>(targets.size()), [&](int i) {
+    const auto [row, token, num_top] = targets[i];
+    Likely top[kMostScored];
+    RowScores scores{num_top, top, 0, 0, 0};
+    if (score_row(rows[row], token, scores)) found[i] = score_of(scores);
+  });
+  return found;
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  nb::class_<Changes>(m, "LogitChanges",
+                      "What becomes of the logits of some tokens; see engine/executor/sampling/penalties.py.")
+      .def(
+          "__init__",
+          [](Changes* self, Ids bias_ids, Values bias, Ids seen_ids, float repetition_penalty, Ids output_ids,
+             Values output_counts, float frequency_penalty, float presence_penalty, Ids held_ids) {
+            new (self) Changes{std::move(bias_ids), std::move(bias),       std::move(seen_ids),
+                               repetition_penalty,  std::move(output_ids), std::move(output_counts),
+                               frequency_penalty,   presence_penalty,      std::move(held_ids)};
+          },
+          "bias_ids"_a, "bias"_a, "seen_ids"_a, "repetition_penalty"_a, "output_ids"_a, "output_counts"_a,
+          "frequency_penalty"_a, "presence_penalty"_a, "held_ids"_a,
+          "Ids int64 and numbers float32, of one length where they belong together. The arrays are not "
+          "copied.");
+  nb::class_<Draw>(m, "Draw", "A draw from one row of logits; see draw_tokens.")
+      .def(
+          "__init__",
+          [](Draw* self, int row, float temperature, int top_k, double top_p, float min_p, uint64_t seed,
+             uint64_t counter, std::optional<Changes> changes, std::optional<Mask> allowed,
+             std::optional<int> num_top) {
+            new (self) Draw{row,
+                            temperature,
+                            top_k,
+                            top_p,
+                            min_p,
+                            seed,
+                            counter,
+                            std::move(changes),
+                            std::move(allowed),
+                            num_top};
+          },
+          "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a,
+          "changes"_a = nb::none(), "allowed"_a = nb::none(), "num_top"_a = nb::none(),
+          "allowed [V] bool: the other tokens are not drawn. num_top: log-probabilities are asked for, also "
+          "of so many of the likeliest tokens.");
+  nb::class_<TokenScore>(m, "TokenScore", "Natural-log probabilities of a token and of the likeliest ones.")
+      .def_ro("logprob", &TokenScore::logprob)
+      .def_ro("top", &TokenScore::top,
+              "(token, log-probability): the likeliest first, of equals the lowest id.");
+  nb::class_<Drawn>(m, "Drawn", "What a draw gave: no token where the row is not finite.")
+      .def_ro("token", &Drawn::token)
+      .def_ro("score", &Drawn::score);
+  m.def("draw_tokens", &draw_tokens, "logits"_a, "draws"_a,
+        "The outcome of each draw from logits [rows, vocabulary], as engine/executor/sampling/truncation.py "
+        "draws with the "
+        "number of Philox(key=seed, counter=counter). temperature 0 takes the largest, the lowest id among "
+        "equals. Scores are before temperature and truncation. ValueError for what lies out of range.");
+  m.def(
+      "score_tokens", &score_tokens, "logits"_a, "targets"_a,
+      "For each (row, token, num_top) the score of that token in logits [rows, vocabulary], with the num_top "
+      "likeliest ones; None for a row that is not finite. ValueError for what lies out of range.");
+}
+
+}  // namespace octavo
