@@ -76,6 +76,7 @@ async def _attack_in_turn(chaos: Chaos, setup: str, attacks: list[Attack], last:
             while waiting and held:
                 name, finding, attackers = waiting.pop(0)
                 async with chaos.phase(server, setup, name, finding) as phase:
+                    phase.may_see = frozenset().union(*(ATTACKS[each].may_see for each in attackers))
                     phase.seen = await run_attackers(attackers, server.target(SECONDS))
                 held = not phase.wrong
             if held:

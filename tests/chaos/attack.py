@@ -78,12 +78,14 @@ class Target:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
     """``finding``: the finding of the reliability review that it tries again.
-    ``setup``: the server it needs, by its name in setups.py."""
+    ``setup``: the server it needs, by its name in setups.py. ``may_see``: statuses that would be the
+    server's own mistakes elsewhere, and are the right answer to it."""
 
     name: str
     finding: str
     run: Callable[[Target, Seen], Coroutine[None, None, None]]
     setup: str = "usual"
+    may_see: frozenset[str] = frozenset()
 
 
 async def count(seen: Seen, call: Any) -> None:

@@ -34,4 +34,5 @@ async def attack(target: Target, seen: Seen) -> None:
         await asyncio.gather(*(count(seen, call) for call in calls))
 
 
-ATTACK = Attack(name="ambiguous-grammars", finding="A5", run=attack)
+# INTERNAL: the request alone fails, when its grammar has become too costly to follow.
+ATTACK = Attack(name="ambiguous-grammars", finding="A5", run=attack, may_see=frozenset({"INTERNAL"}))
