@@ -12,13 +12,13 @@ MUTANTS = (
     Mutant(
         "arrivals do not spend the budget",
         SCHEDULER,
-        "budget.spend(_append(work, sequence, tokens), wanted)\n        filling",
+        "budget.spend(sequence, _append(work, sequence, tokens), wanted)\n        filling",
         "_append(work, sequence, tokens)\n        filling",
     ),
     Mutant(
         "chunks do not spend the budget",
         SCHEDULER,
-        "                budget.spend(_append(work, sequence, tokens), wanted)",
+        "                budget.spend(sequence, _append(work, sequence, tokens), wanted)",
         "                _append(work, sequence, tokens)",
     ),
     Mutant(

@@ -66,7 +66,7 @@ def test_every_number_of_the_cache_service_is_kept() -> None:
         "Prefix": "text token_ids chat request_id cache_salt",
         "GetStatsRequest": "num_prefixes",
         "GetStatsResponse": "pages page_size policy enabled query_tokens hit_tokens misses evicted_pages "
-        "pinned_pages max_pinned_pages pins prefixes fp16_pages",
+        "pinned_pages max_pinned_pages pins prefixes residual_pages",
         "MissTokens": "reason tokens",
         "PinStats": "name num_tokens",
         "PrefixStats": "parent start end num_hits tokens_saved text",
@@ -74,7 +74,7 @@ def test_every_number_of_the_cache_service_is_kept() -> None:
         "ExplainResponse": "request_id prompt_tokens cached_tokens miss_position reason "
         "evicted_seconds_before misses text",
         "SaveRequest": "path prompt",
-        "SaveResponse": "num_pages num_tokens num_bytes",
+        "SaveResponse": "num_pages num_tokens num_bytes num_missing_pages",
         "LoadRequest": "path",
         "LoadResponse": "num_pages num_tokens num_known_pages num_skipped_pages converted",
         "PinRequest": "name prefix",
