@@ -49,6 +49,9 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         self.eos_ids = eos_ids
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        # One object per id, which prompts share: an object of its own for each token of a thousand
+        # prompts that wait is several times the memory of the lists, and is given back last.
+        self._ids = list(range(self.vocab_size))
         self.longest_token = longest_token(backend, vocab)
 
     @property
@@ -74,7 +77,7 @@ class Tokenizer:
             )
         # Unlike ``encode``, this one releases the interpreter, and does without offsets into the text.
         found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids = list(found[0].ids)
+        ids = list(map(self._ids.__getitem__, found[0].ids))
         if len(text) > LONG_TEXT:
             del found
             _give_memory_back()
