@@ -85,7 +85,7 @@ async def _stats(client: Client, args: argparse.Namespace) -> Result:
     return _as_json(stats)
 
 
-def _twin_lines(stats: GetStatsResponse) -> list[str]:
+def _residual_lines(stats: GetStatsResponse) -> list[str]:
     residual = stats.residual_pages
     if not stats.HasField("residual_pages"):
         return []
@@ -101,7 +101,7 @@ def _stats_lines(stats: GetStatsResponse) -> list[str]:
         f"pages of {stats.page_size}: {pages.held} held, {pages.idle_cached} cached, "
         f"{pages.idle_empty} empty; "
         f"{stats.evicted_pages} evicted so far, by {stats.policy}{state}",
-        *_twin_lines(stats),
+        *_residual_lines(stats),
         f"prompt tokens: {stats.query_tokens} looked up, {stats.hit_tokens} found "
         f"({stats.hit_tokens / queried:.1%})",
     ]
