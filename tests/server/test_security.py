@@ -33,7 +33,7 @@ from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.grpc.security import Security, TlsFiles, read_tokens
 from octavo.engine.grpc.tenant_salts import TenantSalts, load_tenant_salts
-from served import collect, eventually, eventually_async, served
+from served import collect, eventually, eventually_async, served, wholes
 
 ALICE, BOB = "alice-0123456789", "bob~secret+/=="
 SHORT = SamplingParams(max_tokens=3)
@@ -107,7 +107,7 @@ async def test_a_renewed_certificate_is_used_after_a_reload(tmp_path: Path, auth
     before = trusting(tmp_path, authority)
     async with served(security=security, credentials=before) as its:
         running = its.client.generate("hello", SamplingParams(max_tokens=200))
-        await anext(running)
+        first = await anext(running)
         renewed = trustme.CA()
         server_files(tmp_path, renewed)
         (tmp_path / "after").mkdir()
@@ -117,7 +117,8 @@ async def test_a_renewed_certificate_is_used_after_a_reload(tmp_path: Path, auth
         async with Client(its.address, after) as client:
             assert (await client.model_info()).name == "fake"
         assert isinstance(await refusal(its.address, before), EngineDead)
-        assert (await collect(running))[0].finish_reason is FinishReason.LENGTH, "connections go on"
+        whole = wholes([first, *[delta async for delta in running]])
+        assert whole[0].finish_reason is FinishReason.LENGTH, "connections go on"
 
 
 def test_certificates_are_handed_over_only_when_they_are_new(tmp_path: Path, authority: trustme.CA) -> None:

@@ -134,7 +134,7 @@ async def test_a_running_request_whose_client_stops_reading_is_ended_too() -> No
 
 async def test_a_batch_that_nobody_reads_ends_with_all_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "BATCH_BACKLOG", 2)
-    async with served(FakeCore(verify=False), config=small_config(**CONFIG), write_timeout_s=0.3) as its:
+    async with served(FakeCore(verify=False), config=small_config(**CONFIG), write_timeout_s=2.0) as its:
         channel = its.channel(**NARROW)
         stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         requests = [
