@@ -35,6 +35,19 @@ class Bounds:
     kept: int = 64 * MIB
     peak: int = 256 * MIB
 
+    def times(self, slack: float) -> Bounds:
+        """These bounds with times and memory multiplied. What must not be at all stays so: a dead process,
+        a stream that differs, a call that is cancelled."""
+        return Bounds(
+            p99_factor=self.p99_factor * slack,
+            p99_floor=self.p99_floor * slack,
+            stall=self.stall * slack,
+            first=self.first * slack,
+            probe=self.probe * slack,
+            kept=int(self.kept * slack),
+            peak=int(self.peak * slack),
+        )
+
 
 @dataclass(slots=True)
 class Phase:

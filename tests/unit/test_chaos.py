@@ -194,3 +194,9 @@ async def test_the_observer_notices_a_dead_probe(monkeypatch: pytest.MonkeyPatch
     assert watcher.memory.peak >= watcher.memory.before // 2 > 0
     assert len(watcher.wrong) == 1
     assert watcher.wrong[0].startswith("/healthz: ")
+
+
+def test_slack_widens_times_and_memory() -> None:
+    strict, wide = Bounds(), Bounds().times(3.0)
+    assert (wide.stall, wide.first, wide.kept) == (3 * strict.stall, 3 * strict.first, 3 * strict.kept)
+    assert Bounds().times(1.0) == strict
