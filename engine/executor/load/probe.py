@@ -9,18 +9,23 @@ known before the first request, and not found in its answers.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import AttentionBackend, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
 
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
 from ..paged_model import PagedModel
+from ..recurrent.mixers import Mixer, describe_mixers
+from ..recurrent.no_attention import NoAttentionCache
+from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
+from ..recurrent.state_pool import EntrySpec, StatePool
 from .discover import CacheLayout
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors
 
@@ -36,6 +41,8 @@ class ProbeResult:
     reason         why not "paged"; empty otherwise
     selects_rows   whether the head computes sampled rows only
     error, limit   worst row's error in the accepted tier, and what was allowed
+    recurrent      the recurrent layers, bent as they passed; None for models without any
+    entries        state arrays of a slot, by name, as they were written
     """
 
     tier: str
@@ -44,6 +51,8 @@ class ProbeResult:
     selects_rows: bool
     error: float
     limit: float
+    recurrent: RecurrentLayers | None = None
+    entries: Mapping[str, EntrySpec] = field(default_factory=dict)
 
 
 def probe(
@@ -64,9 +73,12 @@ def probe(
             "the native CPU backend or other weights may work, for example weights='int8'"
         ) from error
     refusals: list[str] = []
-    for tier, mask_dims in (("paged", None), ("gather", 4), ("gather", 5)):
+    for tier, mask_dims, state_tier in _tiers(layout):
+        recurrent = None
         try:
-            paged = _paged_model(model, layout, backend, reference, mask_dims)
+            if state_tier is not None:
+                recurrent = RecurrentLayers(layout.mixers, state_tier)
+            paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
             errors = _compare(paged, reference, steps)
             refusal = _judge(errors, reference)
         except Exception as error:  # model code of any architecture meets shims here
@@ -74,12 +86,30 @@ def probe(
         if refusal is None:
             worst = float(np.concatenate(errors).max())
             selects = _selects_rows(paged, selection, reference)
-            return ProbeResult(tier, mask_dims, "; ".join(refusals), selects, worst, reference.worst_limit)
-        refusals.append(f"{tier}: {refusal}")
+            entries = paged.states.entries if paged.states is not None else {}
+            reason = "; ".join(refusals)
+            return ProbeResult(
+                tier, mask_dims, reason, selects, worst, reference.worst_limit, recurrent, entries
+            )
+        if recurrent is not None:
+            recurrent.release()
+        refusals.append(f"{tier}{f', {state_tier}' if state_tier else ''}: {refusal}")
     raise ModelLoadError(
         f"model type {architecture!r} does not compute the same through pages ({'; '.join(refusals)}); "
         "it cannot be served"
     )
+
+
+def _tiers(layout: CacheLayout) -> Iterator[tuple[str, int | None, StateTier | None]]:
+    """What is tried, the best first: attention, dimensions of its masks, recurrent layers."""
+    state_tiers: tuple[StateTier | None, ...] = (None,)
+    if layout.mixers:
+        ragged = any(mixer.can_be_ragged for mixer in layout.mixers)
+        state_tiers = ("ragged", "segments") if ragged else ("segments",)
+    for tier, mask_dims in (("paged", None), ("gather", 4), ("gather", 5)):
+        if mask_dims is None or layout.layers:
+            for state_tier in state_tiers:
+                yield tier, mask_dims, state_tier
 
 
 def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
@@ -96,6 +126,7 @@ def _paged_model(
     backend: AttentionBackend,
     reference: Reference,
     mask_dims: int | None,
+    recurrent: RecurrentLayers | None,
 ) -> PagedModel:
     longest = max(len(tokens) for tokens in reference.sequences)
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
@@ -106,7 +137,14 @@ def _paged_model(
         k_format=page_format,
         v_format=page_format,
     )
-    return PagedModel(model, layout, backend.create_pool(spec), mask_dims=mask_dims)
+    return PagedModel(
+        model,
+        layout,
+        backend.create_pool(spec) if layout.layers else NoAttentionCache(),
+        mask_dims=mask_dims,
+        recurrent=recurrent,
+        states=None if recurrent is None else StatePool(len(reference.sequences) + 1),
+    )
 
 
 def _num_pages(length: int) -> int:
@@ -122,7 +160,7 @@ def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int
         work = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
         tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
         logits = paged.forward(tokens.astype(np.int32), _metadata(reference, work))
-        mx.eval(logits, *paged.kv_cache.pending())
+        paged.evaluate([logits])
         got, first = evaluated(logits), 0
         for i, start, stop in work:
             rows = got[first : first + stop - start]
@@ -153,6 +191,7 @@ def _metadata(reference: Reference, work: list[tuple[int, int, int]]) -> Attenti
             ),
         ),
         page_size=PAGE_SIZE,
+        states=StateMetadata(slots=np.array([count - i for i, _, _ in work], np.int32)),
     )
 
 
@@ -176,7 +215,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     paged.selection = selection
     try:
         chosen = paged.forward(ids, metadata, rows)
-        mx.eval(chosen, *paged.kv_cache.pending())
+        paged.evaluate([chosen])
     except Exception:  # a model that cannot live with fewer rows keeps them all
         return False
     finally:
@@ -194,4 +233,16 @@ def describe(result: ProbeResult) -> str:
     """One line for the log."""
     head = "" if result.selects_rows else "; the output head computes every row"
     reason = f" ({result.reason})" if result.reason else ""
-    return f"tier {result.tier}{reason}: error {result.error:.2g} of {result.limit:.2g} allowed{head}"
+    states = "" if result.recurrent is None else f"; recurrent layers {describe_states(result.recurrent)}"
+    return f"tier {result.tier}{reason}: error {result.error:.2g} of {result.limit:.2g} allowed{head}{states}"
+
+
+def describe_states(recurrent: RecurrentLayers) -> str:
+    """How recurrent layers are computed, for people: "ragged (3 linear_attn)"."""
+    mixers = recurrent.mixers
+    ragged = [mixer for mixer in mixers if recurrent.tier == "ragged" and mixer.can_be_ragged]
+    parts: list[tuple[str, list[Mixer]]] = [
+        ("ragged", ragged),
+        ("segments", [mixer for mixer in mixers if mixer not in ragged]),
+    ]
+    return ", ".join(f"{tier} ({describe_mixers(some)})" for tier, some in parts if some)
