@@ -452,7 +452,9 @@ class BlockManager:
 
     def _acquire_prefix(self, table: PageTable, digests: abc.Sequence[Digest]) -> None:
         """Give an empty table the longest beginning after which every group can go on."""
-        if len(self._groups) == 1 and not self._windowed and self._states is None:  # one pass instead of two: 5 % of a short prompt
+        if (
+            len(self._groups) == 1 and not self._windowed and self._states is None
+        ):  # one pass instead of two: 5 % of a short prompt
             table.pages.extend(self._pool.acquire(digests))
             num_pages = len(table.pages)
         else:

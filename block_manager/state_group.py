@@ -44,13 +44,18 @@ class StateGroup:
             (state.found,) = self.pool.acquire([digests[num_pages - 1]])
 
     def has_room(self, table: PageTable) -> bool:
-        """Whether the table has a running slot, or one is idle."""
-        return _state(table).running is not None or self.pool.num_idle > 0
+        """Whether the table has a running slot, or can get one."""
+        state = _state(table)
+        return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
 
     def start(self, table: PageTable, copy: CopySlot) -> None:
         """Give the table its running slot, to be filled from the snapshot it was opened with."""
         state = _state(table)
         if state.running is not None:
+            return
+        if not self.pool.num_idle and state.found is not None:
+            self.pool.unpublish(state.found)
+            state.running, state.found = state.found, None
             return
         state.running = self._take()
         if state.found is not None:
@@ -97,7 +102,9 @@ class StateGroup:
                 continue
             if not self.pool.num_idle:
                 return
-            state.planned.append(PlannedSnapshot(page * self._page_size, self._take(), page == state.junction))
+            state.planned.append(
+                PlannedSnapshot(page * self._page_size, self._take(), page == state.junction)
+            )
 
     def commit(self, table: PageTable) -> None:
         """Publish the snapshots of a step that was computed; digests of its full pages are known."""
@@ -105,7 +112,8 @@ class StateGroup:
         planned, state.planned = state.planned, []
         for position, slot, is_junction in planned:
             page = position // self._page_size
-            assert position % self._page_size == 0 and position <= table.num_written, "a snapshot ahead of its page"
+            assert position % self._page_size == 0, "a snapshot inside a page"
+            assert position <= table.num_written, "a snapshot ahead of its page"
             parent = table.digests[page - 2] if page > 1 else None
             self.pool.publish([slot], [table.digests[page - 1]], parent, salt=table.salt)
             self._num_hits.pop(slot, None)
@@ -135,15 +143,19 @@ class StateGroup:
         held.update(slot for copy in copies for slot in (copy.source, copy.target))
         for slot in map(PageId, range(self.pool.num_pages)):
             assert self.pool.ref_count(slot) == held[slot], f"slot {slot} is not held {held[slot]} times"
-        running = Counter(slot for table in tables if (slot := _state(table).running) is not None)
+        running = Counter(state.running for state in map(_state, tables) if state.running is not None)
         assert all(count == 1 for count in running.values()), "two tables write one slot"
         written = [*running, *(p.slot for table in tables for p in _state(table).planned)]
         assert len(set(written)) == len(written), "a slot is written twice in a step"
         assert not any(map(self.pool.is_published, written)), "a slot can be found and is still written"
         for table in tables:
-            assert table.num_written == 0 or _state(table).running is not None or _state(table).found is not None, (
-                "a table has positions and no state"
-            )
+            assert (
+                table.num_written == 0 or _state(table).running is not None or _state(table).found is not None
+            ), "a table has positions and no state"
+
+    def _can_become_running(self, found: PageId | None) -> bool:
+        """Whether a snapshot can be the running slot itself, where no other is left to copy it to."""
+        return found is not None and self.pool.ref_count(found) == 1
 
     def _take(self) -> PageId:
         slots = self.pool.allocate(1)
@@ -160,9 +172,9 @@ class StateGroup:
     def _step_down(self, state: TableState) -> None:
         """There is a longer snapshot of this sequence: its last one is of no more use unless somebody else
         went on from it, and the one it came from goes next unless a second sequence did."""
-        if state.tail is not None and self.pool.lookup(state.tail_digest) == state.tail:
-            if not self._num_hits[state.tail]:
-                self.pool.discard(state.tail)
+        tail = state.tail
+        if tail is not None and self.pool.lookup(state.tail_digest) == tail and not self._num_hits[tail]:
+            self.pool.discard(tail)
         if state.origin is not None and self._num_hits[state.origin] == 1:
             self._order.demote(state.origin)
         state.origin = None

@@ -151,7 +151,8 @@ def _states(work: tuple[Work, ...]) -> StateMetadata | None:
         return None
     slots, snapshots = [], []
     for index, state in enumerate(states):
-        assert state is not None and state.running is not None, "a sequence was planned without a slot"
+        assert state is not None
+        assert state.running is not None, "a sequence was planned without a slot"
         slots.append(state.running)
         snapshots += [(index, planned.position, planned.slot) for planned in state.planned]
     return StateMetadata(

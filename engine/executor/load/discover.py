@@ -157,21 +157,22 @@ class _Caches:
 
     def _one(self, cache: Any) -> Any:
         if type(cache) is caches_of_mlx_lm.CacheList:
-            return caches_of_mlx_lm.CacheList(*map(self._one, cache.caches))
+            return caches_of_mlx_lm.CacheList(*map(self._one, cache.caches))  # type: ignore[no-untyped-call]
         if isinstance(cache, caches_of_mlx_lm.ArraysCache):
             self._states.append(RecordingState(len(cache.cache), len(self._states), self.observed))
             return self._states[-1]
         if type(cache) in (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache):
             return record_kv(cache, self.observed)
         raise ModelLoadError(
-            f"model type {self.architecture!r} keeps its state in {type(cache).__name__}, which neither pages "
-            "nor slots can hold; models with full or sliding-window attention and recurrent layers can be served"
+            f"model type {self.architecture!r} keeps its state in {type(cache).__name__}, which neither "
+            "pages nor slots can hold; models with full or sliding-window attention and recurrent layers "
+            "can be served"
         )
 
 
 def map_leaves(caches: list[Any], change: Callable[[Any], Any]) -> list[Any]:
     """The model's caches, each changed, in lists of caches too."""
-    lists = caches_of_mlx_lm.CacheList
+    lists: Any = caches_of_mlx_lm.CacheList
     return [
         lists(*map_leaves(list(cache.caches), change)) if isinstance(cache, lists) else change(cache)
         for cache in caches

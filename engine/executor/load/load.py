@@ -52,7 +52,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    kv_cache = _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
+    kv_cache = (
+        _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
+    )
     pool = None if states is None else _create_states(loaded.architecture, states, result)
     model = PagedModel(
         loaded.model,
@@ -120,9 +122,7 @@ def _create_states(architecture: str, states: RecurrentState, result: ProbeResul
     return StatePool(states.num_slots, result.entries)
 
 
-def _num_pages(
-    config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None
-) -> int:
+def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None) -> int:
     taken = 0 if states is None else states.num_slots * states.slot_bytes
     available = available_memory() - taken
     shared = config.kv_memory is not None and config.state_memory is None

@@ -107,7 +107,7 @@ def _perturbed_caches(model: Module, precision: float) -> list[Any]:
     return map_leaves(caches_of_mlx_lm.make_prompt_cache(model), perturbed)
 
 
-class _PerturbedState(caches_of_mlx_lm.ArraysCache):  # type: ignore[misc]
+class _PerturbedState(caches_of_mlx_lm.ArraysCache):
     """A recurrent cache whose states are perturbed as they are written."""
 
     def __init__(self, size: int, nudged: Callable[[mx.array], mx.array]) -> None:
@@ -116,7 +116,8 @@ class _PerturbedState(caches_of_mlx_lm.ArraysCache):  # type: ignore[misc]
 
     def __setitem__(self, entry: int, value: mx.array) -> None:
         floating = mx.issubdtype(value.dtype, mx.floating)
-        super().__setitem__(entry, self._nudged(value) if floating else value)
+        nudged = self._nudged(value) if floating else value
+        super().__setitem__(entry, nudged)  # type: ignore[no-untyped-call]
 
 
 def evaluated(logits: mx.array) -> NDArray[np.float32]:

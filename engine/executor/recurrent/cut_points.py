@@ -77,7 +77,7 @@ def catching(catcher: Catcher) -> Iterator[None]:
 
 
 def install_cut_points() -> None:
-    """Replace ``FUNCTIONS`` in every model file of mlx-lm that is imported. Call it again after others are."""
+    """Replace ``FUNCTIONS`` in every model file of mlx-lm that is imported; call it after others are, too."""
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith("mlx_lm.models.") or module_name in _DEFINING:
             continue

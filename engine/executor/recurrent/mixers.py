@@ -87,7 +87,7 @@ class Observed:
         return plain(*args, **kwargs)
 
 
-class RecordingState(caches_of_mlx_lm.ArraysCache):  # type: ignore[misc]
+class RecordingState(caches_of_mlx_lm.ArraysCache):
     """mlx-lm's own cache, which notes its readers and writers, and the shapes of what is written."""
 
     def __init__(self, size: int, index: int, observed: Observed) -> None:
@@ -101,11 +101,11 @@ class RecordingState(caches_of_mlx_lm.ArraysCache):  # type: ignore[misc]
 
     def __getitem__(self, entry: int) -> Any:
         self._note(entry)
-        return super().__getitem__(entry)
+        return super().__getitem__(entry)  # type: ignore[no-untyped-call]
 
     def __setitem__(self, entry: int, value: mx.array) -> None:
         self._note(entry)
-        super().__setitem__(entry, value)
+        super().__setitem__(entry, value)  # type: ignore[no-untyped-call]
 
 
 def record_kv(cache: Any, observed: Observed) -> Any:
@@ -135,9 +135,7 @@ def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
             raise MixerError("a recurrent cache is touched outside every module")
         touching[id(modules[-1])] = modules[-1]
     inner = {id(m) for outer in touching.values() for m in _modules(outer) if m is not outer}
-    return tuple(
-        _mixer(names[key], module, observed) for key, module in touching.items() if key not in inner
-    )
+    return tuple(_mixer(names[key], module, observed) for key, module in touching.items() if key not in inner)
 
 
 def _mixer(name: str, module: Module, observed: Observed) -> Mixer:
@@ -158,7 +156,9 @@ def _mixer(name: str, module: Module, observed: Observed) -> Mixer:
         shifts=tuple(m for m in within if type(m).__name__ == "TokenShift"),
         children=tuple((m, CHILDREN[kind]) for m in within if (kind := _kind(m)) in CHILDREN),
         methods=tuple(
-            (method, cut) for (file, method), cut in METHODS.items() if file == home and hasattr(module, method)
+            (method, cut)
+            for (file, method), cut in METHODS.items()
+            if file == home and hasattr(module, method)
         ),
         ropes=tuple(m for path, m in module.named_modules() if path.rsplit(".", 1)[-1] == "rope"),
     )

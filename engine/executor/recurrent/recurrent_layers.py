@@ -28,7 +28,7 @@ from .state_pool import StatePool
 StateTier = Literal["ragged", "segments"]
 
 
-class StateShim(caches_of_mlx_lm.ArraysCache):  # type: ignore[misc]
+class StateShim(caches_of_mlx_lm.ArraysCache):
     """Stands in for one recurrent cache. A subclass, because model code asks ``isinstance`` before it
     writes."""
 
@@ -66,7 +66,7 @@ class StateShim(caches_of_mlx_lm.ArraysCache):  # type: ignore[misc]
             self._layers.pool.write(self.name(entry), group, value)
         self.new = {}
 
-    @property
+    @property  # type: ignore[misc]
     def state(self) -> Any:
         raise MixerError("the model takes its whole state")
 
@@ -255,7 +255,7 @@ class _Cuts:
         plain = type(conv).__call__
         keep = conv.weight.shape[1] - 1
 
-        def call(module: Module, x: mx.array) -> mx.array:
+        def call(module: Module, x: mx.array) -> Any:
             if not self.is_active:
                 return plain(module, x)
             step, pool = self._layers.step, self._layers.pool
@@ -290,7 +290,7 @@ class _Cuts:
         return call
 
     def rope(self, plain: Call) -> Call:
-        """Positions of their own for rows that stand in one sequence: [1, H, T, D] -> [T, H, 1, D] and back."""
+        """Positions of their own for rows that stand in one sequence: [1, H, T, D] as [T, H, 1, D]."""
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ class StateStep:
             end = begin + starts[index + 1] - row
             snapshots = wanted.get(index, {})
             bounds = [begin, *sorted(p for p in snapshots if begin < p < end), end]
-            for wave, (position, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            for wave, (position, stop) in enumerate(itertools.pairwise(bounds)):
                 segment = Segment(index, slot, position, stop, stop == end, snapshots.get(stop))
                 members, rows = keyed.setdefault((wave, stop - position, position == 0), ([], []))
                 members.append(segment)

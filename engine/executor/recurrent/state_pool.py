@@ -81,8 +81,8 @@ class StatePool:
                 stands = int(self._positions[segment.slot])
                 if stands != segment.position:
                     raise ValueError(
-                        f"slot {segment.slot} holds the state after {stands} tokens, and its sequence goes on "
-                        f"after {segment.position}: a step is computed once, or after its slots are restored"
+                        f"slot {segment.slot} holds the state after {stands} tokens, and its sequence goes "
+                        f"on after {segment.position}: a step is computed once, or its slots are restored"
                     )
         if len(set(targets)) != len(targets) or not all(0 <= slot < self.num_slots for slot in targets):
             raise ValueError(f"slots of a step must be different, in [0, {self.num_slots}), got {targets}")
