@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
 
@@ -49,7 +51,7 @@ def assemble(
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
-        target_itl=None if config.target_itl is None else config.target_itl / 1e3,
+        target_itl=_target_itl(config),
     )
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
@@ -64,6 +66,13 @@ def assemble(
         store_counts=disk.counts if disk is not None else None,
         observer=observer,
     )
+
+
+def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:
+    """In seconds; None for none."""
+    if config.target_itl == "off":
+        return None
+    return "auto" if config.target_itl == "auto" else config.target_itl / 1e3
 
 
 def _disk_tier(

@@ -63,6 +63,7 @@ class PagedModel:
         self._model = model
         self._context = StepContext(kv_cache, mask_dims=mask_dims)
         self._layout = layout
+        self._layer_shims: list[LayerShim] = []
         self._shims = [self._shim(place) for place in layout.caches]
         replays = replay and states is None and mask_dims is None and kv_cache.replayable
         self.replay: Replay | None = Replay(kv_cache.replayable) if replays else None
@@ -71,7 +72,9 @@ class PagedModel:
         """What the model gets in place of a cache."""
         match place:
             case AttentionCache(layer):
-                return LayerShim(self._context, layer, self._layout.layers[layer])
+                shim = LayerShim(self._context, layer, self._layout.layers[layer])
+                self._layer_shims.append(shim)
+                return shim
             case StateCache(index, size):
                 assert self._recurrent is not None, "a model with recurrent layers was not prepared"
                 return StateShim(self._recurrent, index, size)
@@ -98,6 +101,18 @@ class PagedModel:
         cannot choose: a matter of the model, which the check at load asks once.
         """
         return Choices(*self._step(self._build_choices, token_ids, metadata, rows))
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether attention reads pages; otherwise K/V are gathered."""
+        return self._context.mask_dims is None
+
+    def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerShim:
+        """Begin a step in which nothing but one layer's attention is computed, by what stands for its
+        cache."""
+        self._context.begin(metadata)
+        self._context.positions, self._context.traced = mx.array(metadata.positions), False
+        return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
         """Compute what the last step gave, and its writes, unless that is done. States reach their slots."""
