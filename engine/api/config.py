@@ -21,6 +21,10 @@ class EngineConfig:
     """Names and defaults are those of ``octavo serve``.
 
     model             "demo" (the embedded one), a folder, or a Hugging Face id
+    revision          branch, tag or commit of a Hugging Face id (None: its main branch)
+    served_model_name what clients are told the model is, and further names they may use over HTTP
+                      (none: a name made of ``model``)
+    chat_template     a Jinja file in the place of the model's own template
     backend           where attention and linear layers run; "auto" takes the best there is
     threads           CPU threads of the native kernels (None: all this process may use)
     weights           "keep", or re-quantize while loading
@@ -65,6 +69,9 @@ class EngineConfig:
     """
 
     model: str = "demo"
+    revision: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    chat_template: Path | None = None
     backend: Backend = "auto"
     threads: int | None = None
     weights: Weights = "keep"
@@ -107,6 +114,10 @@ class EngineConfig:
                 raise InvalidConfig(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
+        if any(not name.strip() or not name.isprintable() for name in self.served_model_name):
+            raise InvalidConfig(
+                f"served_model_name must be names that can be printed, got {list(self.served_model_name)}"
+            )
         if not known_formats(self.kv_format):
             raise InvalidConfig(
                 f"kv_format must be one of {', '.join(FORMAT_NAMES)}, or two as K/V, got {self.kv_format!r}"

@@ -29,6 +29,7 @@ LIGHT = (
     "octavo.engine.frontend.async_engine",
     "octavo.engine.grpc",
     "octavo.engine.grpc.vllm.service",
+    "octavo.engine.http.router",
     "octavo.engine.inspection.prefix_cache_inspector",
     "octavo.engine.kv_store.disk_tier",
     "octavo.engine.memory.model_files",
@@ -55,6 +56,7 @@ ENGINE_ROOMS = {  # room of engine: the rooms it may import
     "inspection": {"api"},
     "observability": {"api"},
     "plots": {"api"},
+    "http": {"api"},
     "structured_output": {"api", "tokenizer"},
     "kv_store": {"api", "memory"},
     "cache_sim": {"api", "plots"},
@@ -69,7 +71,7 @@ ENGINE_ROOMS = {  # room of engine: the rooms it may import
         "tokenizer",
     },
     "cli": {
-        "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "memory",
+        "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "http", "memory",
         "observability", "plots",
     },
 }  # fmt: skip
