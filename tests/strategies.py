@@ -60,6 +60,7 @@ class Workload:
     prefix_cache: bool = True
     quantize_after: int = 0
     states: RecurrentState | None = None
+    drafts: int = 0  # per sequence and step, right ones and wrong ones
 
 
 QUANTIZE_AFTER = 7  # of requests with a salt
@@ -153,4 +154,5 @@ def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         quantize_after=draw(st.sampled_from([0, 0, 4, MOST_QUANTIZE_AFTER])),
         states=draw(states),
+        drafts=draw(st.sampled_from([0, 0, 1, 3, 9])),
     )

@@ -51,6 +51,11 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
+    if info.states is not None and config.speculate != "off":
+        raise InvalidConfig(
+            f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
+            f"{info.architecture}'s recurrent layers cannot; leave it out for this model"
+        )
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
@@ -68,6 +73,8 @@ def assemble(
         transfer=transfer,
         store_counts=disk.counts if disk is not None else None,
         observer=observer,
+        speculate=config.speculate,
+        draft_tokens=config.draft_tokens,
     )
 
 
