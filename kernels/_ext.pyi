@@ -160,6 +160,35 @@ class Drawn:
 def draw_tokens(logits: mx.array, draws: list[Draw]) -> list[Drawn]: ...
 def score_tokens(logits: mx.array, targets: Sequence[tuple[int, int, int]]) -> list[TokenScore | None]: ...
 
+def gated_delta(
+    pool: mx.array,
+    segments: mx.array,
+    checkpoints: mx.array,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    *,
+    A_log: mx.array | None = None,
+    dt_bias: mx.array | None = None,
+    gates: str = "ready",
+    lower_bound: float = 0.0,
+    beta_scale: float = 1.0,
+    stream: mx.Stream | mx.Device | None = None,
+) -> tuple[mx.array, mx.array]: ...
+def causal_conv(
+    pool: mx.array,
+    segments: mx.array,
+    checkpoints: mx.array,
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None = None,
+    *,
+    silu: bool = False,
+    stream: mx.Stream | mx.Device | None = None,
+) -> tuple[mx.array, mx.array]: ...
+
 class Arena:
     def __init__(self) -> None: ...
     @property
