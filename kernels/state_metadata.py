@@ -53,11 +53,13 @@ class StateMetadata:
         )
 
     def check(self, num_slots: int) -> None:
-        """ValueError unless rows and slots are inside, and no slot is written by two or read beside its writer."""
+        """ValueError unless rows and slots are inside, and what one segment writes no other one touches."""
         used = self.segments[self.segments[:, 1] > 0]
         start, length, source, target = used.T
         if (length < 0).any() or (start < 0).any() or (start + length > self.num_rows).any():
-            raise ValueError(f"segments must lie in the step's {self.num_rows} rows, got {used[:, :2].tolist()}")
+            raise ValueError(
+                f"segments must lie in the step's {self.num_rows} rows, got {used[:, :2].tolist()}"
+            )
         order = np.argsort(start)
         if (start[order][1:] < (start + length)[order][:-1]).any():
             raise ValueError(f"segments must not share rows, got {used[:, :2].tolist()}")

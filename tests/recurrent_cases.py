@@ -1,4 +1,4 @@
-"""Recurrences of every kind on small random sequences: the kernel, its truth in NumPy, and ways to cut a sequence."""
+"""Recurrences of every kind on small random sequences: kernel, truth in NumPy, ways to cut a sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.kernels.cpu import recurrent
-from octavo.kernels.cpu.recurrent import DeltaGates, StateArrays
+from octavo.kernels.cpu.recurrent import DeltaGates, SsdParameters, StateArrays
 from octavo.kernels.reference import recurrent as truth
 from octavo.kernels.state_metadata import NO_STATE, StateMetadata
 
@@ -24,7 +24,7 @@ SLOT = 2  # of the sequence that is looked at
 
 @dataclass(frozen=True)
 class Case:
-    """``rows`` [T, ...] of one sequence; ``truth`` takes states [N, ...], the step and the rows in float64."""
+    """``rows`` [T, ...] of one sequence; ``truth`` takes states [N, ...], the step and rows in float64."""
 
     name: str
     state: tuple[int, ...]
@@ -50,7 +50,9 @@ def floats(x: mx.array) -> Array:
     return np.array(x.astype(mx.float32)).astype(np.float64)
 
 
-def call(case: Case, pool: mx.array, step: StateMetadata, rows: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+def call(
+    case: Case, pool: mx.array, step: StateMetadata, rows: Sequence[mx.array]
+) -> tuple[mx.array, mx.array]:
     step.check(NUM_SLOTS)
     pool, y = case.kernel(pool, StateArrays.of(step), *rows)
     mx.eval(pool, y)
@@ -58,7 +60,7 @@ def call(case: Case, pool: mx.array, step: StateMetadata, rows: Sequence[mx.arra
 
 
 def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array, Array]:
-    """Bits of y and of the last state when the sequence comes in steps of ``cuts`` rows, alone or between others."""
+    """Bits of y and of the last state of a sequence that comes in steps of ``cuts`` rows."""
     pool, outputs, at = case.pool(), [], 0
     for size in cuts:
         part = [x[at : at + size] for x in case.rows]
@@ -115,9 +117,11 @@ def _gate_case(kind: Any, vector: bool, rows: tuple[mx.array, ...], A_log: Array
     gates = DeltaGates(kind=kind, A_log=A, dt_bias=bias, lower_bound=bound or 0.0, beta_scale=2.0)
 
     def kernel(pool: mx.array, step: StateArrays, *parts: mx.array) -> tuple[mx.array, mx.array]:
-        return recurrent.gated_delta(pool, step, *parts, gates)
+        return recurrent.gated_delta(pool, step, *parts, gates=gates)
 
-    def reference(states: Array, step: StateMetadata, q: Array, k: Array, v: Array, a: Array, b: Array) -> Array:
+    def reference(
+        states: Array, step: StateMetadata, q: Array, k: Array, v: Array, a: Array, b: Array
+    ) -> Array:
         g = truth.delta_decay(a, floats(A).ravel(), floats(bias), bound)
         return truth.gated_delta(states, step, q, k, v, g, 2 * truth.sigmoid(b))
 
@@ -141,7 +145,9 @@ def conv_cases() -> Iterator[Case]:
         yield _conv_case(x, weight, offset, silu=silu, pool_dtype=pool_dtype)
 
 
-def _conv_case(x: mx.array, weight: mx.array, bias: mx.array | None, *, silu: bool, pool_dtype: mx.Dtype) -> Case:
+def _conv_case(
+    x: mx.array, weight: mx.array, bias: mx.array | None, *, silu: bool, pool_dtype: mx.Dtype
+) -> Case:
     def kernel(pool: mx.array, step: StateArrays, x: mx.array) -> tuple[mx.array, mx.array]:
         return recurrent.causal_conv(pool, step, x, weight, bias, silu=silu)
 
@@ -154,7 +160,111 @@ def _conv_case(x: mx.array, weight: mx.array, bias: mx.array | None, *, silu: bo
     return Case(name, (taps - 1, channels), pool_dtype, (x,), kernel, reference)
 
 
-CASES: tuple[Callable[[], Iterator[Case]], ...] = (delta_cases, gate_cases, conv_cases)
+def ssd_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    for H, G, Dh, Ds, dtype in (
+        (1, 1, 8, 16, mx.float32),
+        (4, 2, 22, 64, mx.bfloat16),
+        (3, 1, 33, 128, mx.float32),
+    ):
+        parts = ((LENGTH, H, Dh), (LENGTH, G, Ds), (LENGTH, G, Ds), (LENGTH, H))
+        rows = tuple(_array(rng.standard_normal(shape), dtype) for shape in parts)
+        A_log, dt_bias, D = (_array(rng.uniform(-1, 1, H), mx.float32) for _ in range(3))
+        parameters = SsdParameters(A_log=A_log, dt_bias=dt_bias, D=D, lowest=0.2, highest=1.5)
+        yield _ssd_case(f"{H} heads of {G}, {Dh} x {Ds}, {dtype}", rows, parameters)
+
+
+def _ssd_case(name: str, rows: tuple[mx.array, ...], parameters: SsdParameters) -> Case:
+    def kernel(pool: mx.array, step: StateArrays, *parts: mx.array) -> tuple[mx.array, mx.array]:
+        return recurrent.ssd(pool, step, *parts, parameters=parameters)
+
+    def reference(states: Array, step: StateMetadata, x: Array, B: Array, C: Array, dt: Array) -> Array:
+        A_log, dt_bias, D = (floats(part) for part in (parameters.A_log, parameters.dt_bias, parameters.D))
+        d = np.clip(truth.softplus(dt + dt_bias), parameters.lowest, parameters.highest)
+        return truth.ssd(states, step, x, B, C, d, A_log, D)
+
+    state = (*rows[0].shape[1:], rows[1].shape[2])
+    return Case(f"SSD, {name}", state, mx.float32, rows, kernel, reference)
+
+
+def lightning_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(5)
+    for H, Dk, Dv, dtype in ((1, 16, 16, mx.float32), (3, 32, 48, mx.bfloat16), (2, 6, 64, mx.float32)):
+        rows = tuple(_array(rng.standard_normal((LENGTH, H, D)), dtype) for D in (Dk, Dk, Dv))
+        slope = _array(-rng.uniform(0.01, 2, H), mx.float32)
+
+        def kernel(
+            pool: mx.array, step: StateArrays, *parts: mx.array, slope: mx.array = slope
+        ) -> tuple[mx.array, mx.array]:
+            return recurrent.lightning(pool, step, *parts, log_decay=slope, scale=0.25)
+
+        def reference(states: Array, step: StateMetadata, *parts: Array, slope: mx.array = slope) -> Array:
+            return truth.lightning(states, step, *parts, log_decay=floats(slope), scale=0.25)
+
+        name = f"lightning attention, {H} heads, {Dk} x {Dv}, {dtype}"
+        yield Case(name, (H, Dk, Dv), mx.float32, rows, kernel, reference)
+
+
+def scan_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(6)
+    for W, Ds, dtype in ((7, 16, mx.float32), (70, 16, mx.bfloat16), (66, 48, mx.float32)):
+        shapes = ((LENGTH, W), (LENGTH, W), (LENGTH, Ds), (LENGTH, Ds))
+        x, d, B, C = (_array(rng.standard_normal(shape), dtype) for shape in shapes)
+        rows = (x, mx.abs(d), B, C)
+        A, D = _array(-rng.uniform(0.1, 4, (W, Ds)), mx.float32), _array(rng.standard_normal(W), mx.float32)
+
+        def kernel(
+            pool: mx.array, step: StateArrays, *parts: mx.array, A: mx.array = A, D: mx.array = D
+        ) -> tuple[mx.array, mx.array]:
+            return recurrent.selective_scan(pool, step, *parts, A=A, D=D)
+
+        def reference(
+            states: Array, step: StateMetadata, *parts: Array, A: mx.array = A, D: mx.array = D
+        ) -> Array:
+            return truth.selective_scan(states, step, *parts, A=floats(A), D=floats(D))
+
+        yield Case(f"selective scan, {W} x {Ds}, {dtype}", (W, Ds), mx.float32, rows, kernel, reference)
+
+
+def lru_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(7)
+    for W, dtype in ((5, mx.float32), (300, mx.bfloat16)):
+        rows = tuple(_array(rng.standard_normal((LENGTH, W)), dtype) for _ in range(3))
+        c = _array(-rng.uniform(0.5, 8, W), mx.float32)
+
+        def kernel(
+            pool: mx.array, step: StateArrays, *parts: mx.array, c: mx.array = c
+        ) -> tuple[mx.array, mx.array]:
+            return recurrent.rg_lru(pool, step, *parts, c=c)
+
+        def reference(states: Array, step: StateMetadata, *parts: Array, c: mx.array = c) -> Array:
+            return truth.rg_lru(states, step, *parts, c=floats(c))
+
+        yield Case(f"RG-LRU, {W} channels, {dtype}", (W,), mx.float32, rows, kernel, reference)
+
+
+def wkv_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(8)
+    for H, D, dtype in ((1, 16, mx.float32), (2, 64, mx.bfloat16), (3, 48, mx.float32)):
+        r, k, v = (rng.standard_normal((LENGTH, H, D)) for _ in range(3))
+        key = _unit(rng.standard_normal((LENGTH, H, D)))
+        w, rate = rng.uniform(0.5, 1, (LENGTH, H, D)), rng.uniform(0, 1, (LENGTH, H, D))
+        rows = tuple(_array(x, dtype) for x in (r, w, k, v, -key, key * rate))
+        yield Case(
+            f"RWKV-7, {H} heads of {D}, {dtype}", (H, D, D), mx.float32, rows, recurrent.wkv7, truth.wkv7
+        )
+
+
+CASES: tuple[Callable[[], Iterator[Case]], ...] = (
+    delta_cases,
+    gate_cases,
+    conv_cases,
+    ssd_cases,
+    lightning_cases,
+    scan_cases,
+    lru_cases,
+    wkv_cases,
+)
 
 
 def all_cases() -> Iterator[Case]:

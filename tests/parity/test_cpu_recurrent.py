@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx import nn
+from mlx.nn.layers.activations import silu
+from mlx.nn.layers.convolution import Conv1d
 from mlx_lm.models import gated_delta as mlx_lm_delta
 
 from native import at_every_level, require_extension, run_at_level
@@ -37,7 +38,9 @@ def fresh(lengths: list[int]) -> StateArrays:
 
 @at_every_level
 def test_every_level_agrees_with_float64_and_with_itself(level: str) -> None:
-    assert run_at_level(level, "import recurrent_checks; recurrent_checks.main()").strip() == f"checked {level}"
+    assert (
+        run_at_level(level, "import recurrent_checks; recurrent_checks.main()").strip() == f"checked {level}"
+    )
 
 
 @pytest.mark.parametrize("vector", [False, True])
@@ -61,7 +64,7 @@ def test_gated_delta_is_mlx_lms(vector: bool, dtype: mx.Dtype, tolerance: float)
             beta_scale=2.0,
         )
         rows = [x[0] for x in (q, k, v, a, b)]
-        pool, y = recurrent.gated_delta(mx.zeros((1, Hv, D, D)), fresh([T]), *rows, gates)
+        pool, y = recurrent.gated_delta(mx.zeros((1, Hv, D, D)), fresh([T]), *rows, gates=gates)
         assert y.dtype == dtype
         assert close(y, wanted[0], tolerance)
         assert close(pool, state, tolerance)
@@ -69,12 +72,14 @@ def test_gated_delta_is_mlx_lms(vector: bool, dtype: mx.Dtype, tolerance: float)
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 2e-6), (mx.bfloat16, 1e-2)])
 def test_convolutions_are_mlx_own(dtype: mx.Dtype, tolerance: float) -> None:
-    layer = nn.Conv1d(48, 48, 4, groups=48, bias=True)
+    layer = Conv1d(48, 48, 4, groups=48, bias=True)
     layer.set_dtype(dtype)
     x = mx.random.normal((11, 48)).astype(dtype)
-    wanted = nn.silu(layer(mx.pad(x, [(3, 0), (0, 0)])[None]))[0]
+    wanted = silu(layer(mx.pad(x, [(3, 0), (0, 0)])[None]))[0]
     weight = mx.contiguous(layer.weight[..., 0].T)
-    pool, y = recurrent.causal_conv(mx.zeros((1, 3, 48), dtype), fresh([11]), x, weight, layer.bias, silu=True)
+    pool, y = recurrent.causal_conv(
+        mx.zeros((1, 3, 48), dtype), fresh([11]), x, weight, layer.bias, silu=True
+    )
     assert y.dtype == dtype
     assert close(y, wanted, tolerance)
     assert mx.array_equal(pool[0], x[-3:])
@@ -150,7 +155,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"k must be .* \[2, 1, 16\], got float32 \[1, 1, 16\]"):
         recurrent.gated_delta(mx.zeros((1, 1, 16, 16)), step, x, x[:1], x, gate, gate)
     with pytest.raises(ValueError, match="need A_log and dt_bias"):
-        recurrent.gated_delta(mx.zeros((1, 1, 16, 16)), step, x, x, x, gate, gate, DeltaGates(kind="softplus"))
+        recurrent.gated_delta(
+            mx.zeros((1, 1, 16, 16)), step, x, x, x, gate, gate, gates=DeltaGates(kind="softplus")
+        )
     with pytest.raises(ValueError, match="does not hold inputs of float32"):
         recurrent.causal_conv(mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
     assert not recurrent.takes_gated_delta(24)

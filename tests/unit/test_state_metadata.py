@@ -27,7 +27,10 @@ def test_segments_lie_one_after_the_other() -> None:
         (StateMetadata.of([1], source=[6]), r"read must lie in \[-1, 6\), got \[6\]"),
         (StateMetadata.of([1], source=[NO_STATE]), r"written must lie in \[0, 6\), got \[-1\]"),
         (StateMetadata.of([1], source=[0], checkpoints=[(0, 6)]), r"written must lie in \[0, 6\)"),
-        (StateMetadata.of([1], source=[0], checkpoints=[(1, 2)]), "checkpoints must lie in the step's 1 rows"),
+        (
+            StateMetadata.of([1], source=[0], checkpoints=[(1, 2)]),
+            "checkpoints must lie in the step's 1 rows",
+        ),
         (StateMetadata.of([1, 1], source=[2, 2]), r"written once in a step, got \[2, 2\]"),
         (StateMetadata.of([1], source=[2], checkpoints=[(0, 2)]), r"written once in a step, got \[2, 2\]"),
         (StateMetadata.of([1, 1], source=[2, 2], target=[2, 3]), "must not be read by another"),
@@ -41,7 +44,9 @@ def test_segments_lie_one_after_the_other() -> None:
         ),
         (
             StateMetadata(
-                num_rows=1, segments=np.array([[0, 2, 0, 0]], np.int32), checkpoints=np.zeros((0, 2), np.int32)
+                num_rows=1,
+                segments=np.array([[0, 2, 0, 0]], np.int32),
+                checkpoints=np.zeros((0, 2), np.int32),
             ),
             "must lie in the step's 1 rows",
         ),

@@ -40,8 +40,9 @@ class CausalConv : public RecurrentPrimitive {
 
 }  // namespace
 
-PoolAndRows causal_conv(const mx::array& pool, const StepArrays& step, const mx::array& x, const mx::array& weight,
-                        const MaybeArray& bias, bool silu, mx::StreamOrDevice stream) {
+PoolAndRows causal_conv(const mx::array& pool, const StepArrays& step, const mx::array& x,
+                        const mx::array& weight, const MaybeArray& bias, bool silu,
+                        mx::StreamOrDevice stream) {
   require_step(pool, step);
   require(weight.ndim() == 2 && weight.shape(0) >= 2 && weight.shape(0) <= 64,
           "weight must be [K, C] with K from 2 to 64, got " + shape_text(weight));
@@ -57,7 +58,8 @@ PoolAndRows causal_conv(const mx::array& pool, const StepArrays& step, const mx:
     require_shape("bias", *bias, {channels});
     inputs.push_back(*bias);
   }
-  return make_node(std::make_shared<CausalConv>(cpu_stream(stream), silu), std::move(inputs), x.shape(), x.dtype());
+  return make_node(std::make_shared<CausalConv>(cpu_stream(stream), silu), std::move(inputs), x.shape(),
+                   x.dtype());
 }
 
 }  // namespace octavo

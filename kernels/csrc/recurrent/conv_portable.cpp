@@ -1,5 +1,5 @@
-// Depthwise causal convolution of few taps with its activation. A block of tokens becomes float32 once, behind the
-// inputs before it.
+// Depthwise causal convolution of few taps with its activation. A block of tokens becomes float32 once,
+// behind the inputs before it.
 #include <cstring>
 
 #include "recurrent/loops.h"
@@ -11,8 +11,8 @@ constexpr int kChannels = 256;  // of one item
 constexpr int kBlock = 16;      // tokens at once
 
 // Outputs of one token for `channels` channels, in place of `y`; x is the oldest of the rows that are added.
-inline void conv_row(const ConvCall& call, const float* x, const float* weight, const float* bias, int channels,
-                     float* y) {
+inline void conv_row(const ConvCall& call, const float* x, const float* weight, const float* bias,
+                     int channels, float* y) {
   for (int c = 0; c < channels; c += kLanes) {
     Vec acc = load(bias + c);
     for (int j = 0; j < call.taps; ++j)
@@ -21,7 +21,8 @@ inline void conv_row(const ConvCall& call, const float* x, const float* weight, 
   }
 }
 
-// What an item needs, [rows, kChannels] each: weights, bias, the rows of a block behind taps - 1 earlier ones.
+// What an item needs, [rows, kChannels] each: weights, bias, the rows of a block behind taps - 1 earlier
+// ones.
 struct ConvScratch {
   float *weight, *bias, *x;
 };

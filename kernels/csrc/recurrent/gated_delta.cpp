@@ -22,8 +22,7 @@ class GatedDelta : public RecurrentPrimitive {
     DeltaCall call{};
     call.pool = take_pool<float>(inputs, outputs);
     call.step = step_of(inputs, encoder);
-    Rows* const rows[] = {&call.q, &call.k, &call.v, &call.a, &call.b};
-    for (std::size_t i = 0; i < 5; ++i) *rows[i] = rows_of(inputs[kFirstInput + i], encoder);
+    take_rows(inputs, {&call.q, &call.k, &call.v, &call.a, &call.b}, encoder);
     const mx::array &q = inputs[kFirstInput], &a = inputs[kFirstInput + 3];
     call.Hk = q.shape(1);
     call.Hv = inputs[0].shape(1);
@@ -55,13 +54,13 @@ Gates gates_named(const std::string& name) {
 
 void require_delta(const mx::array& pool, const mx::array& q, const mx::array& k, const mx::array& v,
                    const mx::array& a, const mx::array& b) {
-  require(pool.ndim() == 4 && pool.dtype() == mx::float32,
-          "pool must be float32 [N, Hv, Dv, Dk], got " + dtype_text(pool.dtype()) + " " + shape_text(pool));
+  require_pool(pool, "[N, Hv, Dv, Dk]", 4);
   const int Hv = pool.shape(1), Dv = pool.shape(2), Dk = pool.shape(3);
   require(Dk % 16 == 0 && Dk <= 256,
           "the head size of keys must be a multiple of 16, at most 256, got " + std::to_string(Dk));
   require(q.ndim() == 3 && q.shape(1) > 0 && Hv % q.shape(1) == 0,
-          "q must be [T, Hk, Dk] with Hk a divisor of the " + std::to_string(Hv) + " heads of v, got " + shape_text(q));
+          "q must be [T, Hk, Dk] with Hk a divisor of the " + std::to_string(Hv) + " heads of v, got " +
+              shape_text(q));
   const int T = q.shape(0);
   require_shape("q", q, {T, q.shape(1), Dk});
   require_shape("k", k, {T, q.shape(1), Dk});

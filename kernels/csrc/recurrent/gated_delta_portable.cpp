@@ -1,15 +1,12 @@
 // The gated delta rule. With gk = g k and gq = g q, made once per token and head, both products read the old
-// state: S k = S_old gk and y = S_old gq + u (k . q). The pass over a row that adds u k' for one token also takes
-// both products for the next.
-#include <cstring>
-
+// state: S k = S_old gk and y = S_old gq + u (k . q). The pass over a row that adds u k' for one token also
+// takes both products for the next.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kBlock = 32;  // tokens prepared at once: they stay in the second cache at least
-constexpr int kTile = 4;    // rows that share the loads of a token's vectors
 
 // What all rows of a head need of a token, one after the other: gk, gq, k [Dk each], g [Dk] of a vector gate.
 struct Tokens {
@@ -45,7 +42,8 @@ GateParameters gate_parameters(const DeltaCall& call, int head) {
   const int count = call.vector_gate ? call.Dk : kBlock;
   for (int i = 0; i < count; ++i) {
     result.A[i] = call.wide_A ? call.A_log[static_cast<int64_t>(head) * call.Dk + i] : call.A_log[head];
-    result.bias[i] = call.vector_gate ? call.dt_bias[static_cast<int64_t>(head) * call.Dk + i] : call.dt_bias[head];
+    result.bias[i] =
+        call.vector_gate ? call.dt_bias[static_cast<int64_t>(head) * call.Dk + i] : call.dt_bias[head];
   }
   map_lanes(result.A, count, exp_lanes);
   return result;
@@ -96,17 +94,13 @@ struct GroupSums {
   float kv[kGroup], out[kGroup], u[kGroup];
 };
 
-inline void store_sums(const Vec* a, const Vec* b, int row, GroupSums& sums_) {
-  *reinterpret_cast<Four*>(sums_.kv + row) = sums(a[0], a[1], a[2], a[3]);
-  *reinterpret_cast<Four*>(sums_.out + row) = sums(b[0], b[1], b[2], b[3]);
-}
-
 // Both products of the first token with R rows as they are.
 template <int R>
 inline void read_tile(const float* state, int width, const Tokens& tokens, int row, GroupSums& group) {
   Vec a[kTile]{}, b[kTile]{};
   const float *const gk = tokens.gk(0), *const gq = tokens.gq(0, width);
   for (int i = 0; i < width; i += kLanes) {
+    prefetch<R * kLanes>(state + static_cast<int64_t>(R) * i);
     const Vec x = load(gk + i), z = load(gq + i);
     for (int r = 0; r < R; ++r) {
       const Vec s = load(state + static_cast<int64_t>(r) * width + i);
@@ -114,7 +108,7 @@ inline void read_tile(const float* state, int width, const Tokens& tokens, int r
       b[r] = fma(s, z, b[r]);
     }
   }
-  store_sums(a, b, row, group);
+  store_sums(a, group.kv + row), store_sums(b, group.out + row);
 }
 
 // S = S g + u k' of token t for R rows, from `from` to `to`; with kNext both products of token t + 1.
@@ -137,21 +131,13 @@ inline void update_tile(const float* from, float* to, int width, const Tokens& t
       if constexpr (kNext) a[r] = fma(s, x, a[r]), b[r] = fma(s, z, b[r]);
     }
   }
-  if constexpr (kNext) store_sums(a, b, row, group);
-}
-
-// tile(integral constant of rows, first row) over `rows` rows.
-template <class Tile>
-inline void for_tiles(int rows, Tile tile) {
-  int row = 0;
-  for (; row + kTile <= rows; row += kTile) tile(std::integral_constant<int, kTile>(), row);
-  for (; row < rows; ++row) tile(std::integral_constant<int, 1>(), row);
+  if constexpr (kNext) store_sums(a, group.kv + row), store_sums(b, group.out + row);
 }
 
 // `count` tokens through rows [row, row + rows) of a head, at most kGroup; v and y are of the first token.
 template <bool kVectorGate>
-void walk_group(const DeltaCall& call, const float* from, float* to, int rows, const Tokens& tokens, int count,
-                int first, int64_t column) {
+void walk_group(const DeltaCall& call, const float* from, float* to, int rows, const Tokens& tokens,
+                int count, int first, int64_t column) {
   const int width = call.Dk;
   GroupSums group{};
   for_tiles(rows, [&](auto size, int row) {
@@ -169,7 +155,8 @@ void walk_group(const DeltaCall& call, const float* from, float* to, int rows, c
     store_floats(call.y, call.v.type, out, rows, y);
     for_tiles(rows, [&](auto size, int row) {
       const int64_t at = static_cast<int64_t>(row) * width;
-      if (t + 1 < count) update_tile<size, kVectorGate, true>(from + at, to + at, width, tokens, t, row, group);
+      if (t + 1 < count)
+        update_tile<size, kVectorGate, true>(from + at, to + at, width, tokens, t, row, group);
       else update_tile<size, kVectorGate, false>(from + at, to + at, width, tokens, t, row, group);
     });
     from = to;
@@ -178,13 +165,9 @@ void walk_group(const DeltaCall& call, const float* from, float* to, int rows, c
 
 template <bool kVectorGate>
 void walk_piece(const DeltaCall& call, const Piece& piece, int head, RowRange rows) {
-  const int64_t width = call.Dk, size = call.Dv * width, last_row = rows.last;
-  const int64_t of_head = static_cast<int64_t>(head) * size, slot_size = call.Hv * size;
-  float* const target = call.pool + piece.target * slot_size + of_head;
-  const float* source = piece.source < 0 ? target : call.pool + piece.source * slot_size + of_head;
-  const std::size_t part_bytes = sizeof(float) * (last_row - rows.first) * width;
-  if (piece.source < 0) std::memset(target + rows.first * width, 0, part_bytes);
-  else if (piece.length == 0) std::memcpy(target + rows.first * width, source + rows.first * width, part_bytes);
+  const int64_t width = call.Dk, size = call.Dv * width;
+  HeadRows state(call.pool, piece, call.Hv * size, head * size + rows.first * width,
+                 (rows.last - rows.first) * width);
   if (piece.length == 0) return;
   const GateParameters parameters = gate_parameters(call, head);
   Tokens tokens{};
@@ -195,12 +178,11 @@ void walk_piece(const DeltaCall& call, const Piece& piece, int head, RowRange ro
     prepare<kVectorGate>(call, parameters, head, first, count, tokens);
     for (int row = rows.first; row < rows.last; row += kGroup) {
       const int num_rows = std::min(kGroup, rows.last - row);
-      if (row + num_rows < rows.last)
-        prefetch_rows(source + (row + num_rows) * width, std::min<int64_t>(kGroup, rows.last - row - num_rows) * width);
-      walk_group<kVectorGate>(call, source + row * width, target + row * width, num_rows, tokens, count, first,
+      const int64_t at = (row - rows.first) * width;
+      walk_group<kVectorGate>(call, state.source + at, state.target + at, num_rows, tokens, count, first,
                               static_cast<int64_t>(head) * call.Dv + row);
     }
-    source = target;
+    state.source = state.target;
   }
 }
 

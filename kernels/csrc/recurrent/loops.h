@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 #include "recurrent/kernels.h"
 #include "recurrent/vectors.h"
@@ -11,6 +13,7 @@ namespace octavo {
 namespace {
 
 constexpr int kGroup = 16;  // rows of a state that are walked together: their values stay in the first cache
+constexpr int kTile = 4;    // of them, rows that share the loads of a token's vectors
 
 // body(piece, part) for every piece of every segment in order and `parts` parts of a state, in parallel over
 // segments and parts.
@@ -41,13 +44,13 @@ inline RowRange rows_of_part(int rows, int parts, int part) {
   return {groups * part / parts * kGroup, std::min(rows, groups * (part + 1) / parts * kGroup)};
 }
 
-// Asks for a group's rows of the state while the one before it is computed: one core waits for memory otherwise.
-inline void prefetch_rows(const float* state, int64_t floats) {
-  for (int64_t i = 0; i < floats; i += 16) __builtin_prefetch(state + i, 1, 3);
-}
-
-inline const void* row_of(const Rows& rows, int64_t row, int64_t offset) {
-  return static_cast<const char*>(rows.data) + (row * rows.stride + offset) * float_size(rows.type);
+// Asks for `floats` of the state that come some rows after `state`: one core waits for memory otherwise.
+// Beyond the state's end is the next head's.
+template <int floats>
+inline void prefetch(const float* state) {
+  constexpr int kAhead = 8192;  // bytes
+  for (int i = 0; i < floats; i += 16)
+    __builtin_prefetch(reinterpret_cast<const char*>(state + i) + kAhead, 0, 3);
 }
 
 inline void load_row(const Rows& rows, int64_t row, int64_t offset, int count, float* out) {
@@ -59,6 +62,33 @@ inline float load_one(const Rows& rows, int64_t row, int64_t offset) {
   load_row(rows, row, offset, 1, &value);
   return value;
 }
+
+// tile(integral constant of rows, first row) over `rows` rows.
+template <class Tile>
+inline void for_tiles(int rows, Tile tile) {
+  int row = 0;
+  for (; row + kTile <= rows; row += kTile) tile(std::integral_constant<int, kTile>(), row);
+  for (; row < rows; ++row) tile(std::integral_constant<int, 1>(), row);
+}
+
+// The sums of up to four rows of a tile, in their places of a group's.
+inline void store_sums(const Vec* rows, float* to) {
+  *reinterpret_cast<Four*>(to) = sums(rows[0], rows[1], rows[2], rows[3]);
+}
+
+// Rows of the state of one head, all or a part of them, in two slots.
+struct HeadRows {
+  const float* source;
+  float* target;
+
+  // Where a walk starts to read: the target, cleared, for a sequence without a state.
+  HeadRows(float* pool, const Piece& piece, int64_t slot_size, int64_t first, int64_t count)
+      : source(pool + piece.target * slot_size + first), target(pool + piece.target * slot_size + first) {
+    if (piece.source < 0) std::memset(target, 0, sizeof(float) * count);
+    else source = pool + piece.source * slot_size + first;
+    if (piece.length == 0 && source != target) std::memcpy(target, source, sizeof(float) * count);
+  }
+};
 
 }  // namespace
 }  // namespace octavo

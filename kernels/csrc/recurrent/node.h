@@ -1,6 +1,7 @@
 // What the graph nodes of all recurrences share.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -40,8 +41,15 @@ class RecurrentPrimitive : public CpuPrimitive {
   static StateStep step_of(const std::vector<mx::array>& inputs, Encoder& encoder) {
     const mx::array segments = row_contiguous(inputs[1], encoder);
     const mx::array checkpoints = row_contiguous(inputs[2], encoder);
-    return {segments.data<int32_t>(), checkpoints.data<int32_t>(), segments.shape(0), checkpoints.shape(0),
-            inputs[kFirstInput].shape(0), inputs[0].shape(0)};
+    return {segments.data<int32_t>(), checkpoints.data<int32_t>(),  segments.shape(0),
+            checkpoints.shape(0),     inputs[kFirstInput].shape(0), inputs[0].shape(0)};
+  }
+
+  // The first inputs as `fields`, in order.
+  static void take_rows(const std::vector<mx::array>& inputs, std::initializer_list<Rows*> fields,
+                        Encoder& encoder) {
+    std::size_t i = kFirstInput;
+    for (Rows* const field : fields) *field = rows_of(inputs[i++], encoder);
   }
 
   // Rows along the first axis, as they lie if each has no gaps.
@@ -60,17 +68,30 @@ inline void require_step(const mx::array& pool, const StepArrays& step) {
   const auto ints = [](const mx::array& x, int columns) {
     return x.dtype() == mx::int32 && x.ndim() == 2 && x.shape(1) == columns;
   };
-  require(ints(step.segments, 4), "segments must be int32 [S, 4], got " + dtype_text(step.segments.dtype()) + " " +
-                                      shape_text(step.segments));
+  require(ints(step.segments, 4), "segments must be int32 [S, 4], got " + dtype_text(step.segments.dtype()) +
+                                      " " + shape_text(step.segments));
   require(ints(step.checkpoints, 2), "checkpoints must be int32 [C, 2], got " +
-                                         dtype_text(step.checkpoints.dtype()) + " " + shape_text(step.checkpoints));
+                                         dtype_text(step.checkpoints.dtype()) + " " +
+                                         shape_text(step.checkpoints));
   require(pool.ndim() >= 2 && pool.size() > 0, "a pool must have slots, got " + shape_text(pool));
 }
 
 inline void require_shape(const char* name, const mx::array& x, const mx::Shape& shape) {
   if (x.shape() == shape && is_float(x.dtype())) return;
   require(false, std::string(name) + " must be bfloat16, float16 or float32 " +
-                     shape_text(mx::zeros(shape, mx::float32)) + ", got " + dtype_text(x.dtype()) + " " + shape_text(x));
+                     shape_text(mx::zeros(shape, mx::float32)) + ", got " + dtype_text(x.dtype()) + " " +
+                     shape_text(x));
+}
+
+inline void require_pool(const mx::array& pool, const char* axes, std::size_t num_axes) {
+  require(pool.ndim() == num_axes && pool.dtype() == mx::float32,
+          std::string("pool must be float32 ") + axes + ", got " + dtype_text(pool.dtype()) + " " +
+              shape_text(pool));
+}
+
+inline void require_multiple(const char* what, int size, int factor) {
+  require(size % factor == 0, std::string(what) + " must be a multiple of " + std::to_string(factor) +
+                                  ", got " + std::to_string(size));
 }
 
 // Parameters are read as float32 without gaps.

@@ -10,8 +10,8 @@ namespace {
 
 void require_slot(int slot, int lowest, int num_slots) {
   if (slot < lowest || slot >= num_slots)
-    throw std::invalid_argument("slot " + std::to_string(slot) + " is outside the " + std::to_string(num_slots) +
-                                " slots of the pool");
+    throw std::invalid_argument("slot " + std::to_string(slot) + " is outside the " +
+                                std::to_string(num_slots) + " slots of the pool");
 }
 
 }  // namespace
@@ -34,7 +34,8 @@ Plan plan_pieces(const StateStep& step) {
     if (segment[1] > 0) {
       if (start < 0 || end > step.num_rows)
         throw std::invalid_argument("rows [" + std::to_string(start) + ", " + std::to_string(end) +
-                                    ") are outside the " + std::to_string(step.num_rows) + " rows of the step");
+                                    ") are outside the " + std::to_string(step.num_rows) +
+                                    " rows of the step");
       require_slot(source, -1, step.num_slots);
       require_slot(target, 0, step.num_slots);
       for (auto at = std::lower_bound(kept.begin(), kept.end(), std::pair(start, -1));

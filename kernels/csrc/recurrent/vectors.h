@@ -1,6 +1,6 @@
-// Arithmetic on vectors of floats for recurrences. A product that is added is contracted where the level has FMA,
-// and only where it is asked for: what a token does to a value is then one sequence of operations, whichever loop
-// it stands in. Internal linkage: see numeric.h.
+// Arithmetic on vectors of floats for recurrences. A product that is added is contracted where the level has
+// FMA, and only where it is asked for: what a token does to a value is then one sequence of operations,
+// whichever loop it stands in. Internal linkage: see numeric.h.
 #pragma once
 
 #include "attention/vectors.h"
