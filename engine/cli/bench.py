@@ -1,5 +1,5 @@
-"""``octavo bench``: engine, serve, kernels, append, prefix, quality and scheduler, each a program with a
-contract: a table for people, then with --json one last line for programs."""
+"""``octavo bench``: engine, serve, kernels, append, prefix, quality, speculate and scheduler, each a program
+with a contract: a table for people, then with --json one last line for programs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ BENCHES = {
     "append": "storing the next token's K/V in pages, beside growing dense arrays",
     "prefix": "what the prefix cache does for time to first token",
     "quality": "what each page format costs in predictions, and saves in memory",
+    "speculate": "what drafts do for tokens per second, by kind of text",
     "scheduler": "time per step of the control plane, without a model",
 }
 
