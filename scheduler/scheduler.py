@@ -18,7 +18,6 @@ from .step_cost import shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
 from .waiting import LOOK_AHEAD, FirstComeQueue, WaitingQueue
 
-
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
 
 

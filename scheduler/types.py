@@ -104,7 +104,8 @@ class Lookup(NamedTuple):
 class Step:
     """One forward over a mixed batch, decided but not yet computed.
 
-    work       in batch order: decodes first, then prompt chunks, then arrivals
+    work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
+               left the step to arrivals
     copies     pages to copy (copy-on-write) before anything of this step is written
     preempted  sequences whose pages were taken back to make room
     lookups    one per sequence that was admitted for the first time

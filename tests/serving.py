@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ledger import END, Ledger, next_token
+from ledger import END, Ledger, next_token, served_alone
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Lookup, Result, Scheduler, Sequence, Status, Step
 from octavo.scheduler.waiting import WaitingQueue
@@ -193,3 +193,15 @@ def check_order(step: Step, before: list[Sequence], backlogs: dict[Sequence, int
     ages = [age[sequence] for sequence in step.preempted]
     assert ages == sorted(ages, reverse=True), "the youngest goes first"
     assert all(age[s] < age[victim] for s in skipped for victim in step.preempted), "an older one went"
+
+
+def check_outputs(served: Served) -> None:
+    """Everybody got the tokens they would have got alone; whoever was harmed, the first of them."""
+    for request, samples in zip(served.workload.requests, served.sequences, strict=True):
+        for sequence, max_tokens in zip(samples, request.max_tokens, strict=True):
+            output = sequence.tokens[sequence.num_prompt :]
+            expected = served_alone(list(request.prompt), max_tokens, sequence.sequence_id)
+            if sequence in served.harmed:
+                assert output == expected[: len(output)]
+            else:
+                assert output == expected

@@ -46,7 +46,8 @@ class EngineConfig:
     max_running       sequences computed at once
     max_step_tokens   tokens computed per step, decodes and prompt chunks together
     target_itl        milliseconds between two tokens of a sequence: prompts are computed in chunks that are
-                      predicted to keep it while somebody decodes (None: chunks of max_step_tokens)
+                      predicted to keep it while somebody decodes ("auto": three times what decoding takes
+                      by itself, at least 25 and at most 200; "off": chunks of max_step_tokens)
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
     max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
     queue_timeout     seconds that a request may wait to be begun (None: any time)
@@ -91,7 +92,7 @@ class EngineConfig:
     keep_tokens: int | None = None
     max_running: int = 64
     max_step_tokens: int = 512
-    target_itl: float | None = None
+    target_itl: float | Literal["auto", "off"] = "off"
     max_waiting: int = 1024
     max_waiting_tokens: int | None = 2**20
     queue_timeout: float | None = None
@@ -147,9 +148,11 @@ class EngineConfig:
             raise InvalidConfig(
                 f"queue_timeout must be above 0 seconds, got {self.queue_timeout}; leave it out for none"
             )
-        if self.target_itl is not None and not self.target_itl > 0:
+        if self.target_itl not in ("auto", "off") and not (
+            isinstance(self.target_itl, float | int) and self.target_itl > 0
+        ):
             raise InvalidConfig(
-                f"target_itl must be above 0 milliseconds, got {self.target_itl}; leave it out for none"
+                f"target_itl must be above 0 milliseconds, 'auto' or 'off', got {self.target_itl!r}"
             )
         counts = (
             "threads",

@@ -64,8 +64,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stream-interval", type=int, metavar="N",
         help=f"tokens of a sample sent at once, after its first ({DEFAULTS.stream_interval})")  # fmt: skip
     add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
-    add("--target-itl", type=float, metavar="MS",
-        help="cut prompts so that those who decode get a token within this time (whole chunks)")  # fmt: skip
+    add("--target-itl", type=_target_itl, metavar="MS|auto|off",
+        help="cut prompts so that those who decode get a token within this time; auto: within three times "
+        "what decoding takes, at least 25 and at most 200 ms (serve: auto; else off)")  # fmt: skip
     add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
         help="forget the pages of finished requests")  # fmt: skip
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")
@@ -88,7 +89,7 @@ def add_fairness_arguments(group: argparse._ActionsContainer) -> None:
         f"quantum ({DEFAULTS.fairness})")  # fmt: skip
     add("--tenant-weights", metavar="NAME=W,...", help="parts of the service under --fairness (1 each)")
     add("--fairness-costs", metavar="PROMPT/OUTPUT",
-        help=f"what an uncached prompt token and a generated one count ({DEFAULTS.fairness_costs})")  # fmt: skip
+        help=f"cost of an uncached prompt token and an output one ({DEFAULTS.fairness_costs})")  # fmt: skip
     add("--fairness-quantum", type=float, metavar="COST",
         help=f"what dlpm serves a tenant in a row ({DEFAULTS.fairness_quantum:g})")  # fmt: skip
     add("--schedule-policy", choices=get_args(SchedulePolicy),
@@ -102,6 +103,15 @@ def _formats(name: str) -> str:
             f"{name!r} is not a page format; use one of {', '.join(FORMAT_NAMES)}, or two as K/V"
         )
     return name
+
+
+def _target_itl(text: str) -> float | str:
+    if text in ("auto", "off"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither milliseconds nor auto or off") from None
 
 
 def add_format_arguments(group: argparse._ActionsContainer) -> None:
@@ -153,9 +163,12 @@ def engine_flags(settings: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine's configuration; InvalidConfig names what is not usable."""
-    return EngineConfig(**given_settings(args))
+def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    """The engine's configuration; InvalidConfig names what is not usable.
+
+    defaults   a command's own, for settings that were not given
+    """
+    return EngineConfig(**defaults | given_settings(args))
 
 
 def memory_size(text: str) -> int:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     raise_descriptor_limit()
     # The deadline holds beyond the end of the loop, which joins threads: it ends with the process.
-    return asyncio.run(serve(engine_config(args), serve_options(args), ExitDeadline()))
+    return asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), ExitDeadline()))
 
 
 def _leave_at_once(*_: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
 from octavo.scheduler.waiting import (
@@ -56,7 +58,7 @@ def assemble(
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
-        target_itl=None if config.target_itl is None else config.target_itl / 1e3,
+        target_itl=_target_itl(config),
     )
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
@@ -82,6 +84,13 @@ def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
     if config.fairness == "dlpm":
         return DeficitQueue(blocks, costs, quantum=config.fairness_quantum)
     return LongestPrefixQueue(blocks) if config.schedule_policy == "lpm" else FirstComeQueue()
+
+
+def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:
+    """In seconds; None for none."""
+    if config.target_itl == "off":
+        return None
+    return "auto" if config.target_itl == "auto" else config.target_itl / 1e3
 
 
 def _disk_tier(

@@ -69,11 +69,11 @@ class WaitingQueue(ABC):
         """The one of these running sequences, oldest first, that gives way."""
         return candidates[-1]
 
-    def let_in(self, sequence: Sequence) -> None:
+    def let_in(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence was removed because it runs now; its table says what was cached."""
 
-    def planned(self, item: Work) -> None:
+    def planned(self, item: Work) -> None:  # noqa: B027
         """Part of a prompt is in the step: whatever happens to the sequence, it will be computed."""
 
-    def computed(self, work: Iterable[Work]) -> None:
+    def computed(self, work: Iterable[Work]) -> None:  # noqa: B027
         """A step is committed: tokens have been appended."""

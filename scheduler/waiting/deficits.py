@@ -22,7 +22,8 @@ class DeficitQueue(FairQueue):
     Every tenant that waits may be served until its counter reaches a level; those who may are let in
     in the order of what is cached of their prompts. When nobody who waits may, the level rises by
     whole quanta until somebody may. So two tenants with something waiting are a quantum further apart
-    than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than ``AgeBound`` allows.
+    than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than ``AgeBound``
+    allows.
     """
 
     def __init__(

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
 from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
-from serving import Served
+from serving import Served, check_outputs
 from strategies import Workload, workloads
-from test_serving import check_outputs
 
 PAGE_SIZE = 4
 QUANTUM = 24.0
 QUEUES = {
-    "vtc": lambda blocks: FairQueue(),
+    "vtc": lambda _blocks: FairQueue(),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=QUANTUM),
     "lpm": LongestPrefixQueue,
 }
@@ -85,7 +84,7 @@ class Backlogged:
 
     def step(self) -> None:
         for index, name in enumerate(self.names):
-            while self._waiting(name) < 3:
+            while self._waiting(name) < self.traffic.max_running + 1:
                 self._send(index, name)
         step = self.scheduler.plan()
         assert step is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 
 import pytest
 
@@ -235,7 +236,7 @@ def test_deficits_let_a_tenant_go_on_with_its_prefix_for_a_quantum() -> None:
             prompt = [ord(tenant)] * 16 + [number + 1] * 4
             s.add(Sequence(f"{tenant}{number}", prompt, 1, tenant=tenant))
     order = served(s)
-    changes = sum(one[0] != other[0] for one, other in zip(order, order[1:], strict=False))
+    changes = sum(one[0] != other[0] for one, other in pairwise(order))
     assert changes < 6
     assert "b" in {name[0] for name in order[:5]}, "and it is another's turn after that"
 
