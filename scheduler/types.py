@@ -35,6 +35,8 @@ class Sequence:
     tenant       whose it is, where several share a server
     num_charged  tokens that the tenant has paid for, where accounts are kept
     digests      of the leading full pages, as far as known: they outlive preemption
+    drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
+                 room: whoever appends a token says what they are now
     """
 
     sequence_id: str
@@ -52,6 +54,7 @@ class Sequence:
     num_cached: int | None = field(init=False, default=None)
     num_charged: int = field(init=False, default=0)
     digests: list[Digest] = field(init=False, default_factory=list)
+    drafts: tuple[int, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Raise ValueError if there is nothing to compute."""
@@ -74,6 +77,9 @@ class Work(NamedTuple):
     """Compute ``tokens[start:stop]`` of one sequence; ``samples`` if that reaches its end,
     once for the sequence itself and once for each of the siblings that wait for it.
 
+    ``drafts`` are rows behind ``stop``, one for each guess at the tokens that follow: as many further
+    samples, of which those count that were drawn after guesses that hold.
+
     A named tuple, as Result is: thousands are built per second, in half a dataclass's time.
     """
 
@@ -82,6 +88,12 @@ class Work(NamedTuple):
     stop: int
     samples: bool
     siblings: tuple[Sequence, ...] = ()  # those that waited when the step was planned
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Behind the last row's position."""
+        return self.stop + len(self.drafts)
 
 
 class Lookup(NamedTuple):
@@ -120,22 +132,31 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.stop - item.start for item in self.work)
+        return sum(item.end - item.start for item in self.work)
+
+    def draws(self) -> list[tuple[Sequence, tuple[int, ...]]]:
+        """``sampled``, each with the drafts beside which it gets further tokens."""
+        return [
+            (sequence, item.drafts)
+            for item in self.work
+            if item.samples
+            for sequence in (item.sequence, *item.siblings)
+        ]
 
     def sampled(self) -> list[Sequence]:
         """The sequences that get a token from this step, in the order of the results.
 
         Fixed when the step is planned: one that is aborted afterwards keeps its place.
         """
-        return [
-            sequence for item in self.work if item.samples for sequence in (item.sequence, *item.siblings)
-        ]
+        return [sequence for sequence, _ in self.draws()]
 
 
 class Result(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
-    the step is published to the prefix cache."""
+    the step is published to the prefix cache. ``more`` are the tokens after it that were drawn
+    beside drafts that held: as many drafts as there are tokens."""
 
     token: int | None
     finished: bool = False
+    more: tuple[int, ...] = ()

@@ -11,6 +11,7 @@ from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_
 from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
 
 from .errors import InvalidConfig
+from .sampling_params import Speculate
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
@@ -23,6 +24,10 @@ class EngineConfig:
     """Names and defaults are those of ``octavo serve``.
 
     model             "demo" (the embedded one), a folder, or a Hugging Face id
+    revision          branch, tag or commit of a Hugging Face id (None: its main branch)
+    served_model_name what clients are told the model is, and further names they may use over HTTP
+                      (none: a name made of ``model``)
+    chat_template     a Jinja file in the place of the model's own template
     backend           where attention and linear layers run; "auto" takes the best there is
     threads           CPU threads of the native kernels (None: all this process may use)
     weights           "keep", or re-quantize while loading
@@ -54,6 +59,9 @@ class EngineConfig:
     max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
                       refused beyond that, and twice of it ends the slowest streams
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
+    speculate         what guesses the next tokens of a sequence, to check several in one step: "off", or
+                      "ngram" (what followed the last tokens before); a request may have its own
+    draft_tokens      tokens that are guessed at once, at most
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
@@ -72,6 +80,9 @@ class EngineConfig:
     """
 
     model: str = "demo"
+    revision: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    chat_template: Path | None = None
     backend: Backend = "auto"
     threads: int | None = None
     weights: Weights = "keep"
@@ -98,6 +109,8 @@ class EngineConfig:
     queue_timeout: float | None = None
     max_unread_bytes: int = 64 * 1024**2
     stream_interval: int = 1
+    speculate: Speculate = "off"
+    draft_tokens: int = 8
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
@@ -116,13 +129,21 @@ class EngineConfig:
         for name, allowed in (
             ("backend", get_args(Backend)),
             ("weights", get_args(Weights)),
+<<<<<<< HEAD
             ("fairness", get_args(Fairness)),
             ("schedule_policy", get_args(SchedulePolicy)),
+=======
+            ("speculate", get_args(Speculate)),
+>>>>>>> main
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidConfig(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
+        if any(not name.strip() or not name.isprintable() for name in self.served_model_name):
+            raise InvalidConfig(
+                f"served_model_name must be names that can be printed, got {list(self.served_model_name)}"
+            )
         if not known_formats(self.kv_format):
             raise InvalidConfig(
                 f"kv_format must be one of {', '.join(FORMAT_NAMES)}, or two as K/V, got {self.kv_format!r}"
@@ -168,7 +189,7 @@ class EngineConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
         for name in (
             "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
-            "max_unread_bytes", "cache_dir_bytes",
+            "max_unread_bytes", "cache_dir_bytes", "draft_tokens",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -19,7 +19,9 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """name           what the operator asked for ("demo", a folder's name, a hub id)
+    """name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
+    aliases        further names that the operator chose
+    chat_template  a file in the place of the model's own template
     tier           "paged" or "gather", as the load-time parity probe decided
     backend_reason why this backend was chosen, for people
     kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
@@ -45,5 +47,7 @@ class ModelInfo:
     page_size: int
     num_pages: int
     memory: MemoryBudget
+    aliases: tuple[str, ...] = ()
+    chat_template: Path | None = None
     groups: tuple[KVGroupSpec, ...] = ()
     quantize_after: int = 0

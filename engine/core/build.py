@@ -21,6 +21,7 @@ from ..api.stats import Observer
 from ..executor.base import ModelRunner, load_runner
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.transfer import PageTransfer
+from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .engine_core import EngineCore
 
@@ -30,9 +31,11 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
 
     Raises ModelLoadError or InvalidConfig with one clear line.
     """
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)  # refused before anything slow
     runner = load_runner(config)
     try:
-        return assemble(config, runner, load_tokenizer(runner.info.path), observer)
+        return assemble(config, runner, load_tokenizer(runner.info.path, config.chat_template), observer)
     except BaseException:
         runner.close()
         raise
@@ -72,6 +75,8 @@ def assemble(
         transfer=transfer,
         store_counts=disk.counts if disk is not None else None,
         observer=observer,
+        speculate=config.speculate,
+        draft_tokens=config.draft_tokens,
     )
 
 

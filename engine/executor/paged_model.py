@@ -81,6 +81,18 @@ class PagedModel:
         """
         return Choices(*self._step(self._build_choices, token_ids, metadata, rows))
 
+    @property
+    def is_paged(self) -> bool:
+        """Whether attention reads pages; otherwise K/V are gathered."""
+        return self._context.mask_dims is None
+
+    def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerShim:
+        """Begin a step in which nothing but one layer's attention is computed, by what stands for its
+        cache."""
+        self._context.begin(metadata)
+        self._context.positions, self._context.traced = mx.array(metadata.positions), False
+        return next(shim for shim in self._shims if isinstance(shim, LayerShim) and shim.layer == layer)
+
     def evaluate(self, out: Sequence[mx.array]) -> None:
         """Compute what the last step gave, and its writes, unless that is done."""
         if self.replay is None or not self.replay.is_computed:

@@ -81,7 +81,7 @@ class FairQueue(TenantLanes):
         self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
 
     def computed(self, work: Iterable[Work]) -> None:
-        for sequence, _, _, samples, siblings in work:
+        for sequence, _, _, samples, siblings, _ in work:
             if samples:
                 self._charge(sequence, len(sequence.tokens))
                 for sibling in siblings:

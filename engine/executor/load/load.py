@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 def load_paged_runner(config: EngineConfig) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
-    path = resolve_model(config.model)
+    path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
@@ -158,8 +158,10 @@ def _info(
     groups: tuple[KVGroupSpec, ...],
 ) -> ModelInfo:
     return ModelInfo(
-        name=served_name(config.model),
-        path=resolve_model(config.model),
+        name=(config.served_model_name or (served_name(config.model),))[0],
+        aliases=config.served_model_name[1:],
+        chat_template=config.chat_template,
+        path=resolve_model(config.model, config.revision),
         architecture=loaded.architecture,
         num_layers=len(layout.layers),
         vocab_size=layout.vocab_size,

@@ -4,27 +4,32 @@ A ragged mixed batch of three sequences (prompt chunks, decodes, page boundaries
 window where that is short) runs through a small pool of 16-bit pages and is compared, row by
 row, with a plain mlx-lm forward of the same loaded weights. What the model cannot do is then
 known before the first request, and not found in its answers.
+
+How far rounding drives two right answers apart depends on the weights: of random ones, anywhere. So two
+more questions are asked that weights have no part in: whether each kind of layer attends to what its spec
+says (attention_check.py), and whether a sequence's bits depend on the sequences beside it (invariance.py).
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 
-from octavo.kernels.interface import AttentionBackend, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.metadata import AttentionMetadata
 
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
 from ..paged_model import PagedModel
+from .attention_check import find_mistake
 from .discover import CacheLayout
+from .invariance import TracedCache, find_dependence
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors
+from .probe_steps import Work, probe_pool, step_metadata
 
-PAGE_SIZE = 8
 LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
 STEPS = ((4, 3, 0), (1, 1, 3), (4, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
 
@@ -68,7 +73,7 @@ def probe(
         try:
             paged = _paged_model(model, layout, backend, reference, mask_dims)
             errors = _compare(paged, reference, steps)
-            refusal = _judge(errors, reference)
+            refusal = _judge(errors, reference) or _find_wrong(paged, layout, backend, reference)
         except Exception as error:  # model code of any architecture meets shims here
             refusal = _first_line(error)
         if refusal is None:
@@ -97,20 +102,19 @@ def _paged_model(
     reference: Reference,
     mask_dims: int | None,
 ) -> PagedModel:
-    longest = max(len(tokens) for tokens in reference.sequences)
-    page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
-    spec = PoolSpec(
-        layers=layout.layers,
-        num_pages=len(reference.sequences) * _num_pages(longest) + 1,
-        page_size=PAGE_SIZE,
-        k_format=page_format,
-        v_format=page_format,
-    )
-    return PagedModel(model, layout, backend.create_pool(spec), mask_dims=mask_dims)
+    spec = probe_pool(layout, num_sequences=len(reference.sequences), longest=reference.longest)
+    return PagedModel(model, layout, TracedCache(backend.create_pool(spec)), mask_dims=mask_dims)
 
 
-def _num_pages(length: int) -> int:
-    return -(-length // PAGE_SIZE)
+def _find_wrong(
+    paged: PagedModel, layout: CacheLayout, backend: AttentionBackend, reference: Reference
+) -> str | None:
+    """What no rounding explains, or None."""
+    any_batch = backend.has_model_ops and paged.is_paged
+    dependence = find_dependence(paged, layout.vocab_size, any_batch=any_batch)
+    if dependence is not None or not paged.is_paged:  # what is gathered is attended to by the model itself
+        return dependence
+    return find_mistake(paged, layout, [len(tokens) for tokens in reference.sequences])
 
 
 def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int, int]]) -> list[Errors]:
@@ -132,28 +136,8 @@ def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int
     return [np.concatenate(decodes), np.concatenate(chunks)]
 
 
-def _metadata(reference: Reference, work: list[tuple[int, int, int]]) -> AttentionMetadata:
-    """Pages of the three sequences are interleaved, last page first, and page 0 is left out."""
-    width = max(_num_pages(len(tokens)) for tokens in reference.sequences)
-    count = len(reference.sequences)
-    tables = (
-        1 + np.arange(width, dtype=np.int32)[::-1][None] * count + np.arange(count, dtype=np.int32)[:, None]
-    )
-    positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in work])
-    owners = np.concatenate([np.full(stop - start, i) for i, start, stop in work])
-    slots = tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-    q_start = list(itertools.accumulate((stop - start for _, start, stop in work), initial=0))
-    return AttentionMetadata(
-        positions=positions,
-        q_start=np.array(q_start, np.int32),
-        kv_len=np.array([stop for _, _, stop in work], np.int32),
-        groups=(
-            GroupMetadata(
-                slots=slots.astype(np.int32), page_table=np.ascontiguousarray(tables[[i for i, _, _ in work]])
-            ),
-        ),
-        page_size=PAGE_SIZE,
-    )
+def _metadata(reference: Reference, work: list[Work]) -> AttentionMetadata:
+    return step_metadata(work, num_sequences=len(reference.sequences), longest=reference.longest)
 
 
 def _judge(groups: list[Errors], reference: Reference) -> str | None:

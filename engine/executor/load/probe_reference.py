@@ -36,6 +36,10 @@ class Reference:
     median_limit: float
     worst_limit: float
 
+    @property
+    def longest(self) -> int:
+        return max(len(tokens) for tokens in self.sequences)
+
 
 def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, int, int]]) -> Reference:
     rng = np.random.default_rng(0)

@@ -1,0 +1,117 @@
+"""Attention of each kind of layer, through the shims a model gets, against float64 on random K and V.
+
+The weights have no part in it: which positions a row sees, which heads it reads and whose pages they are
+is checked as sharply in a model whose attention hardly matters, or whose rounding errors hide it.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.kernels.interface import LayerSpec
+from octavo.kernels.metadata import AttentionMetadata
+
+from ..adapt import cache_adapter
+from ..paged_model import PagedModel
+from .discover import CacheLayout
+from .probe_steps import Work, step_metadata
+
+LARGEST_ERROR = 2e-3  # of a row, relative: float32 sums over 16-bit K and V; one position of 256 is 1/16
+
+Doubles = NDArray[np.float64]
+
+
+def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
+    """What a kind of layer computes otherwise than its spec says, or None. ``lengths``: of the sequences
+    that the model's pool holds. Overwrites their pages."""
+    seen: set[LayerSpec] = set()
+    for index, spec in enumerate(layout.layers):
+        if spec in seen:
+            continue
+        seen.add(spec)
+        error = _check_layer(paged, index, spec, lengths, bf16=layout.dtype == mx.bfloat16)
+        if not error <= LARGEST_ERROR:
+            window = "all positions" if spec.window is None else f"a window of {spec.window}"
+            return f"attention over {window} (cache {index}) is off by {error:.2g} on random keys and values"
+    return None
+
+
+def _check_layer(paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool) -> float:
+    """The worst row's relative error: of whole prompts but their last token, then of those as decodes."""
+    rng = np.random.default_rng(index)
+    dtype = mx.bfloat16 if bf16 else mx.float16
+    heads, num_heads = spec.num_kv_heads, 2 * spec.num_kv_heads
+    keys = [_stored(rng, (heads, length, spec.head_dim), dtype) for length in lengths]
+    values = [_stored(rng, (heads, length, spec.value_dim), dtype) for length in lengths]
+    worst = 0.0
+    for first in (True, False):
+        work: list[Work] = [
+            (i, 0 if first else length - 1, length - 1 if first else length)
+            for i, length in enumerate(lengths)
+        ]
+        metadata = step_metadata(work, num_sequences=len(lengths), longest=max(lengths))
+        queries = rng.standard_normal((metadata.num_tokens, num_heads, spec.head_dim)).astype(np.float32)
+        k, v = ([rows[i][:, a:b] for i, a, b in work] for rows in (keys, values))
+        got = _attend(paged, index, metadata, queries, _rows(k).astype(dtype), _rows(v).astype(dtype))
+        wanted = np.concatenate(
+            [
+                _attention(queries[q : q + b - a], keys[i], values[i], a, spec)
+                for (i, a, b), q in zip(work, metadata.q_start.tolist(), strict=False)
+            ]
+        )
+        scale = np.sqrt((wanted**2).mean(-1)) + 1e-12
+        worst = max(worst, float((np.sqrt(((got - wanted) ** 2).mean(-1)) / scale).max()))
+    return worst
+
+
+def _stored(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> Doubles:
+    """Random values that 16 bits hold exactly."""
+    values = mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+    return np.array(values.astype(mx.float32)).astype(np.float64)
+
+
+def _rows(parts: list[Doubles]) -> mx.array:
+    """Of each sequence [H, n, D], as the rows of a step [T, H, 1, D]."""
+    rows = np.concatenate([part.swapaxes(0, 1) for part in parts])[:, :, None]
+    return mx.array(rows.astype(np.float32))
+
+
+def _attend(
+    paged: PagedModel,
+    index: int,
+    metadata: AttentionMetadata,
+    queries: NDArray[np.float32],
+    keys: mx.array,
+    values: mx.array,
+) -> Doubles:
+    """What the shim of a layer gives [T, Hq, Dv], as model code would ask for it."""
+    shim = paged.begin_layer(index, metadata)
+    k, v = shim.update_and_fetch(keys, values)
+    scale = float(queries.shape[-1] ** -0.5)
+    out = cache_adapter.attention(
+        mx.array(queries)[:, :, None], k.astype(mx.float32), v.astype(mx.float32), cache=shim, scale=scale
+    )
+    out = out.squeeze(2).astype(mx.float32)
+    mx.eval(out, *paged.kv_cache.pending())
+    return np.array(out).astype(np.float64)
+
+
+def _attention(
+    queries: NDArray[np.float32], keys: Doubles, values: Doubles, start: int, spec: LayerSpec
+) -> Doubles:
+    """Queries [n, Hq, D] at positions from ``start`` on over K and V [Hkv, L, D]; [n, Hq, Dv]."""
+    count, num_heads, dim = queries.shape
+    at, seen = start + np.arange(count)[:, None], np.arange(keys.shape[1])[None]
+    visible = seen <= at
+    if spec.window is not None:
+        visible &= (seen > at - spec.window) | (seen < spec.keep)
+    group = num_heads // spec.num_kv_heads
+    out = np.empty((count, num_heads, spec.value_dim))
+    for head in range(num_heads):
+        k, v = keys[head // group], values[head // group]
+        logits = np.where(visible, queries[:, head] @ k.T * dim**-0.5, -np.inf)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        out[:, head] = weights @ v / weights.sum(-1, keepdims=True)
+    return out
