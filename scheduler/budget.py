@@ -87,7 +87,6 @@ class TokenBudget:
         if wanted > self._threshold and self._left_for_long is not None:
             self._left_for_long -= num_tokens
 
-<<<<<<< HEAD
     def _demand(self, sequences: Iterable[Sequence]) -> int:
         """What these could use, all that is left at most."""
         demand = 0
@@ -96,7 +95,7 @@ class TokenBudget:
             if demand >= self.left:
                 return self.left
         return demand
-=======
+
     def grant_drafts(self, sequence: Sequence, wanted: int) -> int:
         """Drafts of a decoding sequence that the step has room for, of the ``wanted`` ones."""
         granted = max(0, min(wanted, self.left))
@@ -109,7 +108,6 @@ class TokenBudget:
         self.left -= num_drafts
         if self._time is not None:
             self._time.spend_drafts(len(sequence.tokens), num_drafts)
->>>>>>> main
 
     def _short_demand(self, priority: int, rivals: Iterable[Sequence]) -> int:
         """What short prompts that are no less urgent could use, half of what is left at most."""

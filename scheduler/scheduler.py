@@ -29,15 +29,10 @@ class Admission(enum.Enum):
 
 
 class Scheduler:
-<<<<<<< HEAD
     """Each step: one token for every decoding sequence, then prompt chunks, then arrivals, in the order
-    of ``waiting`` (oldest first, without one), until the token budget is spent. A long prompt leaves half
-    of it to shorter ones that wait, and these do not wait for a second long one.
-=======
-    """Each step: one token for every decoding sequence, then prompt chunks, then arrivals,
-    oldest first, until the token budget is spent; what is left of it goes to drafts. A long prompt leaves
-    half of it to shorter ones that wait, and these do not wait for a second long one.
->>>>>>> main
+    of ``waiting`` (oldest first, without one), until the token budget is spent; what is left of it goes to
+    drafts. A long prompt leaves half of it to shorter ones that wait, and these do not wait for a second
+    long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
     ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
@@ -145,13 +140,10 @@ class Scheduler:
         held_back = self._plan_chunks(chunks, budget, work, preempted)
         if not preempted and budget.left and self._roster.waiting:
             self._plan_arrivals(chunks, budget, work, lookups)
-<<<<<<< HEAD
         if held_back:  # for arrivals; now they get what these have left
             self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
-=======
         if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
             plan_drafts(work, budget, self.blocks)
->>>>>>> main
         if not work:
             stuck = [*self._roster.running, *self._roster.waiting]
             assert not stuck, "somebody waits and nothing is computed"

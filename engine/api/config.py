@@ -129,12 +129,9 @@ class EngineConfig:
         for name, allowed in (
             ("backend", get_args(Backend)),
             ("weights", get_args(Weights)),
-<<<<<<< HEAD
             ("fairness", get_args(Fairness)),
             ("schedule_policy", get_args(SchedulePolicy)),
-=======
             ("speculate", get_args(Speculate)),
->>>>>>> main
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidConfig(

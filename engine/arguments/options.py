@@ -27,14 +27,9 @@ _SETTINGS = (
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
-<<<<<<< HEAD
-    "target_itl", "prefix_cache", "cache_policy", "max_pinned_pages", "tenant_share",
-    "fairness", "tenant_weights", "fairness_costs", "fairness_quantum", "schedule_policy",
-    "cache_dir", "cache_dir_bytes", "save_dir",
-=======
     "target_itl", "speculate", "draft_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
-    "tenant_share", "cache_dir", "cache_dir_bytes", "save_dir",
->>>>>>> main
+    "tenant_share", "fairness", "tenant_weights", "fairness_costs", "fairness_quantum", "schedule_policy",
+    "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
 
@@ -111,7 +106,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-dir", type=Path, metavar="DIR", help="where `octavo cache save` may write (nowhere)")
 
 
-<<<<<<< HEAD
 def add_fairness_arguments(group: argparse._ActionsContainer) -> None:
     """Who is let in next; all default to None."""
     add = group.add_argument
@@ -126,7 +120,8 @@ def add_fairness_arguments(group: argparse._ActionsContainer) -> None:
     add("--schedule-policy", choices=get_args(SchedulePolicy),
         help="without --fairness: the oldest first, or the longest cached prefix first, where nobody is "
         f"overtaken for long ({DEFAULTS.schedule_policy})")  # fmt: skip
-=======
+
+
 class _Names(argparse.Action):
     """Several names after one option, or the option several times."""
 
@@ -145,7 +140,6 @@ VLLM_FORMATS = {
     "bfloat16": "bf16",
     "float16": "fp16",
 }  # spellings of --kv-cache-dtype
->>>>>>> main
 
 
 def _formats(name: str) -> str:
