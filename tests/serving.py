@@ -39,6 +39,7 @@ class Served:
             prefix_cache=load.prefix_cache,
             max_chunk=load.max_step_tokens,
             quantize_after=load.quantize_after,
+            states=load.states,
         )
         self.scheduler = Scheduler(
             self.blocks,
@@ -56,7 +57,8 @@ class Served:
             assert self.num_steps < MAX_STEPS, "no end in sight"
         self.blocks.check()
         assert self.blocks.num_held == 0, "pages leaked"
-        assert self.blocks.idle_pages() == tuple(group.num_pages for group in self.workload.groups)
+        slots = () if self.workload.states is None else (self.workload.states.num_slots,)
+        assert self.blocks.idle_pages() == (*(group.num_pages for group in self.workload.groups), *slots)
         assert all(sequence.status is Status.FINISHED for sequence in self.everyone)
         return self
 
@@ -149,6 +151,8 @@ class Served:
         self.ledger.copy(copies)
         self.blocks.copied(copies)
         self.ledger.check(table, sequence.tokens, table.num_written, salt=sequence.salt)
+        if table.state is not None and table.num_written:
+            self.ledger.check_state(table, sequence.tokens, table.num_written, sequence.salt)
 
     def _compute(self, step: Step) -> list[Result]:
         failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())
