@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from .step_cost import StepCost, StepShape, shape_of, with_chunk
+from .step_cost import StepCost, StepShape, shape_of, with_chunk, with_drafts
 from .types import Work
 
 HEADROOM = 0.85
@@ -86,6 +86,19 @@ class StepTime:
             else:
                 high = middle - 1
         return low
+
+    def most_drafts(self, stop: int, wanted: int) -> int:
+        """The most drafts, up to ``wanted``, that there is time for beside a sequence of ``stop`` tokens."""
+        most = 0
+        while most < wanted:
+            if self._cost.predict(with_drafts(self._shape, stop, most + 1)) > self._limit_s:
+                break
+            most += 1
+        return most
+
+    def spend_drafts(self, stop: int, num_drafts: int) -> None:
+        """So many drafts of a sequence of ``stop`` tokens are in the step."""
+        self._shape = with_drafts(self._shape, stop, num_drafts)
 
     def spend(self, start: int, num_tokens: int) -> None:
         """So many tokens of a prompt that stands at ``start`` are in the step."""

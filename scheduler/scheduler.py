@@ -10,6 +10,7 @@ from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
+from .drafts import drop_rejected, plan_drafts
 from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
@@ -21,8 +22,8 @@ LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
 
 class Scheduler:
     """Each step: one token for every decoding sequence, then prompt chunks, then arrivals,
-    oldest first, until the token budget is spent. A long prompt leaves half of it to shorter
-    ones that wait, and these do not wait for a second long one.
+    oldest first, until the token budget is spent; what is left of it goes to drafts. A long prompt leaves
+    half of it to shorter ones that wait, and these do not wait for a second long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
     ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
@@ -120,6 +121,8 @@ class Scheduler:
         self._plan_chunks(chunks, budget, work, preempted)
         if not preempted and budget.left and self._roster.waiting:
             self._plan_arrivals(chunks, budget, work, lookups)
+        if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
+            plan_drafts(work, budget, self.blocks)
         if not work:
             stuck = [*self._roster.running, *self._roster.waiting]
             assert not stuck, "somebody waits and nothing is computed"
@@ -148,7 +151,7 @@ class Scheduler:
         groups: list[tuple[Work, Run[Result]]] = []
         index = 0
         for item in step.work:
-            sequence, _, stop, samples, siblings = item
+            sequence, _, stop, samples, siblings, drafts = item
             first, index = index, index + samples + len(siblings)
             table = sequence.table
             if siblings:
@@ -160,8 +163,12 @@ class Scheduler:
             elif (token := results[first].token) is None:
                 ended.append(sequence)
             else:
-                commit_pages(table, sequence.tokens, stop)
+                more = results[first].more
                 sequence.tokens.append(token)
+                sequence.tokens += more
+                commit_pages(table, sequence.tokens, stop + len(more))
+                if len(more) < len(drafts):
+                    drop_rejected(table, self.blocks)
                 if _is_done(sequence, results[first]):
                     ended.append(sequence)
         assert index == len(results), f"{len(results)} results for {index} samples"
@@ -298,7 +305,7 @@ class Scheduler:
         """Digests of the prompt pages that this step fills, or begins to."""
         page_size = self.blocks.page_size
         filling: set[Digest] = set()
-        for sequence, start, stop, samples, _ in work:
+        for sequence, start, stop, samples, *_ in work:
             if stop - start > 1 or not samples:
                 assert sequence.table is not None
                 filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])

@@ -133,14 +133,14 @@ class Ledger:
         for item in step.work:
             table = item.sequence.table
             assert table is not None, "planned without pages"
-            for position in range(item.start, item.stop):
+            for position in range(item.start, item.end):
                 for part, held in zip(table.parts, holders, strict=True):
                     page = part.pages[position // self.page_size]
                     assert held[page] == 1, f"page {page} is written and has {held[page]} holders"
             self.write(
                 table,
-                item.sequence.tokens,
-                range(item.start, item.stop),
+                [*item.sequence.tokens[: item.stop], *item.drafts],
+                range(item.start, item.end),
                 salt=item.sequence.salt,
                 broken=item.sequence in broken,
             )
@@ -150,8 +150,8 @@ class Ledger:
             if sequence not in broken:
                 self.check(
                     sequence.table,
-                    sequence.tokens,
-                    item.stop,
+                    [*sequence.tokens[: item.stop], *item.drafts],
+                    item.end,
                     first_query=item.start,
                     salt=sequence.salt,
                 )

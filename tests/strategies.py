@@ -53,6 +53,7 @@ class Workload:
     events: tuple[Event, ...] = ()
     prefix_cache: bool = True
     quantize_after: int = 0
+    drafts: int = 0  # per sequence and step, right ones and wrong ones
 
 
 QUANTIZE_AFTER = 7  # of requests with a salt
@@ -141,4 +142,5 @@ def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
         events=tuple(happening),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         quantize_after=draw(st.sampled_from([0, 0, 4, MOST_QUANTIZE_AFTER])),
+        drafts=draw(st.sampled_from([0, 0, 1, 3, 9])),
     )

@@ -11,6 +11,7 @@ from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_
 from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
 
 from .errors import InvalidConfig
+from .sampling_params import Speculate
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
@@ -56,6 +57,9 @@ class EngineConfig:
     max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
                       refused beyond that, and twice of it ends the slowest streams
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
+    speculate         what guesses the next tokens of a sequence, to check several in one step: "off", or
+                      "ngram" (what followed the last tokens before); a request may have its own
+    draft_tokens      tokens that are guessed at once, at most
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
@@ -96,6 +100,8 @@ class EngineConfig:
     queue_timeout: float | None = None
     max_unread_bytes: int = 64 * 1024**2
     stream_interval: int = 1
+    speculate: Speculate = "off"
+    draft_tokens: int = 8
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
@@ -106,7 +112,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
-        for name, allowed in (("backend", get_args(Backend)), ("weights", get_args(Weights))):
+        for name, allowed in (
+            ("backend", get_args(Backend)),
+            ("weights", get_args(Weights)),
+            ("speculate", get_args(Speculate)),
+        ):
             if getattr(self, name) not in allowed:
                 raise InvalidConfig(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
@@ -160,7 +170,7 @@ class EngineConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
         for name in (
             "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
-            "max_unread_bytes", "cache_dir_bytes",
+            "max_unread_bytes", "cache_dir_bytes", "draft_tokens",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -16,6 +16,7 @@ from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
 from ..api.config import Backend, EngineConfig, Weights
 from ..api.engine_info import ModelInfo
+from ..api.sampling_params import Speculate
 from .usage import checked
 
 DEFAULTS = EngineConfig()
@@ -26,8 +27,8 @@ _SETTINGS = (
     "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
-    "target_itl", "prefix_cache", "cache_policy", "max_pinned_pages", "tenant_share",
-    "cache_dir", "cache_dir_bytes", "save_dir",
+    "target_itl", "speculate", "draft_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
+    "tenant_share", "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
 
@@ -86,6 +87,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target-itl", type=_target_itl, metavar="MS|auto|off",
         help="cut prompts so that those who decode get a token within this time; auto: within three times "
         "what decoding takes, at least 25 and at most 200 ms (serve: auto; else off)")  # fmt: skip
+    add("--speculate", choices=get_args(Speculate),
+        help=f"guess the next tokens and check several in one step ({DEFAULTS.speculate})")  # fmt: skip
+    add("--draft-tokens", type=int, metavar="N",
+        help=f"tokens that are guessed at once, at most ({DEFAULTS.draft_tokens})")  # fmt: skip
     add("--no-prefix-cache", "--no-enable-prefix-caching", dest="prefix_cache", action="store_const",
         const=False, help="forget the pages of finished requests")  # fmt: skip
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")

@@ -67,6 +67,8 @@ def assemble(
         transfer=transfer,
         store_counts=disk.counts if disk is not None else None,
         observer=observer,
+        speculate=config.speculate,
+        draft_tokens=config.draft_tokens,
     )
 
 

@@ -38,7 +38,8 @@ class Recorder:
         """A sample got a token."""
         self._num_generated += 1
         if sample.last_token_at is not None:
-            self._inter_token_s.append(now - sample.last_token_at)
+            if sample.last_token_at != now:  # tokens that come together have one wait before them
+                self._inter_token_s.append(now - sample.last_token_at)
         elif sample.request.first_token_at is None:
             sample.request.first_token_at = now
             self._ttft_s.append(now - sample.request.arrived_at)

@@ -191,13 +191,16 @@ def _rows_between(rows: Ints, first: int, stop: int, batch: Batch) -> Ints:
 
 
 def _with_failures(samples: list[Sampled], batch: Batch, failed: list[int]) -> tuple[Sampled, ...]:
-    """Samples of sequences that own a failed row become failures themselves."""
+    """Samples whose row is a failed one, or comes after one of its sequence, become failures themselves."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
-    broken = set(np.searchsorted(starts, failed, side="right").tolist())
-    owners: Ints = np.searchsorted(starts, batch.sample_rows, side="right").astype(np.int32)
+    first_failed: dict[int, int] = {}  # by the sequence that owns it
+    for row, owner in zip(failed, np.searchsorted(starts, failed, side="right").tolist(), strict=True):
+        first_failed[owner] = min(row, first_failed.get(owner, row))
+    rows = batch.sample_rows.tolist()
+    owners = np.searchsorted(starts, batch.sample_rows, side="right").tolist()
     return tuple(
-        Sampled(token=None, error=KV_NOT_FINITE) if int(owner) in broken else drawn
-        for drawn, owner in zip(samples, owners, strict=True)
+        Sampled(token=None, error=KV_NOT_FINITE) if first_failed.get(owner, row + 1) <= row else drawn
+        for drawn, row, owner in zip(samples, rows, owners, strict=True)
     )

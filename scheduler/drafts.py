@@ -1,0 +1,52 @@
+"""Rows for drafts: guesses at the next tokens of decoding sequences, checked by the step that computes them.
+
+A draft is one more row of its sequence, behind its last token. Its K/V goes to the place where that of the
+right token will lie, so whatever turns out to be wrong is written over by the next step; only what is
+right is committed, and thus published.
+"""
+
+from __future__ import annotations
+
+from octavo.block_manager import BlockManager, PageTable
+
+from .budget import TokenBudget
+from .types import Sequence, Work
+
+
+def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> None:
+    """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
+
+    Nobody is preempted for a draft. Where the budget is short, everyone gets about as much.
+    """
+    places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
+    for number, index in enumerate(places):
+        item = work[index]
+        sequence, share = item.sequence, -(-budget.left // (len(places) - number))
+        wanted = min(len(sequence.drafts), _tokens_left(sequence) - 1, share)
+        count = _reserve(item, budget.grant_drafts(sequence, wanted), blocks)
+        if count > 0:
+            budget.spend_drafts(sequence, count)
+            work[index] = item._replace(drafts=sequence.drafts[:count])
+
+
+def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
+    """Give back what was reserved for drafts that were wrong: all behind the written positions."""
+    copies = blocks.rollback(table, table.num_written)
+    assert not copies, "a sequence that decodes owns the page it writes"
+
+
+def _decodes(item: Work) -> bool:
+    return item.samples and item.stop - item.start == 1 and not item.siblings
+
+
+def _tokens_left(sequence: Sequence) -> int:
+    return sequence.num_prompt + sequence.max_tokens - len(sequence.tokens)
+
+
+def _reserve(item: Work, wanted: int, blocks: BlockManager) -> int:
+    """Drafts that there are pages for."""
+    table = item.sequence.table
+    assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
+    if wanted > 0 and blocks.reserve(table, item.stop + wanted):
+        return wanted
+    return min(wanted, table.capacity - item.stop)
