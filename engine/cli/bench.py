@@ -1,5 +1,5 @@
-"""``octavo bench``: engine, serve, kernels, append, prefix, quality, invariance and scheduler, each a program with a
-contract: a table for people, then with --json one last line for programs."""
+"""``octavo bench``: each benchmark is a program with a contract: a table for people, then with --json one
+last line for programs."""
 
 from __future__ import annotations
 

@@ -34,9 +34,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"octavo {octavo.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))
     print(f"backend {report['backend']}: {report['reason']}")
-    print(
-        f"batch invariant: {'yes' if report['batch_invariant'] else 'no'} ({report['batch_invariant_reason']})"
-    )
+    promised = "yes" if report["batch_invariant"] else "no"
+    print(f"batch invariant: {promised} ({report['batch_invariant_reason']})")
     arithmetic = ", no arithmetic of 8 bits" if report["exact"] else ""
     print(f"instruction set {report['isa']}, {report['threads']} threads{arithmetic}")
     for test in report["self_test"]:
