@@ -27,6 +27,7 @@ from .sampling.logit_rows import NumpySampling, Sampling, Target
 from .sampling.sampler import Sampled, SampleState, chosen
 
 KV_NOT_FINITE = "the model computed keys, values or states that are not finite (NaN or infinity)"
+NO_ROWS: Ints = np.zeros(0, np.int32)
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
 
@@ -114,7 +115,9 @@ class PagedRunner:
         for first, stop in self._slices(batch):
             wanted = _rows_between(rows, first, stop, batch)
             part = slice_rows(batch.attention, first, stop)
-            kept = () if batch.embedded is None else _rows_between(batch.embedded, first, stop, batch) - first
+            kept = NO_ROWS
+            if batch.embedded is not None:
+                kept = _rows_between(batch.embedded, first, stop, batch) - first
             if len(kept):
                 drawn_rows = wanted - first if len(wanted) else FIRST_ROW
                 out, states_of = self._model.forward_and_hidden(
