@@ -146,7 +146,7 @@ def _measure(
     core: EngineCore, counter: DraftCounter, args: argparse.Namespace, texts: list[str], speculate: Speculate
 ) -> list[dict[str, Any]]:
     dictation = Dictation(core._runner)
-    core._runner = dictation  # type: ignore[assignment]
+    core._runner = dictation
     rng = np.random.default_rng(SEED)
     rows = []
     with tqdm(total=len(texts) * len(args.batch) * args.rounds, unit="round", disable=None) as bar:
