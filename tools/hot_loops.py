@@ -6,7 +6,7 @@ It reads the objects of a build (``build/cp*``, as the installation leaves it), 
 limits on machines that lack it. A loop is an innermost one: it ends in a jump backwards, has no other jump or
 call, and at least ``MIN_PRODUCTS`` dot products (``vpdpbusd``, ``vdpbf16ps``, ``vpmaddubsw``, ``vpmaddwd``)
 or fused multiplications. It is good when vectors stay in their registers and the multipliers decide: few of
-them go to the stack, and the predicted cycles are near what the products alone take. llvm-mca knows nothing of
+them go to the stack, and the predicted cycles are near those of the products alone. llvm-mca knows nothing of
 caches and memory; of a loop whose data is in L1 it is right to a percent. Loops of the files written for
 AVX-512 are held to that (``why_slow``): the exit code is 1 if one is not.
 """
