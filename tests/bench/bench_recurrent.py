@@ -26,7 +26,7 @@ from mlx_lm.models import gated_delta as mlx_lm_delta
 from octavo.kernels import _ext
 from octavo.kernels.cpu import recurrent
 from octavo.kernels.cpu.recurrent import DeltaGates, StateArrays
-from octavo.kernels.state_metadata import StateMetadata
+from octavo.kernels.state_segments import StateSegments
 
 BURST = 0.05  # seconds
 POOL_BYTES = 128 * 1024**2
@@ -53,7 +53,7 @@ def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 def steps(num_slots: int, sequences: int, tokens: int) -> list[StateArrays]:
     order = draw.permutation(num_slots).tolist()
     groups = [order[i : i + sequences] for i in range(0, num_slots - sequences + 1, sequences)]
-    return [StateArrays.of(StateMetadata.of([tokens] * sequences, source=group)) for group in groups]
+    return [StateArrays.of(StateSegments.of([tokens] * sequences, source=group)) for group in groups]
 
 
 def runs(
