@@ -16,8 +16,11 @@ from .types import Sequence, Work
 def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> None:
     """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
 
-    Nobody is preempted for a draft. Where the budget is short, everyone gets about as much.
+    None, where there are recurrent states. Nobody is preempted for a draft. Where the budget is short,
+    everyone gets about as much.
     """
+    if blocks.states is not None:  # a recurrent state that has seen a wrong token cannot be rolled back
+        return
     places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
     for number, index in enumerate(places):
         item = work[index]

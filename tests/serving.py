@@ -33,6 +33,7 @@ class Served:
             prefix_cache=load.prefix_cache,
             max_chunk=load.max_step_tokens,
             quantize_after=load.quantize_after,
+            states=load.states,
         )
         self.scheduler = Scheduler(self.blocks, Limits(load.max_step_tokens, load.max_running))
         self.ledger = Ledger(load.page_size, load.groups)
@@ -46,7 +47,8 @@ class Served:
             assert self.num_steps < MAX_STEPS, "no end in sight"
         self.blocks.check()
         assert self.blocks.num_held == 0, "pages leaked"
-        assert self.blocks.idle_pages() == tuple(group.num_pages for group in self.workload.groups)
+        slots = () if self.workload.states is None else (self.workload.states.num_slots,)
+        assert self.blocks.idle_pages() == (*(group.num_pages for group in self.workload.groups), *slots)
         assert all(sequence.status is Status.FINISHED for sequence in self.everyone)
         return self
 
@@ -136,6 +138,8 @@ class Served:
         self.ledger.copy(copies)
         self.blocks.copied(copies)
         self.ledger.check(table, sequence.tokens, table.num_written, salt=sequence.salt)
+        if table.state is not None and table.num_written:
+            self.ledger.check_state(table, sequence.tokens, table.num_written, sequence.salt)
 
     def _compute(self, step: Step) -> list[Result]:
         failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())

@@ -42,6 +42,8 @@ class EngineConfig:
     page_size         positions per page
     kv_memory         bytes for the page pool (None: a share of the machine's memory)
     num_pages         pages of the pool; give this or kv_memory
+    state_memory      bytes for the states of recurrent layers (None: a share of kv_memory, or of what it
+                      stands for)
     max_model_len     positions a sequence may have (None: the model's own limit)
     max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
                       the first keep_tokens; sequences may then outgrow the model's limit (None: all)
@@ -89,6 +91,7 @@ class EngineConfig:
     page_size: int = 32
     kv_memory: int | None = None
     num_pages: int | None = None
+    state_memory: int | None = None
     max_model_len: int | None = None
     max_kv_size: int | None = None
     keep_tokens: int | None = None
@@ -160,6 +163,7 @@ class EngineConfig:
             "threads",
             "kv_memory",
             "num_pages",
+            "state_memory",
             "num_residual_pages",
             "max_model_len",
             "max_waiting_tokens",

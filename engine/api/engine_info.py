@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.block_manager import KVGroupSpec
+from octavo.block_manager import KVGroupSpec, RecurrentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,7 @@ class MemoryBudget:
     weights: int
     pages: int
     workspace: int
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class ModelInfo:
                    windows, ``groups`` says what each kind of layer has (empty: one kind), and then
                    its residual windows, if there are any
     quantize_after  of requests that say nothing of it
+    states         slots of recurrent layers; None for models without any
+    state_tier     how recurrent layers are computed, for people; empty without any
     """
 
     name: str
@@ -51,3 +54,5 @@ class ModelInfo:
     chat_template: Path | None = None
     groups: tuple[KVGroupSpec, ...] = ()
     quantize_after: int = 0
+    states: RecurrentState | None = None
+    state_tier: str = ""

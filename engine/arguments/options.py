@@ -24,7 +24,8 @@ _SETTINGS = (
     "model", "revision", "served_model_name", "chat_template",
     "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "sink_pages", "residual_pages", "quantize_after", "num_residual_pages",
-    "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
+    "page_size", "kv_memory", "num_pages", "state_memory", "max_model_len", "max_kv_size",
+    "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
     "target_itl", "speculate", "draft_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
@@ -69,6 +70,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="size of the page pool in pages",
     )
+    add("--state-memory", type=checked(memory_size), metavar="SIZE",
+        help="memory for the states of recurrent layers (a share of the page pool's)")  # fmt: skip
     add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
     add_attention_sink_arguments(group)
     add("--max-running", "--max-num-seqs", type=int, metavar="N",

@@ -47,9 +47,15 @@ def assemble(
             max_pinned=config.max_pinned_pages,
             max_chunk=config.max_step_tokens,
             quantize_after=config.quantize_after,
+            states=info.states,
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
+    if info.states is not None and config.speculate != "off":
+        raise InvalidConfig(
+            f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
+            f"{info.architecture}'s recurrent layers cannot; leave it out for this model"
+        )
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
@@ -84,6 +90,11 @@ def _disk_tier(
 ) -> DiskTier | None:
     if config.cache_dir is None:
         return None
+    if runner.info.states is not None:
+        raise InvalidConfig(
+            f"cache_dir keeps pages, and {runner.info.architecture} also has recurrent states, without which "
+            "they are of no use after a restart; leave cache_dir out for this model"
+        )
     try:
         return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:

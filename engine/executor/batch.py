@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.block_manager import PageCopy, PageTable
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
 from octavo.scheduler import Step, Work
 
 
@@ -80,6 +80,7 @@ def _build_decodes(step: Step, page_size: int) -> Batch:
         page_size=page_size,
         groups=tuple(map(in_group, range(_num_groups(work)))),
         quantize_after=_quantize_after(work),
+        states=_states(work),
     )
     every = all(samples and not siblings for _, _, _, samples, siblings, _ in work)
     return Batch(
@@ -129,6 +130,7 @@ def _build_mixed(step: Step, page_size: int) -> Batch:
         page_size=page_size,
         groups=tuple(map(in_group, range(_num_groups(work)))),
         quantize_after=_quantize_after(work),
+        states=_states(work),
     )
     return Batch(
         token_ids=_token_ids(work),
@@ -141,6 +143,22 @@ def _build_mixed(step: Step, page_size: int) -> Batch:
 def _num_groups(work: tuple[Work, ...]) -> int:
     table = work[0].sequence.table
     return len(table.parts) if table is not None else 1
+
+
+def _states(work: tuple[Work, ...]) -> StateMetadata | None:
+    """The slots of recurrent states, for models that have some."""
+    states = [_table(item).state for item in work]
+    if states[0] is None:
+        return None
+    slots, snapshots = [], []
+    for index, state in enumerate(states):
+        assert state is not None
+        assert state.running is not None, "a sequence was planned without a slot"
+        slots.append(state.running)
+        snapshots += [(index, planned.position, planned.slot) for planned in state.planned]
+    return StateMetadata(
+        slots=np.array(slots, np.int32), snapshots=np.array(snapshots, np.int32).reshape(-1, 3)
+    )
 
 
 def _quantize_after(work: tuple[Work, ...]) -> Ints | None:

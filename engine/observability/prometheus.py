@@ -40,7 +40,9 @@ from .vllm_names import render_vllm
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 TTFT_BUCKETS = (*TOKEN_BUCKETS, 10.0, 30.0, 60.0, 120.0)
 REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-MISS_REASONS = ("new", "evicted", "other_format", "other_salt", "last_token", "partial_page", "disabled")
+MISS_REASONS = (
+    "new", "evicted", "no_state", "other_format", "other_salt", "last_token", "partial_page", "disabled",
+)  # fmt: skip
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
