@@ -10,7 +10,22 @@ from __future__ import annotations
 from octavo.block_manager import BlockManager, PageTable
 
 from .budget import TokenBudget
-from .types import Sequence, Work
+from .step_cost import StepCost, StepShape, with_drafts
+from .types import Sequence, Step, Work
+
+UNKNOWN_COST = 0.2
+"""Of a row beside one sequence, as a share of its step, before any step was timed."""
+
+
+def draft_cost(cost: StepCost, step: Step) -> float:
+    """What one more row takes beside the sequences that got a token from ``step``, as a share of the
+    next step's time without it."""
+    ends = [item.end for item in step.work if item.samples]
+    shape = StepShape(len(ends), 0, sum(ends), 0)
+    seconds = cost.predict(shape)
+    if not ends or not seconds > 0:
+        return UNKNOWN_COST / max(1, len(ends))
+    return cost.predict(with_drafts(shape, max(ends), 1)) / seconds - 1
 
 
 def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> None:

@@ -37,7 +37,7 @@ class LatencyTarget:
     def __init__(self, target_s: float | Literal["auto"]) -> None:
         """``target_s``: between two tokens of a sequence; "auto" follows what decoding takes by itself."""
         self.target_s = target_s
-        self._cost = StepCost()
+        self.cost = self._cost = StepCost()
         self._num_chunks = 0  # observed steps that had prompt tokens
 
     def limit(self, work: Iterable[Work]) -> StepTime | None:

@@ -10,11 +10,11 @@ from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
-from .drafts import drop_rejected, plan_drafts
+from .drafts import draft_cost, drop_rejected, plan_drafts
 from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
-from .step_cost import shape_of
+from .step_cost import StepCost, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
 
 LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
@@ -48,6 +48,8 @@ class Scheduler:
         self.num_preemptions = 0  # since the start
         self._connector = connector or NoConnector()
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
+        self._cost = StepCost() if self._latency is None else self._latency.cost
+        self._weighs_drafts = False
         self._roster = Roster(blocks, limits.max_running)
         self._planned: Step | None = None  # and not yet committed
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
@@ -137,9 +139,16 @@ class Scheduler:
         return self._planned
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Learn how long a step took, from its planning to its results, for the latency target."""
+        """Learn how long a step took, from its planning to its results, for the latency target and drafts."""
         if self._latency is not None:
             self._latency.observe(shape_of(step.work), seconds)
+        elif self._weighs_drafts:
+            self._cost.observe(shape_of(step.work), seconds)
+
+    def draft_cost(self, step: Step) -> float:
+        """What a row for a draft takes in the step after this one, as a share of its time without it."""
+        self._weighs_drafts = True
+        return draft_cost(self._cost, step)
 
     def commit(self, step: Step, results: Run[Result]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.

@@ -236,20 +236,20 @@ class EngineCore:
             tokens.append(last.token)
             if last.finished or last.token != draft:
                 break
-        num_accepted = max(0, len(tokens) - 1)
-        if sample.drafting is not None:
-            sample.drafting.note(len(drafts), num_accepted)
+        self._recorder.drafted(len(drafts), max(0, len(tokens) - 1))
         return last if last.token is None else Result(tokens[0], last.finished, tuple(tokens[1:]))
 
     def _prepare(self, step: Step) -> None:
         """Begin what the next tokens need, when all of this step are known: accepting a token waits for masks
         of its grammar."""
-        for sequence in step.sampled():
-            if (sample := self._samples.get(sequence)) is None:
-                continue
+        going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
+        cost: float | None = None
+        for sample in going_on:
             if (drafting := sample.drafting) is not None:
-                room = sample.request.max_tokens - sample.num_tokens
-                sequence.drafts = drafting.propose(sequence.tokens, room)
+                cost = self._scheduler.draft_cost(step) if cost is None else cost
+                room, tokens = sample.request.max_tokens - sample.num_tokens, sample.sequence.tokens
+                drafts = drafting.propose(tokens, room, cost=cost, others=len(going_on) - 1)
+                sample.sequence.drafts = drafts
             sample.state.prepare()
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:

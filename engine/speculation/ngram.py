@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .drafter import Proposal
 from .ngram_index import NGRAM, NgramIndex
 
 MAX_PLACES = 8  # that are compared, the latest ones
@@ -21,7 +22,7 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._index = NgramIndex()
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
         self._index.extend(tokens)
         last = len(tokens) - 1
         best, longest = -1, NGRAM - 1
@@ -34,11 +35,11 @@ class NgramDrafter:
                 if length == MAX_MATCH:
                     break
         if best < 0:
-            return []
+            return Proposal()
         drafts = list(tokens[best + 1 : best + 1 + most])
         while len(drafts) < most:  # it runs into the end: what repeats goes on repeating
             drafts.append(drafts[best - last])
-        return drafts
+        return Proposal(drafts, longest)
 
 
 def _common(tokens: Sequence[int], end: int, last: int) -> int:

@@ -15,18 +15,22 @@ from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams, Speculate
 from octavo.engine.api.stats import Observer, StepRecord
 from octavo.engine.frontend.llm import LLM
+from octavo.engine.speculation import drafting
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3_text", "gpt_oss")
 
 
-class Rows(Observer):
-    """How many rows the steps had, beside prompts."""
+class Drafts(Observer):
+    """How many held, and how many did not."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
+        self.num_accepted = 0
+        self.num_rejected = 0
 
-    def step(self, record: StepRecord) -> None:  # noqa: ARG002
-        self.num_steps += 1
+    def step(self, record: StepRecord) -> None:
+        for num_drafts, num_accepted in record.drafts:
+            self.num_accepted += num_accepted
+            self.num_rejected += num_drafts - num_accepted
 
     def rejected(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -86,14 +90,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(folder: Path, *, seeds: range, count: int, **settings: Any) -> None:
-    watched = Rows()
+    watched = Drafts()
     with engine(folder, watched, **settings) as llm:
         for seed in seeds:
-            before = watched.num_steps
             plain = answers(llm, seed, count, "off")
-            middle = watched.num_steps
+            assert not (watched.num_accepted or watched.num_rejected) or seed > seeds[0]
             assert answers(llm, seed, count, "ngram") == plain
-            assert watched.num_steps - middle < middle - before, "no draft ever held"
+    assert watched.num_accepted > 10 * len(seeds)
+    assert watched.num_rejected > 10 * len(seeds)
+
+
+@pytest.fixture(autouse=True)
+def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays or not."""
+
+    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
+        assert 0 <= hold <= 1
+        assert cost >= 0
+        assert others >= 0
+        return most
+
+    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

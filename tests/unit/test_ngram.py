@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.engine.speculation.drafter import Proposal
 from octavo.engine.speculation.ngram import MAX_MATCH, NgramDrafter
 from octavo.engine.speculation.ngram_index import NGRAM, NgramIndex
 
@@ -40,17 +41,19 @@ def test_memory_is_bounded() -> None:
 @given(token_lists, st.integers(1, 20))
 def test_drafts_follow_the_longest_match(tokens: list[int], most: int) -> None:
     """Of the latest places; from there on the text is copied, and what runs into the end repeats itself."""
-    drafts = NgramDrafter().propose(tokens, most)
+    drafts, match = NgramDrafter().propose(tokens, most)
     places = ends_before(tokens)[:8] if len(tokens) >= NGRAM else []
     if not drafts:
         assert not places
         return
-    assert len(drafts) == most
 
     def common(end: int) -> int:
         pairs = zip(reversed(tokens[: end + 1]), reversed(tokens), strict=False)
         length = next((n for n, (a, b) in enumerate(pairs) if a != b), end + 1)
         return min(length, MAX_MATCH)
+
+    assert len(drafts) == most
+    assert match == max(map(common, places))
 
     longest = max(map(common, places))
     best = next(end for end in places if common(end) == longest)
@@ -60,7 +63,6 @@ def test_drafts_follow_the_longest_match(tokens: list[int], most: int) -> None:
 
 def test_where_nothing_is_known_nothing_is_drafted() -> None:
     drafter = NgramDrafter()
-    assert drafter.propose([], 4) == []
-    assert drafter.propose([1, 2], 4) == []
-    assert drafter.propose([1, 2, 3, 4], 4) == []
-    assert drafter.propose([1, 2, 3, 4, 1, 2, 3], 4) == [4, 1, 2, 3]
+    for known in ([], [1, 2], [1, 2, 3, 4]):
+        assert drafter.propose(known, 4) == Proposal()
+    assert drafter.propose([1, 2, 3, 4, 1, 2, 3], 4) == Proposal([4, 1, 2, 3], 3)
