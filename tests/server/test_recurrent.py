@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import recurrent_models
+from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
@@ -105,4 +106,25 @@ async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
         await anext(cancelled)
         await cancelled.aclose()
         await eventually(lambda: its.engine.gauges().num_running == 0, "the cancelled request is gone")
+    core.check()
+
+
+async def test_native_kernels_stream_the_same_alone_together_and_from_the_prefix_cache(
+    tmp_path: Path,
+) -> None:
+    """On the CPU backend, in steps of 16 tokens and of 7, on one thread and on two."""
+    require_extension()
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
+    native = {"backend": "cpu", "weights": "keep"}
+    core = RealCore()
+    async with served(core, config=config(folder, threads=1, prefix_cache=False, **native)) as its:  # type: ignore[arg-type]
+        alone = [(await collect(its.client.generate(prompt, GREEDY)))[0].token_ids for prompt in PROMPTS]
+        assert "ragged" in its.engine.info.state_tier
+    assert len(set(alone)) > 1
+    core = RealCore()
+    changes = {"threads": 2, "max_step_tokens": 7, **native}
+    async with served(core, config=config(folder, **changes)) as its:  # type: ignore[arg-type]
+        for _ in range(2):  # cold, then from snapshots
+            got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
+            assert [deltas[0].token_ids for deltas in got] == alone
     core.check()

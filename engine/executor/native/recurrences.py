@@ -1,7 +1,7 @@
 """Recurrent layers on the native kernels: mlx-lm's cut points, called with all rows of a step at once.
 
-Each function here takes the arguments of mlx-lm's own, rows as ``[1, T, ..]``, and says what to run on the
-pool of its state, or None where no kernel fits: mlx-lm's operations are used then. States have mlx-lm's layout.
+Each function takes the arguments of mlx-lm's own, rows as ``[1, T, ..]``, and says what to run on the pool of
+its state, or None where no kernel fits: mlx-lm's operations are used then. States have mlx-lm's layout.
 """
 
 from __future__ import annotations
