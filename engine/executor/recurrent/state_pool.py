@@ -1,9 +1,10 @@
 """Slots: the recurrent state of sequences, one row in every state array of the model.
 
 A step reads the states of its slots, and what it computes is kept beside them until ``commit`` puts it
-there, once; kernels (``advance``) write their slots when the step is evaluated, which is right before. The pool knows how many tokens each slot stands after, and a step that does not begin there is
-refused: a step that is computed twice cannot advance a state twice, and a slot that was mixed up
-is an error and no wrong answer.
+there, once; kernels (``advance``) write their slots when the step is evaluated, which is right before. The
+pool knows how many tokens each slot stands after, and a step that does not begin there is refused: a step
+that is computed twice cannot advance a state twice, and a slot that was mixed up is an error and no wrong
+answer.
 """
 
 from __future__ import annotations
