@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant(
         "a decode step forgets when to quantize",
         BATCH,
-        "        quantize_after=_quantize_after(work),\n    )\n    every",
-        "    )\n    every",
+        "        quantize_after=_quantize_after(work),\n        states=_states(work),\n    )\n    every",
+        "        states=_states(work),\n    )\n    every",
     ),
     Mutant(
         "a decode step has one group",
