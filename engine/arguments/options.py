@@ -260,6 +260,16 @@ def _windows(info: ModelInfo) -> str:
     )
 
 
+def _states(info: ModelInfo) -> str:
+    """Slots of recurrent layers, where there are any."""
+    from ..memory.budget import format_size
+
+    if info.states is None:
+        return ""
+    each = format_size(info.states.slot_bytes)
+    return f"states {format_size(info.memory.states)} ({info.states.num_slots} slots of {each}), "
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """The last line of a command's output."""
     print(json.dumps(value), flush=True)
@@ -270,12 +280,13 @@ def budget_lines(info: ModelInfo) -> list[str]:
     from ..memory.budget import format_size
 
     memory = info.memory
-    total = memory.weights + memory.pages + memory.workspace
+    total = memory.weights + memory.pages + memory.workspace + memory.states
     return [
         f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
-        f"{info.tier} tier, length up to {info.max_model_len}",
+        f"{info.tier} tier, length up to {info.max_model_len}"
+        + (f"; recurrent layers {info.state_tier}" if info.state_tier else ""),
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
         f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
         f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
-        f"{info.kv_format}), workspace {format_size(memory.workspace)}",
+        f"{info.kv_format}), {_states(info)}workspace {format_size(memory.workspace)}",
     ]

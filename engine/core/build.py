@@ -59,6 +59,11 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
+    if info.states is not None and config.save_dir is not None:
+        raise InvalidConfig(
+            f"save_dir is for pages, and {info.architecture} also has recurrent states, without which saved "
+            "pages are of no use; leave save_dir out for this model"
+        )
     if info.states is not None and config.speculate != "off":
         raise InvalidConfig(
             f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
