@@ -59,7 +59,8 @@ MUTANTS = (
         BATCH,
         "groups=tuple(map(in_group, range(_num_groups(work)))),\n"
         "        quantize_after=_quantize_after(work),\n        states=_states(work),\n    )\n    every",
-        "groups=(in_group(0),),\n        quantize_after=_quantize_after(work),\n        states=_states(work),\n"
+        "groups=(in_group(0),),\n"
+        "        quantize_after=_quantize_after(work),\n        states=_states(work),\n"
         "    )\n    every",
     ),
     Mutant(
