@@ -107,7 +107,9 @@ class _Holding:
         num_hit = table.num_written
         blocks.copied(table.copies)
         table.copies = []
-        blocks.plan_snapshots(table, num_hit, len(tokens) - 1, ends=True)
+        if blocks.states is not None and (full := len(tokens) - 1 - request.ends_partial) > num_hit:
+            blocks.plan_snapshots(table, num_hit, full, ends=True)
+            blocks.commit(table, tokens, full)
         blocks.commit(table, tokens, len(tokens) - 1)
         if self._token_ms is None:
             blocks.close(table)
