@@ -232,3 +232,16 @@ def test_states_of_recurrent_layers_are_planned_as_the_engine_allocates_them(tmp
     assert runner.info.states.num_slots == row["state_slots"]
     assert runner.info.num_pages == row["pages"]
     assert runner.info.memory.states == row["state_slots"] * result["state_bytes"]
+
+
+def test_states_that_kernels_keep_wider_stay_within_their_memory(tmp_path: Path) -> None:
+    path = recurrent_models.make_folder(tmp_path, "rwkv7", mx.bfloat16)
+    runner = load_paged_runner(EngineConfig(model=str(path), state_memory=2**20, backend="cpu", num_pages=9))
+    states = runner.info.states
+    assert states is not None
+    assert states.slot_bytes > observe_caches(path).slot_bytes, "nothing is wider here; use another model"
+    assert 0.9 * 2**20 < runner.info.memory.states == states.num_slots * states.slot_bytes <= 2**20
+    with pytest.raises(
+        InvalidConfig, match=r"takes 24.8 KiB as it is computed here, and .* give more with state_m"
+    ):
+        load_paged_runner(EngineConfig(model=str(path), state_memory=30_000, backend="cpu", num_pages=9))
