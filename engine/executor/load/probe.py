@@ -39,6 +39,7 @@ class ProbeResult:
     """tier           "paged", or "gather" when only dense K/V satisfies the model
     mask_dims      dimensions of the masks in the gather tier (see StepContext)
     reason         why not "paged"; empty otherwise
+    latents        whether layers attend over latents (MLA)
     selects_rows   whether the head computes sampled rows only
     error, limit   worst row's error in the accepted tier, and what was allowed
     """
@@ -46,6 +47,7 @@ class ProbeResult:
     tier: str
     mask_dims: int | None
     reason: str
+    latents: bool
     selects_rows: bool
     error: float
     limit: float
@@ -79,7 +81,15 @@ def probe(
         if refusal is None:
             worst = float(np.concatenate(errors).max())
             selects = _selects_rows(paged, selection, reference)
-            return ProbeResult(tier, mask_dims, "; ".join(refusals), selects, worst, reference.worst_limit)
+            return ProbeResult(
+                tier=tier,
+                mask_dims=mask_dims,
+                reason="; ".join(refusals),
+                latents=paged.reads_latents,
+                selects_rows=selects,
+                error=worst,
+                limit=reference.worst_limit,
+            )
         refusals.append(f"{tier}: {refusal}")
     raise ModelLoadError(
         f"model type {architecture!r} does not compute the same through pages ({'; '.join(refusals)}); "
