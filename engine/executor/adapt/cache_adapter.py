@@ -28,6 +28,9 @@ from .latents import RotaryKeys, RotaryScores
 
 _plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
 
+observers: list[Callable[[Any, Any], None]] = []
+"""Told of keys and mask of attention over arrays, while a model is being discovered."""
+
 
 class HookError(RuntimeError):
     """The model asks its cache for something that pages cannot give."""
@@ -191,6 +194,8 @@ def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -
     """mlx-lm's ``scaled_dot_product_attention`` for arrays, the pool's for handles."""
     if isinstance(keys, Handle):
         return _paged_attention(queries, keys, values, *args, **kwargs)
+    for observe in observers:
+        observe(keys, kwargs.get("mask"))
     return _plain_attention(queries, keys, values, *args, **kwargs)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from importlib.util import find_spec
 from typing import Any
 
@@ -59,9 +61,13 @@ _SHARED = {  # by models, and none themselves
 
 def examine(name: str, choice: Choice) -> Examined:
     """Make it, load it as ``serve`` would, and say what became of it."""
+    said = StringIO()
     try:
-        model = _tiny_model(name)
-    except (Exception, SystemExit) as error:  # model code of any architecture
+        with redirect_stdout(said):
+            model = _tiny_model(name)
+    except SystemExit:  # olmo, without a package of its own
+        return Examined(architecture=name, tier="not tried", reason=said.getvalue().strip())
+    except Exception as error:  # model code of any architecture
         return Examined(architecture=name, tier="not tried", reason=_first_line(error))
     try:
         layout = discover_layout(model, name)

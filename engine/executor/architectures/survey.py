@@ -6,6 +6,7 @@ import json
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from typing import IO
@@ -31,7 +32,8 @@ def survey(
 def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Iterator[Examined]:
     """Of as many of these as one process examines; the one it fails at is the last."""
     command = [sys.executable, "-m", WORKER, backend, *names]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    said = tempfile.TemporaryFile("w+")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
     assert process.stdout is not None
     lines: queue.Queue[str] = queue.Queue()
     reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
@@ -44,7 +46,10 @@ def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Itera
                 yield _refused(name, f"loading it takes longer than {time_limit:g} s")
                 return
             if not line:
-                yield _refused(name, f"loading it ends the process with status {process.wait()}")
+                status = process.wait()
+                said.seek(0)
+                last = (said.read().strip().splitlines() or [""])[-1]
+                yield _refused(name, f"loading it ends the process with status {status}: {last}")
                 return
             yield Examined(**json.loads(line))
     finally:
@@ -52,6 +57,7 @@ def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Itera
         process.wait()
         reader.join()
         process.stdout.close()
+        said.close()
 
 
 def _read(stream: IO[str], lines: queue.Queue[str]) -> None:

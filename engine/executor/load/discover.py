@@ -11,6 +11,7 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.interface import LayerSpec
 
 from ...api.errors import ModelLoadError
+from .mask_windows import observe_windows
 from .mlx_lm_import import cache as caches_of_mlx_lm
 
 
@@ -42,15 +43,16 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
                 "hold; models with full or sliding-window attention can be served"
             )
     try:
-        logits = model(mx.array([[0, 1]]), cache=caches)
+        with observe_windows(caches) as windows:
+            logits = model(mx.array([[0, 1]]), cache=caches)
     except Exception as error:  # model code of any architecture
         raise ModelLoadError(f"model type {architecture!r} fails on a plain forward: {error}") from error
     layers: list[LayerSpec] = []
     pool_index: list[int | None] = []
-    for cache in caches:
+    for index, cache in enumerate(caches):
         pool_index.append(None if cache.keys is None else len(layers))
         if cache.keys is not None:
-            layers.append(_spec(cache))
+            layers.append(_spec(cache, windows.by_cache.get(index)))
     if not layers:
         raise ModelLoadError(f"model type {architecture!r} wrote nothing to its cache")
     dtype = next(cache.keys.dtype for cache in caches if cache.keys is not None)
@@ -59,12 +61,13 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
     )
 
 
-def _spec(cache: Any) -> LayerSpec:
+def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
+    """A window that the model masks by itself goes before the one its cache keeps."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     return LayerSpec(
         num_kv_heads=cache.keys.shape[1],
         head_dim=cache.keys.shape[-1],
         value_dim=cache.values.shape[-1],
-        window=cache.max_size if rotating else None,
+        window=mask_window or (cache.max_size if rotating else None),
         keep=cache.keep if rotating else 0,
     )
