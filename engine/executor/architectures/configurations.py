@@ -266,12 +266,14 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "ffn_multipliers": [2.0] * NUM_LAYERS,
     },
     "phi3small": {
+        "vocab_size": 100_352,  # it hides some ids that its vocabulary must have
         "dense_attention_every_n_layers": 2,
         "gegelu_limit": 20.0,
         "blocksparse_block_size": 64,
         "blocksparse_num_local_blocks": 2,
         "blocksparse_vert_stride": 2,
     },
+    "phixtral": {"num_vocab": VOCAB_SIZE, "model_dim": 64},
     "plamo": {"num_attention_heads": 8, "n_shared_head": 4},
     "qwen": {"kv_channels": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "num_key_value_heads": 1},

@@ -43,14 +43,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         layout = replace(layout, layers=bounded)
     size = _sizing(config, layout.layers, max_model_len)
     num_pages = _num_pages(config, size, max_model_len)
-    ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse)
+    ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse, latents=not size.residual)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    if result.latents and size.residual:
-        raise InvalidConfig(
-            f"model type {loaded.architecture!r} attends over latents, which have no residual window; use "
-            "16-bit or quantized pages without one"
-        )
     kv_cache = _create_kv_cache(config, choice, layout, size, num_pages)
     model = PagedModel(
         loaded.model,

@@ -60,13 +60,20 @@ def choose_device(config: EngineConfig) -> Choice:
 
 
 def make_ready(
-    loaded: LoadedModel, layout: CacheLayout, choice: Choice, *, exact: bool, fuse: bool
+    loaded: LoadedModel,
+    layout: CacheLayout,
+    choice: Choice,
+    *,
+    exact: bool,
+    fuse: bool,
+    latents: bool = True,
 ) -> ReadyModel:
-    """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly."""
+    """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly.
+    ``latents``: whether the pages that will be served from can be attended over as latents."""
     model, ops = loaded.model, model_ops(choice.backend)
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     report = materialize(model, ops, exact=exact, fuse=fuse)
-    result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture)
+    result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture, latents=latents)
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":
         chosen = selection if result.selects_rows else None

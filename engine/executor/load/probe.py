@@ -60,8 +60,10 @@ def probe(
     selection: RowSelection,
     *,
     architecture: str,
+    latents: bool = True,
 ) -> ProbeResult:
-    """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
+    """The best tier that agrees with plain forwards; ModelLoadError says why there is none. Without
+    ``latents``, models that attend over them are not paged."""
     steps = _steps(layout)
     try:
         reference = make_reference(model, layout, steps)
@@ -76,6 +78,8 @@ def probe(
             paged = _paged_model(model, layout, backend, reference, mask_dims)
             errors = _compare(paged, reference, steps)
             refusal = _judge(errors, reference) or _find_wrong(paged, layout, backend, reference)
+            if paged.reads_latents and not latents:
+                refusal = "no kernel reads latents from pages with a residual window"
         except Exception as error:  # model code of any architecture meets shims here
             refusal = _first_line(error)
         if refusal is None:
