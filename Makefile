@@ -9,7 +9,7 @@ CSRC := $(wildcard kernels/csrc/*.cpp kernels/csrc/*/*.cpp kernels/csrc/*/*.h)
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 HTTP := $(VENV)/.installed-http
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --max-worker-restart 2
 SERVE_ARGS ?=
 CHAOS_ARGS ?=
 
@@ -54,7 +54,7 @@ test: $(DEV)
 	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(DEV)
-	$(BIN)/python -m pytest -q -m slow --timeout 900 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m slow --timeout 900 -o faulthandler_timeout=1200 $(PYTEST_ARGS)
 
 chaos: $(DEV)
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)

@@ -6,8 +6,18 @@ from .manager import BlockManager
 from .miss_reasons import Miss
 from .page_index import PageContents
 from .pins import Pins
-from .spec import FullAttention, KVGroupSpec, ResidualWindow, SlidingWindow
-from .types import NULL_PAGE, Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable
+from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, SlidingWindow
+from .types import (
+    NULL_PAGE,
+    Digest,
+    Fork,
+    GroupPageTable,
+    PageCopy,
+    PageCounts,
+    PageId,
+    PageTable,
+    TableState,
+)
 
 __all__ = [
     "NULL_PAGE",
@@ -28,7 +38,9 @@ __all__ = [
     "PageId",
     "PageTable",
     "Pins",
+    "RecurrentState",
     "ResidualWindow",
     "SlidingWindow",
+    "TableState",
     "sha256_chain",
 ]

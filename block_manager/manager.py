@@ -11,9 +11,11 @@ from .invariants import check_books
 from .kv_group import Fill, KVGroup, page_ids
 from .miss_reasons import Miss, MissClassifier
 from .page_index import PageContents, PageIndex
+from .page_pool import PagePool
 from .policies import DEFAULT_POLICY, make_policy
-from .spec import FullAttention, KVGroupSpec, ResidualWindow, check_groups
-from .types import Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable
+from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, check_groups
+from .state_group import StateGroup
+from .types import Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable, TableState
 
 
 class BlockManager:
@@ -32,6 +34,7 @@ class BlockManager:
     max_chunk        positions of one sequence that are written at a time, at most: how far beyond
                      its window a group needs pages
     quantize_after   of tables that are opened without a number of their own
+    states           slots of recurrent layers, if the model has any: a sequence needs one beside its pages
     clock            seconds, for saying when a page was evicted
 
     miss_reasons     says why a page was not found
@@ -51,6 +54,7 @@ class BlockManager:
         max_pinned: int = 0,
         max_chunk: int = 512,
         quantize_after: int = 0,
+        states: RecurrentState | None = None,
         clock: abc.Callable[[], float] = time.monotonic,
     ) -> None:
         if page_size < 1:
@@ -78,6 +82,9 @@ class BlockManager:
         )
         self._full = tuple(group for group in self._groups if group.spec.window is None)
         self._windowed = tuple(group for group in self._groups if group.spec.window is not None)
+        self._states = (
+            None if states is None else StateGroup(len(self._groups), states, page_size, clock=clock)
+        )
         self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
         self._copies: list[PageCopy] = []  # handed out and not yet reported with ``copied``
@@ -137,8 +144,25 @@ class BlockManager:
         return sum(group.pool.num_evicted for group in self._groups)
 
     def idle_pages(self) -> tuple[int, ...]:
-        """``num_idle`` of every group."""
-        return tuple([group.pool.num_idle for group in self._groups])
+        """``num_idle`` of every group, and idle slots of recurrent states behind them, if there are any."""
+        slots = [] if self._states is None else [self._states.pool.num_idle]
+        return tuple([group.pool.num_idle for group in self._groups] + slots)
+
+    @property
+    def state_counts(self) -> PageCounts | None:
+        """Return how slots of recurrent states stand; None for models without any."""
+        if self._states is None:
+            return None
+        pool = self._states.pool
+        return PageCounts(
+            held=pool.num_pages - pool.num_idle,
+            idle_cached=pool.num_idle_cached,
+            idle_empty=pool.num_idle_empty,
+        )
+
+    @property
+    def states(self) -> RecurrentState | None:
+        return None if self._states is None else self._states.spec
 
     @property
     def residual_counts(self) -> PageCounts | None:
@@ -179,7 +203,8 @@ class BlockManager:
         """
         after = self.quantize_after if quantize_after is None else quantize_after
         parts = tuple([GroupPageTable() for _ in self._groups])
-        table = PageTable(self.page_size, salt, parts, quantize_after=after)
+        state = None if self._states is None else TableState()
+        table = PageTable(self.page_size, salt, parts, quantize_after=after, state=state)
         if digests is not None:
             table.digests = digests
         if self.prefix_cache:
@@ -191,14 +216,16 @@ class BlockManager:
         return table
 
     def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
-        """Make room for positions ``[0, num_tokens)``; False if a pool is short, and then nothing is
-        taken.
+        """Make room for positions ``[0, num_tokens)``, and for the state of recurrent layers; False if a
+        pool is short, and then nothing is taken. What is in ``table.copies`` then is to be carried out.
 
         ahead   positions that will be written soon, ``max_chunk`` at most at a time: once this
                 call succeeds, their room is certain. Layers without a window get all of it now.
         """
         if num_tokens <= table.capacity and ahead <= table.reserved_ahead:
             return True
+        if self._states is not None and not self._states.has_room(table):
+            return False
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
         short: list[tuple[KVGroup, GroupPageTable, int]] = []  # of pages, and how many there should be
         for group, part in zip(self._groups, table.parts, strict=True):
@@ -212,7 +239,15 @@ class BlockManager:
         for group, part, goal in short:
             group.extend(part, goal)
         table.update_capacity()
+        if self._states is not None:
+            self._states.start(table, self._copy_slot)
         return True
+
+    def plan_snapshots(self, table: PageTable, start: int, stop: int, *, ends: bool) -> None:
+        """Decide which snapshots of recurrent state the next step takes, which computes positions
+        [start, stop) of a table: ``table.state.planned``. ``ends``: no token is known after ``stop``."""
+        if self._states is not None and self.prefix_cache:
+            self._states.plan_snapshots(table, start, stop, ends=ends)
 
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
@@ -227,6 +262,8 @@ class BlockManager:
             return
         if self.prefix_cache:
             self._publish(table, tokens, first, last)
+            if self._states is not None:
+                self._states.commit(table)
         for group in self._windowed:
             part = table.parts[group.index]
             group.free_out_of_window(table)
@@ -242,7 +279,9 @@ class BlockManager:
         gets its own, filled by the copy: carry it out, then say so with ``copied``.
         """
         num_full, partial = divmod(table.num_written, self.page_size)
-        if partial and not all(self.idle_pages()):
+        if partial and not all(group.pool.num_idle for group in self._groups):
+            return None
+        if self._states is not None and not self._states.pool.num_idle:
             return None
         parts, copies = [], []
         for group, part in zip(self._groups, table.parts, strict=True):
@@ -259,6 +298,9 @@ class BlockManager:
             num_written=table.num_written,
             quantize_after=table.quantize_after,
         )
+        if self._states is not None:
+            forked.state, slot = self._states.fork(table, self._copy_slot)
+            copies.append(slot)
         self._tables.add(forked)
         return Fork(forked, tuple(copies))
 
@@ -275,6 +317,9 @@ class BlockManager:
         assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
         num_full, partial = divmod(num_tokens, self.page_size)
         table.reserved_ahead = 0
+        if self._states is not None and num_tokens < table.num_written:  # only a snapshot brings a state back
+            self._truncate(table, num_full)
+            return self._states.restore(table, len(table.digests), self._copy_slot)
         if self._has_lost_window(table, num_tokens):
             self._truncate(table, num_full)
             return ()
@@ -287,12 +332,15 @@ class BlockManager:
         """Release the pages of copies that have been carried out, or that nobody wants any more."""
         for copy in copies:
             self._copies.remove(copy)
-            self._groups[copy.group].pool.decref([copy.target, copy.source])
+            pool = self._pool_of(copy.group)
+            pool.decref([copy.target, copy.source])
 
     def close(self, table: PageTable) -> None:
         """Give every page back, tail first, so that a shared head outlives its tails."""
         self._tables.remove(table)
         self._trim(table, 0)
+        if self._states is not None:
+            self._states.close(table)
         table.num_written = 0
 
     def insert(
@@ -349,12 +397,15 @@ class BlockManager:
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
-        """Return group and page of everything a table holds."""
-        return [
+        """Return group and page of everything a table holds; slots of states are pages of the last group."""
+        held = [
             (group.index, page)
             for group, part in zip(self._groups, table.parts, strict=True)
             for page in group.live(part)
         ]
+        if self._states is not None:
+            held += [(self._states.index, slot) for slot in self._states.held(table)]
+        return held
 
     def held_indices(self, table: PageTable, group: int) -> list[int]:
         """Return which of a sequence's pages its table holds in a group, rising."""
@@ -362,7 +413,8 @@ class BlockManager:
 
     def flush(self) -> int:
         """Forget the contents of every idle page of all groups; return how many there were."""
-        return sum([group.pool.flush() for group in self._groups])
+        slots = 0 if self._states is None else self._states.pool.flush()
+        return sum([group.pool.flush() for group in self._groups]) + slots
 
     # What watchers and operators ask.
 
@@ -392,17 +444,26 @@ class BlockManager:
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""
         check_books(self._groups, self.page_size, self._tables, self._copies)
+        if self._states is not None:
+            index = self._states.index
+            self._states.check(self._tables, [copy for copy in self._copies if copy.group == index])
 
     # All groups together.
 
     def _acquire_prefix(self, table: PageTable, digests: abc.Sequence[Digest]) -> None:
         """Give an empty table the longest beginning after which every group can go on."""
-        if len(self._groups) == 1 and not self._windowed:  # one pass instead of two: 5 % of a short prompt
+        if (
+            len(self._groups) == 1 and not self._windowed and self._states is None
+        ):  # one pass instead of two: 5 % of a short prompt
             table.pages.extend(self._pool.acquire(digests))
             num_pages = len(table.pages)
         else:
             after = table.quantize_after
             num_pages = self._longest_prefix(digests, len(digests), after)
+            if self._states is not None:
+                assert table.state is not None
+                table.state.junction = self._longest_prefix(digests, len(digests), after, with_state=False)
+                self._states.hold_snapshot(table.state, digests, num_pages)
             table.parts = tuple([group.acquire(digests, num_pages, after) for group in self._groups])
         table.num_written = table.capacity = num_pages * self.page_size
 
@@ -412,16 +473,22 @@ class BlockManager:
         num_pages: int,
         quantize_after: int,
         table: PageTable | None = None,
+        *,
+        with_state: bool = True,
     ) -> int:
         """Return the greatest number of pages, at most ``num_pages``, after which every group can go on, with
-        what is cached and, if ``table`` is shortened, with what it holds."""
+        what is cached and, if ``table`` is shortened, with what it holds. ``with_state`` False: as far as
+        pages go, whether or not there is a snapshot of the recurrent state."""
 
         for group in self._full:  # whatever is shorter does for them, too
             if table is None:
                 num_pages = group.pool.prefix_length(digests[:num_pages])
         longer = num_pages + 1
-        while self._windowed and num_pages < longer:
+        states = self._states if with_state else None
+        while (self._windowed or states is not None) and num_pages < longer:
             longer = num_pages
+            if states is not None:
+                num_pages = states.longest_prefix(digests, num_pages)
             for group in self._windowed:
                 held = None if table is None else table.parts[group.index]
                 num_pages = group.longest_prefix(digests, num_pages, quantize_after, held)
@@ -509,7 +576,17 @@ class BlockManager:
             group.pool.decref([page])
         return tuple(copies)
 
-    def _copy(self, group: KVGroup, source: int, target: int) -> PageCopy:
+    def _pool_of(self, group: int) -> PagePool:
+        """Return the pool of a group of pages, or of slots."""
+        if self._states is not None and group == self._states.index:
+            return self._states.pool
+        return self._groups[group].pool
+
+    def _copy_slot(self, source: PageId, target: PageId) -> PageCopy:
+        assert self._states is not None
+        return self._copy(self._states, source, target)
+
+    def _copy(self, group: KVGroup | StateGroup, source: int, target: int) -> PageCopy:
         """Hold both pages of a copy until it is reported with ``copied``."""
         copy = PageCopy(PageId(source), PageId(target), group.index)
         assert all((source, group.index) != (other.target, other.group) for other in self._copies), (

@@ -17,6 +17,8 @@ class Miss:
     reason       disabled       the cache is off, or was not to be used for this prompt
                  new            never seen, or so long ago that it is forgotten
                  evicted        given up for another page
+                 no_state       the page is there, and no snapshot of the recurrent state after any page from
+                                there on: ``num_pages`` pages were found
                  other_format   kept outside the pool, in a format or by a model that is not this one's
                  other_salt     the prompt begins with a page that was written under another salt
                  last_token     the page would be full, but it has the last token, which is always computed
@@ -29,6 +31,7 @@ class Miss:
     page: int
     reason: str
     evicted_at: float | None = None
+    num_pages: int = 0
     other_salts: tuple[bytes, ...] = ()
 
 
@@ -121,6 +124,8 @@ class MissClassifier:
         num_tokens, page = len(tokens), table.num_written // self._page_size
         if page == max(num_tokens - 1, 0) // self._page_size:
             return Miss(page, self._tail_reason(num_tokens - page * self._page_size))
+        if table.state is not None and table.state.junction > page:
+            return Miss(page, "no_state", num_pages=table.state.junction)
         evicted_at = self._evicted(table, page + 1)
         if evicted_at is not None:
             return Miss(page, "evicted", evicted_at)

@@ -107,6 +107,26 @@ class PagePool:
         self.events.add_removed(digests)
         return pages
 
+    def discard(self, page: PageId) -> None:
+        """Make one cached page an empty one, if nobody holds it."""
+        digest = self._digest_of[page]
+        if digest is None or self._ref_counts[page]:
+            return
+        self._cached.reuse([page])
+        del self._page_of[digest]
+        self._digest_of[page] = None
+        self._empty.append(page)
+        self.events.add_removed([digest])
+
+    def unpublish(self, page: PageId) -> None:
+        """Let nobody find a page any more, whose one holder is going to write it."""
+        digest = self._digest_of[page]
+        assert digest is not None, f"page {page} cannot be found"
+        assert self._ref_counts[page] == 1, f"page {page} has {self._ref_counts[page]} holders"
+        del self._page_of[digest]
+        self._digest_of[page] = None
+        self.events.add_removed([digest])
+
     def incref(self, pages: abc.Iterable[PageId]) -> None:
         """Add a holder to each of these held pages."""
         for page in pages:

@@ -57,7 +57,9 @@ class Pins:
         after = self._num_pins + Counter(blocks.held_by(table))
         after.subtract(blocks.held_by(previous) if previous is not None else ())
         after = +after
+        slots = sum(group == len(blocks.groups) for group, _ in after)  # of recurrent states
         too_many = _most(after) > blocks.max_pinned
+        too_many |= blocks.states is not None and slots >= blocks.states.num_slots  # one is left to run in
         if limit is not None and not too_many:
             own = self._held_by_owner(limit.owner, but=name) + Counter(blocks.held_by(table))
             too_many = _most(own) > limit.max_pages

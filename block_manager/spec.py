@@ -12,8 +12,8 @@ and the disk tier ask it; nobody else computes such a number.
       SlidingWindow     queries see the last ``window`` positions and the first ``keep``
         ResidualWindow  what is read in 16 bits of a group whose pages are quantized
 
-State of a fixed size per sequence (recurrent layers) is another kind of group, and its place is here:
-``max_pages`` of one slot, and ``needed_pages`` of the one that a snapshot is named by.
+State of a fixed size per sequence (``RecurrentState``) is another kind of group: it has slots and no pages,
+and what a sequence needs to go on is one snapshot.
 """
 
 from __future__ import annotations
@@ -233,6 +233,27 @@ class ResidualWindow(SlidingWindow):
         reads, of which there are none if it reads nothing but the page being written."""
         widest = self.widest_window(quantize_after)
         return self.kept_pages(page_size) + (pages_touched(widest, page_size) if widest > 1 else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentState:
+    """Layers whose state has one size, however long the sequence is.
+
+    num_slots    size of the pool: running sequences, and snapshots
+    slot_bytes   of the state of all these layers
+    every_page   a snapshot at every page, because a slot is no bigger than one
+    """
+
+    num_slots: int
+    slot_bytes: int
+    every_page: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for pools that nothing can run in."""
+        if self.num_slots < 1:
+            raise ValueError(
+                f"num_slots must be at least 1, got {self.num_slots}; give recurrent states more memory"
+            )
 
 
 def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 PageId = NewType("PageId", int)
 Digest = NewType("Digest", bytes)
@@ -53,6 +53,38 @@ class GroupPageTable:
     window_start: int = 0
 
 
+class PlannedSnapshot(NamedTuple):
+    """A snapshot that a step takes: of the state after ``position`` tokens, in ``slot``.
+
+    is_junction   pages were found up to there
+    """
+
+    position: int
+    slot: PageId
+    is_junction: bool
+
+
+@dataclass(slots=True, eq=False)
+class TableState:
+    """A table's part of the recurrent state.
+
+    running    its slot: the state after ``num_written`` tokens; None before ``reserve``
+    found      the snapshot it was opened with, held until the running slot is filled from it
+    origin     that snapshot afterwards, not held
+    junction   pages that were found beyond the snapshot: the sequence takes one there
+    planned    snapshots of the step that is being computed
+    tail       its last published snapshot, and its digest; not held
+    """
+
+    running: PageId | None = None
+    found: PageId | None = None
+    origin: PageId | None = None
+    junction: int = 0
+    planned: list[PlannedSnapshot] = field(default_factory=list)
+    tail: PageId | None = None
+    tail_digest: Digest = Digest(b"")
+
+
 @dataclass(slots=True, eq=False)
 class PageTable:
     """Which page holds which positions of one sequence; only BlockManager changes it.
@@ -68,6 +100,8 @@ class PageTable:
                      quantized ones
     capacity         positions that the reserved pages of every group have room for
     reserved_ahead   positions that ``reserve`` was asked to have room for in time
+    state            of recurrent layers; None for models without any
+    copies           what ``reserve`` wants copied before the next step; whoever takes them empties the list
     """
 
     page_size: int
@@ -76,6 +110,8 @@ class PageTable:
     digests: list[Digest] = field(default_factory=list)
     num_written: int = 0
     quantize_after: int = 0
+    state: TableState | None = None
+    copies: list[PageCopy] = field(default_factory=list)
     capacity: int = field(init=False, default=0)
     reserved_ahead: int = field(init=False, default=0)
 

@@ -8,7 +8,7 @@ on a machine without MLX.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,20 @@ class GroupMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateMetadata:
+    """Where the recurrent states of a step lie. A sequence whose first row is at position 0 has none yet:
+    what its slot holds is somebody else's.
+
+    slots      [B]     the slot of each sequence: its state before the step, and after it
+    snapshots  [C, 3]  sequence of the step, position, slot that gets a copy of the state after that many
+                       tokens
+    """
+
+    slots: Ints
+    snapshots: Ints = field(default_factory=lambda: np.zeros((0, 3), np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
     """T tokens of B sequences; the rows of a sequence are adjacent and in order.
 
@@ -41,6 +55,7 @@ class AttentionMetadata:
                              the residual pages of each group, where there are any
     quantize_after  [B]      queries of sequence b before this position read 16-bit pages alone, where
                              there are residual pages (residual.py); None: 0
+    states                   of recurrent layers; None for models without any
     """
 
     positions: Ints
@@ -49,6 +64,7 @@ class AttentionMetadata:
     page_size: int
     groups: tuple[GroupMetadata, ...]
     quantize_after: Ints | None = None
+    states: StateMetadata | None = None
 
     @property
     def num_tokens(self) -> int:

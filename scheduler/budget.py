@@ -80,6 +80,19 @@ class TokenBudget:
         if wanted > self._threshold and self._left_for_long is not None:
             self._left_for_long -= num_tokens
 
+    def grant_drafts(self, sequence: Sequence, wanted: int) -> int:
+        """Drafts of a decoding sequence that the step has room for, of the ``wanted`` ones."""
+        granted = max(0, min(wanted, self.left))
+        if self._time is not None:
+            granted = self._time.most_drafts(len(sequence.tokens), granted)
+        return granted
+
+    def spend_drafts(self, sequence: Sequence, num_drafts: int) -> None:
+        """So many drafts of a sequence are in the step."""
+        self.left -= num_drafts
+        if self._time is not None:
+            self._time.spend_drafts(len(sequence.tokens), num_drafts)
+
     def _short_demand(self, priority: int, rivals: Iterable[Sequence]) -> int:
         """What short prompts that are no less urgent could use, half of what is left at most."""
         demand, most = 0, self.left // 2

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
-from .step_cost import StepCost, StepShape, shape_of, with_chunk
+from .step_cost import StepCost, StepShape, shape_of, with_chunk, with_drafts
 from .types import Work
 
 HEADROOM = 0.85
 """Of the target, what a predicted step may take: a mean is exceeded by half of the steps."""
+
+AUTO_FACTOR = 3.0
+"""Times what the decodes alone take, that a step may take without a target of its own: others' prompts show
+in the gaps of a stream by that much at most."""
+
+AUTO_LEAST_S = 0.025
+"""But a step may take so long in any case: nobody sees it, and prompts of small models need whole chunks."""
+
+AUTO_MOST_S = 0.2
+"""And no longer, if the decodes leave room for prompts at all: a longer gap is seen as a stall."""
+
+AUTO_ROOM = 1.3
+"""Times what the decodes alone take, that prompts get beside slow ones."""
 
 MIN_CHUNK = 8
 """Prompt tokens that a step takes in any case, so that prompts get on under a target that cannot be met."""
@@ -20,10 +34,10 @@ UNTAUGHT_CHUNK = 64
 class LatencyTarget:
     """What a step may take, in seconds, while somebody decodes; and what steps have taken so far."""
 
-    def __init__(self, target_s: float) -> None:
-        """``target_s``: between two tokens of a sequence."""
+    def __init__(self, target_s: float | Literal["auto"]) -> None:
+        """``target_s``: between two tokens of a sequence; "auto" follows what decoding takes by itself."""
         self.target_s = target_s
-        self._cost = StepCost()
+        self.cost = self._cost = StepCost()
         self._num_chunks = 0  # observed steps that had prompt tokens
 
     def limit(self, work: Iterable[Work]) -> StepTime | None:
@@ -31,7 +45,14 @@ class LatencyTarget:
         shape = shape_of(work)
         if not shape.num_decodes:
             return None
-        return StepTime(self._cost, shape, self.target_s * HEADROOM, taught=self._num_chunks > 0)
+        return StepTime(self._cost, shape, self._target(shape) * HEADROOM, taught=self._num_chunks > 0)
+
+    def _target(self, decodes: StepShape) -> float:
+        """Seconds between two tokens of the sequences that decode in this step."""
+        if self.target_s != "auto":
+            return self.target_s
+        alone = self._cost.predict(decodes)
+        return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
     def predict(self, work: Iterable[Work]) -> float:
         """Seconds that a planned step will take."""
@@ -65,6 +86,19 @@ class StepTime:
             else:
                 high = middle - 1
         return low
+
+    def most_drafts(self, stop: int, wanted: int) -> int:
+        """The most drafts, up to ``wanted``, that there is time for beside a sequence of ``stop`` tokens."""
+        most = 0
+        while most < wanted:
+            if self._cost.predict(with_drafts(self._shape, stop, most + 1)) > self._limit_s:
+                break
+            most += 1
+        return most
+
+    def spend_drafts(self, stop: int, num_drafts: int) -> None:
+        """So many drafts of a sequence of ``stop`` tokens are in the step."""
+        self._shape = with_drafts(self._shape, stop, num_drafts)
 
     def spend(self, start: int, num_tokens: int) -> None:
         """So many tokens of a prompt that stands at ``start`` are in the step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 class SequenceTooLong(ValueError):
@@ -16,7 +17,8 @@ class Limits:
     long_prefill_token_threshold   a prompt is long while more tokens of it have to be computed (None:
                       max_step_tokens, more than one step can take)
     target_itl        seconds that a step may take while somebody decodes: prompts are cut to what is
-                      predicted to fit (None: as many tokens as max_step_tokens allows)
+                      predicted to fit ("auto": a few times what the decodes alone take; None: as many
+                      tokens as max_step_tokens allows)
     max_long_partial_prefills   long prompts that are under way at once; short ones pass those that wait
     """
 
@@ -24,7 +26,7 @@ class Limits:
     max_running: int = 64
     long_prefill_token_threshold: int | None = None
     max_long_partial_prefills: int = 1
-    target_itl: float | None = None
+    target_itl: float | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
@@ -34,7 +36,7 @@ class Limits:
                 "max_long_partial_prefills and long_prefill_token_threshold must be at least 1, got "
                 f"{self.max_long_partial_prefills} and {self.long_prefill_threshold}"
             )
-        if self.target_itl is not None and not self.target_itl > 0:
+        if isinstance(self.target_itl, float | int) and not self.target_itl > 0:
             raise ValueError(
                 f"target_itl must be above 0 seconds, got {self.target_itl}; leave it out for none"
             )

@@ -51,6 +51,8 @@ class Roster:
         self.waiting.remove(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         sequence.status, sequence.table = Status.RUNNING, table
+        self.copies += table.copies
+        table.copies = []
 
     def preempt(self, victim: Sequence) -> None:
         """Take a running sequence's pages back; it is the first of its priority to be admitted again."""

@@ -10,10 +10,11 @@ from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
+from .drafts import draft_cost, drop_rejected, plan_drafts
 from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
-from .step_cost import shape_of
+from .step_cost import StepCost, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
 
 LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
@@ -21,8 +22,8 @@ LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
 
 class Scheduler:
     """Each step: one token for every decoding sequence, then prompt chunks, then arrivals,
-    oldest first, until the token budget is spent. A long prompt leaves half of it to shorter
-    ones that wait, and these do not wait for a second long one.
+    oldest first, until the token budget is spent; what is left of it goes to drafts. A long prompt leaves
+    half of it to shorter ones that wait, and these do not wait for a second long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
     ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
@@ -47,6 +48,8 @@ class Scheduler:
         self.num_preemptions = 0  # since the start
         self._connector = connector or NoConnector()
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
+        self._cost = StepCost() if self._latency is None else self._latency.cost
+        self._weighs_drafts = False
         self._roster = Roster(blocks, limits.max_running)
         self._planned: Step | None = None  # and not yet committed
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
@@ -120,20 +123,32 @@ class Scheduler:
         self._plan_chunks(chunks, budget, work, preempted)
         if not preempted and budget.left and self._roster.waiting:
             self._plan_arrivals(chunks, budget, work, lookups)
+        if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
+            plan_drafts(work, budget, self.blocks)
         if not work:
             stuck = [*self._roster.running, *self._roster.waiting]
             assert not stuck, "somebody waits and nothing is computed"
             return None
         roster = self._roster
+        for sequence, start, stop, *_ in work:
+            assert sequence.table is not None
+            self.blocks.plan_snapshots(sequence.table, start, stop, ends=stop == len(sequence.tokens))
         copies, roster.copies = tuple(roster.copies), []
         predicted_s = self._latency.predict(work) if self._latency is not None else None
         self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s)
         return self._planned
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Learn how long a step took, from its planning to its results, for the latency target."""
+        """Learn how long a step took, from its planning to its results, for the latency target and drafts."""
         if self._latency is not None:
             self._latency.observe(shape_of(step.work), seconds)
+        elif self._weighs_drafts:
+            self._cost.observe(shape_of(step.work), seconds)
+
+    def draft_cost(self, step: Step) -> float:
+        """What a row for a draft takes in the step after this one, as a share of its time without it."""
+        self._weighs_drafts = True
+        return draft_cost(self._cost, step)
 
     def commit(self, step: Step, results: Run[Result]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.
@@ -148,7 +163,7 @@ class Scheduler:
         groups: list[tuple[Work, Run[Result]]] = []
         index = 0
         for item in step.work:
-            sequence, _, stop, samples, siblings = item
+            sequence, _, stop, samples, siblings, drafts = item
             first, index = index, index + samples + len(siblings)
             table = sequence.table
             if siblings:
@@ -160,8 +175,12 @@ class Scheduler:
             elif (token := results[first].token) is None:
                 ended.append(sequence)
             else:
-                commit_pages(table, sequence.tokens, stop)
+                more = results[first].more
                 sequence.tokens.append(token)
+                sequence.tokens += more
+                commit_pages(table, sequence.tokens, stop + len(more))
+                if len(more) < len(drafts):
+                    drop_rejected(table, self.blocks)
                 if _is_done(sequence, results[first]):
                     ended.append(sequence)
         assert index == len(results), f"{len(results)} results for {index} samples"
@@ -298,7 +317,7 @@ class Scheduler:
         """Digests of the prompt pages that this step fills, or begins to."""
         page_size = self.blocks.page_size
         filling: set[Digest] = set()
-        for sequence, start, stop, samples, _ in work:
+        for sequence, start, stop, samples, *_ in work:
             if stop - start > 1 or not samples:
                 assert sequence.table is not None
                 filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])

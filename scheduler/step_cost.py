@@ -16,7 +16,7 @@ _MAX_COVARIANCE = 1e6  # without news in some direction, forgetting would let it
 class StepShape(NamedTuple):
     """What a step's time depends on.
 
-    num_decodes        sequences that compute one token
+    num_decodes        rows of sequences that compute one token, and of their drafts
     num_chunk_tokens   prompt tokens
     num_positions      positions that the decoding rows attend to, in all
     chunk_positions    the same of prompt tokens
@@ -79,6 +79,13 @@ def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
     )
 
 
+def with_drafts(shape: StepShape, stop: int, num_drafts: int) -> StepShape:
+    """The shape of a step with so many drafts more, of a sequence of ``stop`` tokens."""
+    return shape._replace(
+        num_decodes=shape.num_decodes + num_drafts, num_positions=shape.num_positions + num_drafts * stop
+    )
+
+
 def _terms(shape: StepShape) -> tuple[float, float, float, float, float]:
     """Scaled so that coefficients are of one order: milliseconds for most models."""
     decodes, chunk_tokens, positions, chunk_positions = shape
@@ -88,10 +95,10 @@ def _terms(shape: StepShape) -> tuple[float, float, float, float, float]:
 def shape_of(work: Iterable[Work]) -> StepShape:
     """The shape of a planned step."""
     num_decodes = num_positions = num_chunk_tokens = chunk_positions = 0
-    for _, start, stop, _, _ in work:
+    for _, start, stop, _, _, drafts in work:
         if stop - start == 1:
-            num_decodes += 1
-            num_positions += stop
+            num_decodes += 1 + len(drafts)
+            num_positions += stop * (1 + len(drafts))
         else:
             num_chunk_tokens += stop - start
             chunk_positions += (stop - start) * (start + stop + 1) // 2

@@ -33,6 +33,8 @@ class Sequence:
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
     digests      of the leading full pages, as far as known: they outlive preemption
+    drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
+                 room: whoever appends a token says what they are now
     """
 
     sequence_id: str
@@ -48,6 +50,7 @@ class Sequence:
     table: PageTable | None = field(init=False, default=None)
     num_cached: int | None = field(init=False, default=None)
     digests: list[Digest] = field(init=False, default_factory=list)
+    drafts: tuple[int, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Raise ValueError if there is nothing to compute."""
@@ -70,6 +73,9 @@ class Work(NamedTuple):
     """Compute ``tokens[start:stop]`` of one sequence; ``samples`` if that reaches its end,
     once for the sequence itself and once for each of the siblings that wait for it.
 
+    ``drafts`` are rows behind ``stop``, one for each guess at the tokens that follow: as many further
+    samples, of which those count that were drawn after guesses that hold.
+
     A named tuple, as Result is: thousands are built per second, in half a dataclass's time.
     """
 
@@ -78,6 +84,12 @@ class Work(NamedTuple):
     stop: int
     samples: bool
     siblings: tuple[Sequence, ...] = ()  # those that waited when the step was planned
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Behind the last row's position."""
+        return self.stop + len(self.drafts)
 
 
 class Lookup(NamedTuple):
@@ -115,22 +127,31 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.stop - item.start for item in self.work)
+        return sum(item.end - item.start for item in self.work)
+
+    def draws(self) -> list[tuple[Sequence, tuple[int, ...]]]:
+        """``sampled``, each with the drafts beside which it gets further tokens."""
+        return [
+            (sequence, item.drafts)
+            for item in self.work
+            if item.samples
+            for sequence in (item.sequence, *item.siblings)
+        ]
 
     def sampled(self) -> list[Sequence]:
         """The sequences that get a token from this step, in the order of the results.
 
         Fixed when the step is planned: one that is aborted afterwards keeps its place.
         """
-        return [
-            sequence for item in self.work if item.samples for sequence in (item.sequence, *item.siblings)
-        ]
+        return [sequence for sequence, _ in self.draws()]
 
 
 class Result(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
-    the step is published to the prefix cache."""
+    the step is published to the prefix cache. ``more`` are the tokens after it that were drawn
+    beside drafts that held: as many drafts as there are tokens."""
 
     token: int | None
     finished: bool = False
+    more: tuple[int, ...] = ()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from native import load_extension
@@ -24,4 +26,17 @@ settings.register_profile(  # for tests/mutants: whether a bug is found, not how
     suppress_health_check=[HealthCheck.too_slow],
 )
 load_extension()
+LEAVE_S = 120.0  # from the end of the last test to that of the process
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS", "default"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed: a run that is ended from outside has no summary."""
+    if report.failed and os.environ.get("CI") and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext[-1500:]}", flush=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """A thread or process that does not end shows its stack instead of holding up the run."""
+    faulthandler.dump_traceback_later(LEAVE_S, exit=True)

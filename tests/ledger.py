@@ -19,7 +19,7 @@ from octavo.block_manager import (
     ResidualWindow,
 )
 from octavo.block_manager.types import GroupPageTable
-from octavo.scheduler import Sequence, Step
+from octavo.scheduler import Sequence, Step, Work
 
 VOCABULARY = 5
 END = 0  # the token that ends a sequence
@@ -54,6 +54,7 @@ class Ledger:
     def __init__(self, page_size: int, groups: Iterable[KVGroupSpec] = (FullAttention(num_pages=1),)) -> None:
         self.page_size = page_size
         self.groups = tuple(groups)
+        self._states: dict[int, Entry] = {}  # by slot: all tokens that went into it
         self._slots: dict[tuple[int, int], Entry] = {}  # by group and slot
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
@@ -67,6 +68,10 @@ class Ledger:
             for offset in range(size)
         }
         self._slots.update(moved)
+        behind = len(self.groups)
+        self._states |= {
+            copy.target: self._states.get(copy.source, "empty") for copy in copies if copy.group == behind
+        }
 
     def write(
         self,
@@ -133,28 +138,52 @@ class Ledger:
         for item in step.work:
             table = item.sequence.table
             assert table is not None, "planned without pages"
-            for position in range(item.start, item.stop):
+            for position in range(item.start, item.end):
                 for part, held in zip(table.parts, holders, strict=True):
                     page = part.pages[position // self.page_size]
                     assert held[page] == 1, f"page {page} is written and has {held[page]} holders"
             self.write(
                 table,
-                item.sequence.tokens,
-                range(item.start, item.stop),
+                [*item.sequence.tokens[: item.stop], *item.drafts],
+                range(item.start, item.end),
                 salt=item.sequence.salt,
                 broken=item.sequence in broken,
             )
+            self._advance(item, broken=item.sequence in broken)
         for item in step.work:
             sequence = item.sequence
             assert sequence.table is not None
             if sequence not in broken:
                 self.check(
                     sequence.table,
-                    sequence.tokens,
-                    item.stop,
+                    [*sequence.tokens[: item.stop], *item.drafts],
+                    item.end,
                     first_query=item.start,
                     salt=sequence.salt,
                 )
+
+    def _advance(self, item: Work, *, broken: bool) -> None:
+        """Bring the recurrent state of one sequence to the step's end, with copies on the way; it must
+        hold all that was computed before, and nothing else."""
+        sequence, table = item.sequence, item.sequence.table
+        if table is None or (state := table.state) is None:
+            return
+        assert state.running is not None, "computed without a slot"
+        if item.start:
+            self.check_state(table, sequence.tokens, item.start, sequence.salt)
+        for position, slot, _ in state.planned:
+            assert item.start < position <= item.stop, "a snapshot of a state that the step does not pass"
+            self._states[slot] = "poison" if broken else (sequence.salt, tuple(sequence.tokens[:position]))
+        whole = (sequence.salt, tuple(sequence.tokens[: item.stop]))
+        self._states[state.running] = "poison" if broken else whole
+
+    def check_state(self, table: PageTable, tokens: list[int], num_tokens: int, salt: bytes) -> None:
+        """Raise AssertionError unless a table's slot holds the state after ``tokens[:num_tokens]``."""
+        assert table.state is not None
+        assert table.state.running is not None
+        found = self._states.get(table.state.running, "empty")
+        expected = (salt, tuple(tokens[:num_tokens]))
+        assert found == expected, f"the state is that of {found}, expected {expected}"
 
     def _holders(self, live: Iterable[Sequence], group: int) -> dict[int, int]:
         """In how many places of page tables each page stands; entries that were given back are none."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ledger import END, Ledger, next_token
+from ledger import END, VOCABULARY, Ledger, next_token
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Lookup, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, Lookup, Result, Scheduler, Sequence, Status, Step, Work
 from strategies import Event, Workload
 
 MAX_STEPS = 3000
@@ -22,6 +22,8 @@ class Served:
     harmed: set[Sequence] = field(default_factory=set)
     lookups: list[Lookup] = field(default_factory=list)
     num_steps: int = 0
+    num_rejected: int = 0  # drafts
+    num_accepted: int = 0
 
     def __post_init__(self) -> None:
         load = self.workload
@@ -31,6 +33,7 @@ class Served:
             prefix_cache=load.prefix_cache,
             max_chunk=load.max_step_tokens,
             quantize_after=load.quantize_after,
+            states=load.states,
         )
         self.scheduler = Scheduler(self.blocks, Limits(load.max_step_tokens, load.max_running))
         self.ledger = Ledger(load.page_size, load.groups)
@@ -44,7 +47,8 @@ class Served:
             assert self.num_steps < MAX_STEPS, "no end in sight"
         self.blocks.check()
         assert self.blocks.num_held == 0, "pages leaked"
-        assert self.blocks.idle_pages() == tuple(group.num_pages for group in self.workload.groups)
+        slots = () if self.workload.states is None else (self.workload.states.num_slots,)
+        assert self.blocks.idle_pages() == (*(group.num_pages for group in self.workload.groups), *slots)
         assert all(sequence.status is Status.FINISHED for sequence in self.everyone)
         return self
 
@@ -66,7 +70,22 @@ class Served:
         self._happen("abort_in_flight")
         self.scheduler.commit(step, results)
         self.blocks.check()
+        for item, result in zip([item for item in step.work if item.drafts], self._drafted, strict=True):
+            self._check_rejected(item, result)
+        for sequence in self._running():
+            sequence.drafts = guesses(sequence, self.workload.drafts)
         return True
+
+    def _check_rejected(self, item: Work, result: Result) -> None:
+        """What was reserved for drafts that were wrong is given back."""
+        self.num_accepted += len(result.more)
+        self.num_rejected += len(item.drafts) - len(result.more)
+        table = item.sequence.table
+        if table is None or len(result.more) == len(item.drafts):
+            return
+        assert table.num_written == item.stop + len(result.more)
+        for part in table.parts:
+            assert len(part.pages) == -(-table.num_written // self.workload.page_size)
 
     def _running(self) -> list[Sequence]:
         """Oldest first: tests may look where callers may not."""
@@ -119,6 +138,8 @@ class Served:
         self.ledger.copy(copies)
         self.blocks.copied(copies)
         self.ledger.check(table, sequence.tokens, table.num_written, salt=sequence.salt)
+        if table.state is not None and table.num_written:
+            self.ledger.check_state(table, sequence.tokens, table.num_written, sequence.salt)
 
     def _compute(self, step: Step) -> list[Result]:
         failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())
@@ -126,10 +147,32 @@ class Served:
         broken = frozenset(w.sequence for w in step.work if failing & {w.sequence, *w.siblings})
         self.ledger.run(step, self.everyone, broken)
         results = []
-        for sequence in step.sampled():
-            token = next_token(sequence.tokens, sequence.sequence_id)
-            results.append(Result(None) if sequence in failing else Result(token, token == END))
+        self._drafted: list[Result] = []
+        for sequence, drafts in step.draws():
+            results.append(Result(None) if sequence in failing else judge(sequence, drafts))
+            if drafts:
+                self._drafted.append(results[-1])
         return results
+
+
+def judge(sequence: Sequence, drafts: tuple[int, ...]) -> Result:
+    """The next token, and one more after each draft that holds."""
+    tokens: list[int] = []
+    for draft in (*drafts, None):
+        tokens.append(next_token([*sequence.tokens, *tokens], sequence.sequence_id))
+        if tokens[-1] != draft or tokens[-1] == END:
+            break
+    return Result(tokens[0], tokens[-1] == END, tuple(tokens[1:]))
+
+
+def guesses(sequence: Sequence, most: int) -> tuple[int, ...]:
+    """What follows a sequence, now and then with a mistake in it."""
+    drafts: list[int] = []
+    for _ in range(most):
+        token = next_token([*sequence.tokens, *drafts], sequence.sequence_id)
+        is_wrong = next_token([*sequence.tokens, *drafts], "mistakes") == 0
+        drafts.append((token + 1) % VOCABULARY if is_wrong else token)
+    return tuple(drafts)
 
 
 def check_step(
@@ -156,7 +199,11 @@ def check_step(
         assert item.start == item.sequence.num_written < item.stop <= len(item.sequence.tokens)
         assert item.samples == (item.stop == len(item.sequence.tokens))
         assert item.sequence.table is not None
-        assert item.stop <= item.sequence.table.capacity
+        assert item.end <= item.sequence.table.capacity
+        assert item.drafts == item.sequence.drafts[: len(item.drafts)]
+        if item.drafts:
+            assert item.samples
+            assert item.end < item.sequence.num_prompt + item.sequence.max_tokens
 
     if before and before[0] not in planned:  # only a rollback takes pages from an admitted prompt
         assert backlogs[before[0]] > 1, "the oldest must always get on"

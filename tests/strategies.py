@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 
-from octavo.block_manager import FullAttention, KVGroupSpec, ResidualWindow, SlidingWindow
+from octavo.block_manager import (
+    FullAttention,
+    KVGroupSpec,
+    RecurrentState,
+    ResidualWindow,
+    SlidingWindow,
+)
 from octavo.block_manager.spec import pages_touched
 
 
@@ -53,11 +59,17 @@ class Workload:
     events: tuple[Event, ...] = ()
     prefix_cache: bool = True
     quantize_after: int = 0
+    states: RecurrentState | None = None
+    drafts: int = 0  # per sequence and step, right ones and wrong ones
 
 
 QUANTIZE_AFTER = 7  # of requests with a salt
 MOST_QUANTIZE_AFTER = 11
 EVENTS = ("abort", "abort_in_flight", "fail", "rollback")
+
+states = st.none() | st.builds(
+    RecurrentState, num_slots=st.integers(1, 6), slot_bytes=st.just(1), every_page=st.booleans()
+)
 
 # Two token ids and prompts that often share a beginning: collisions are what we are after.
 prompts = st.lists(st.integers(1, 2), min_size=1, max_size=20).map(tuple)
@@ -141,4 +153,6 @@ def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
         events=tuple(happening),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         quantize_after=draw(st.sampled_from([0, 0, 4, MOST_QUANTIZE_AFTER])),
+        states=draw(states),
+        drafts=draw(st.sampled_from([0, 0, 1, 3, 9])),
     )

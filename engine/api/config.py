@@ -11,6 +11,7 @@ from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_
 from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
 
 from .errors import InvalidConfig
+from .sampling_params import Speculate
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
@@ -21,6 +22,10 @@ class EngineConfig:
     """Names and defaults are those of ``octavo serve``.
 
     model             "demo" (the embedded one), a folder, or a Hugging Face id
+    revision          branch, tag or commit of a Hugging Face id (None: its main branch)
+    served_model_name what clients are told the model is, and further names they may use over HTTP
+                      (none: a name made of ``model``)
+    chat_template     a Jinja file in the place of the model's own template
     backend           where attention and linear layers run; "auto" takes the best there is
     threads           CPU threads of the native kernels (None: all this process may use)
     weights           "keep", or re-quantize while loading
@@ -37,6 +42,8 @@ class EngineConfig:
     page_size         positions per page
     kv_memory         bytes for the page pool (None: a share of the machine's memory)
     num_pages         pages of the pool; give this or kv_memory
+    state_memory      bytes for the states of recurrent layers (None: a share of kv_memory, or of what it
+                      stands for)
     max_model_len     positions a sequence may have (None: the model's own limit)
     max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
                       the first keep_tokens; sequences may then outgrow the model's limit (None: all)
@@ -44,13 +51,17 @@ class EngineConfig:
     max_running       sequences computed at once
     max_step_tokens   tokens computed per step, decodes and prompt chunks together
     target_itl        milliseconds between two tokens of a sequence: prompts are computed in chunks that are
-                      predicted to keep it while somebody decodes (None: chunks of max_step_tokens)
+                      predicted to keep it while somebody decodes ("auto": three times what decoding takes
+                      by itself, at least 25 and at most 200; "off": chunks of max_step_tokens)
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
     max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
     queue_timeout     seconds that a request may wait to be begun (None: any time)
     max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
                       refused beyond that, and twice of it ends the slowest streams
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
+    speculate         what guesses the next tokens of a sequence, to check several in one step: "off", or
+                      "ngram" (what followed the last tokens before); a request may have its own
+    draft_tokens      tokens that are guessed at once, at most
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
@@ -62,6 +73,9 @@ class EngineConfig:
     """
 
     model: str = "demo"
+    revision: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    chat_template: Path | None = None
     backend: Backend = "auto"
     threads: int | None = None
     weights: Weights = "keep"
@@ -77,17 +91,20 @@ class EngineConfig:
     page_size: int = 32
     kv_memory: int | None = None
     num_pages: int | None = None
+    state_memory: int | None = None
     max_model_len: int | None = None
     max_kv_size: int | None = None
     keep_tokens: int | None = None
     max_running: int = 64
     max_step_tokens: int = 512
-    target_itl: float | None = None
+    target_itl: float | Literal["auto", "off"] = "off"
     max_waiting: int = 1024
     max_waiting_tokens: int | None = 2**20
     queue_timeout: float | None = None
     max_unread_bytes: int = 64 * 1024**2
     stream_interval: int = 1
+    speculate: Speculate = "off"
+    draft_tokens: int = 8
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
@@ -98,11 +115,19 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
-        for name, allowed in (("backend", get_args(Backend)), ("weights", get_args(Weights))):
+        for name, allowed in (
+            ("backend", get_args(Backend)),
+            ("weights", get_args(Weights)),
+            ("speculate", get_args(Speculate)),
+        ):
             if getattr(self, name) not in allowed:
                 raise InvalidConfig(
                     f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
                 )
+        if any(not name.strip() or not name.isprintable() for name in self.served_model_name):
+            raise InvalidConfig(
+                f"served_model_name must be names that can be printed, got {list(self.served_model_name)}"
+            )
         if not known_formats(self.kv_format):
             raise InvalidConfig(
                 f"kv_format must be one of {', '.join(FORMAT_NAMES)}, or two as K/V, got {self.kv_format!r}"
@@ -128,14 +153,17 @@ class EngineConfig:
             raise InvalidConfig(
                 f"queue_timeout must be above 0 seconds, got {self.queue_timeout}; leave it out for none"
             )
-        if self.target_itl is not None and not self.target_itl > 0:
+        if self.target_itl not in ("auto", "off") and not (
+            isinstance(self.target_itl, float | int) and self.target_itl > 0
+        ):
             raise InvalidConfig(
-                f"target_itl must be above 0 milliseconds, got {self.target_itl}; leave it out for none"
+                f"target_itl must be above 0 milliseconds, 'auto' or 'off', got {self.target_itl!r}"
             )
         counts = (
             "threads",
             "kv_memory",
             "num_pages",
+            "state_memory",
             "num_residual_pages",
             "max_model_len",
             "max_waiting_tokens",
@@ -146,7 +174,7 @@ class EngineConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
         for name in (
             "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
-            "max_unread_bytes", "cache_dir_bytes",
+            "max_unread_bytes", "cache_dir_bytes", "draft_tokens",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.block_manager import KVGroupSpec
+from octavo.block_manager import KVGroupSpec, RecurrentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +15,14 @@ class MemoryBudget:
     weights: int
     pages: int
     workspace: int
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """name           what the operator asked for ("demo", a folder's name, a hub id)
+    """name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
+    aliases        further names that the operator chose
+    chat_template  a file in the place of the model's own template
     tier           "paged" or "gather", as the load-time parity probe decided
     backend_reason why this backend was chosen, for people
     kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
@@ -28,6 +31,8 @@ class ModelInfo:
                    windows, ``groups`` says what each kind of layer has (empty: one kind), and then
                    its residual windows, if there are any
     quantize_after  of requests that say nothing of it
+    states         slots of recurrent layers; None for models without any
+    state_tier     how recurrent layers are computed, for people; empty without any
     """
 
     name: str
@@ -45,5 +50,9 @@ class ModelInfo:
     page_size: int
     num_pages: int
     memory: MemoryBudget
+    aliases: tuple[str, ...] = ()
+    chat_template: Path | None = None
     groups: tuple[KVGroupSpec, ...] = ()
     quantize_after: int = 0
+    states: RecurrentState | None = None
+    state_tier: str = ""

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal, get_args
 
 from .errors import InvalidRequest
 from .structured_output import Structured
 
+Speculate = Literal["off", "ngram"]
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
@@ -44,6 +46,8 @@ class SamplingParams:
     quantize_after       tokens up to which a sequence is read in 16 bits alone, where the engine has 16-bit
                          pages beside quantized ones (None: the engine's number). Requests share cached
                          pages with those of the same number only
+    speculate            what guesses the next tokens, which changes nothing but the time they take: "off",
+                         or "ngram" (None: as the engine was started)
     structured           what the output must look like (None: anything). It wins over min_tokens and
                          ignore_eos: an output that is complete ends
     """
@@ -66,6 +70,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     quantize_after: int | None = None
+    speculate: Speculate | None = None
     structured: Structured | None = None
 
     def __post_init__(self) -> None:
@@ -96,6 +101,10 @@ class SamplingParams:
         if self.quantize_after is not None:
             _within("quantize_after", self.quantize_after, 0, 2**31 - 1)
         _within("n", self.n, 1, MAX_SAMPLES)
+        if self.speculate is not None and self.speculate not in get_args(Speculate):
+            raise InvalidRequest(
+                f"speculate must be one of {', '.join(get_args(Speculate))}, got {self.speculate!r}"
+            )
         self._check_stop()
         for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if number is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.block_manager import PageCounts
 
@@ -28,6 +28,14 @@ class RequestRecord:
     invalid: bool = False
 
 
+class DraftRecord(NamedTuple):
+    """Drafts of one sequence in one step: how many were computed, and how many of them held, from the first
+    one on."""
+
+    num_drafts: int
+    num_accepted: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
     """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, and ``store``:
@@ -49,6 +57,7 @@ class StepRecord:
     hit_tokens, query_tokens   prompt tokens found / looked up by arrivals of this step
     miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
     ttft_s, inter_token_s, queue_s   one entry per event of this step
+    drafts                     one entry per sequence that had some in this step
     predicted_s                what the scheduler expected; None without a latency target
     """
 
@@ -66,6 +75,7 @@ class StepRecord:
     inter_token_s: tuple[float, ...] = ()
     queue_s: tuple[float, ...] = ()
     ended: tuple[RequestRecord, ...] = ()
+    drafts: tuple[DraftRecord, ...] = ()
     predicted_s: float | None = None
 
 

@@ -16,17 +16,20 @@ from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
 from ..api.config import Backend, EngineConfig, Weights
 from ..api.engine_info import ModelInfo
+from ..api.sampling_params import Speculate
 from .usage import checked
 
 DEFAULTS = EngineConfig()
 _SETTINGS = (
-    "model", "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
+    "model", "revision", "served_model_name", "chat_template",
+    "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "sink_pages", "residual_pages", "quantize_after", "num_residual_pages",
-    "page_size", "kv_memory", "num_pages", "max_model_len", "max_kv_size", "keep_tokens",
+    "page_size", "kv_memory", "num_pages", "state_memory", "max_model_len", "max_kv_size",
+    "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
-    "target_itl", "prefix_cache", "cache_policy", "max_pinned_pages", "tenant_share",
-    "cache_dir", "cache_dir_bytes", "save_dir",
+    "target_itl", "speculate", "draft_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
+    "tenant_share", "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
 
@@ -36,6 +39,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
     add("--model", metavar="PATH|HUB_ID|demo", help=f"what to serve ({DEFAULTS.model}: the embedded model)")
+    add("--revision", metavar="R", help="branch, tag or commit of a Hugging Face id (its main branch)")
+    add("--served-model-name", action=_Names, nargs="+", metavar="NAME",
+        help="what clients call the model; further names are for HTTP (made of --model)")  # fmt: skip
+    add("--chat-template", type=Path, metavar="FILE", help="Jinja template in the place of the model's own")
     add("--backend", choices=get_args(Backend), help="where kernels run (auto: the best there is)")
     add("--threads", type=int, metavar="N", help="CPU threads of the kernels (all this process may use)")
     add("--weights", choices=get_args(Weights), help="re-quantize the weights while loading (keep)")
@@ -44,15 +51,31 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_format_arguments(group)
     add_residual_arguments(group)
     add("--num-residual-pages", type=int, metavar="N", help="16-bit pages of each kind of layer (all of use)")
-    add("--page-size", type=int, metavar="N", help=f"positions per page ({DEFAULTS.page_size})")
+    add(
+        "--page-size",
+        "--block-size",
+        type=int,
+        metavar="N",
+        help=f"positions per page ({DEFAULTS.page_size})",
+    )
     pool = group.add_mutually_exclusive_group()
     pool.add_argument(
-        "--kv-memory", type=checked(memory_size), metavar="SIZE", help="memory of the page pool, such as 2GiB"
+        "--kv-memory", "--kv-cache-memory-bytes", type=checked(memory_size), metavar="SIZE",
+        help="memory of the page pool, such as 2GiB",
+    )  # fmt: skip
+    pool.add_argument(
+        "--num-pages",
+        "--num-gpu-blocks-override",
+        type=int,
+        metavar="N",
+        help="size of the page pool in pages",
     )
-    pool.add_argument("--num-pages", type=int, metavar="N", help="size of the page pool in pages")
+    add("--state-memory", type=checked(memory_size), metavar="SIZE",
+        help="memory for the states of recurrent layers (a share of the page pool's)")  # fmt: skip
     add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
     add_attention_sink_arguments(group)
-    add("--max-running", type=int, metavar="N", help=f"sequences computed at once ({DEFAULTS.max_running})")
+    add("--max-running", "--max-num-seqs", type=int, metavar="N",
+        help=f"sequences computed at once ({DEFAULTS.max_running})")  # fmt: skip
     add("--max-waiting", type=int, metavar="N", help=f"requests that may queue ({DEFAULTS.max_waiting})")
     add("--max-waiting-tokens", type=int, metavar="N",
         help=f"prompt tokens that may queue ({DEFAULTS.max_waiting_tokens})")  # fmt: skip
@@ -62,11 +85,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="output that may wait for slow clients before new requests are refused (64MiB)")  # fmt: skip
     add("--stream-interval", type=int, metavar="N",
         help=f"tokens of a sample sent at once, after its first ({DEFAULTS.stream_interval})")  # fmt: skip
-    add("--max-step-tokens", type=int, metavar="N", help=f"tokens per step ({DEFAULTS.max_step_tokens})")
-    add("--target-itl", type=float, metavar="MS",
-        help="cut prompts so that those who decode get a token within this time (whole chunks)")  # fmt: skip
-    add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
-        help="forget the pages of finished requests")  # fmt: skip
+    add("--max-step-tokens", "--max-num-batched-tokens", type=int, metavar="N",
+        help=f"tokens per step ({DEFAULTS.max_step_tokens})")  # fmt: skip
+    add("--target-itl", type=_target_itl, metavar="MS|auto|off",
+        help="cut prompts so that those who decode get a token within this time; auto: within three times "
+        "what decoding takes, at least 25 and at most 200 ms (serve: auto; else off)")  # fmt: skip
+    add("--speculate", choices=get_args(Speculate),
+        help=f"guess the next tokens and check several in one step ({DEFAULTS.speculate})")  # fmt: skip
+    add("--draft-tokens", type=int, metavar="N",
+        help=f"tokens that are guessed at once, at most ({DEFAULTS.draft_tokens})")  # fmt: skip
+    add("--no-prefix-cache", "--no-enable-prefix-caching", dest="prefix_cache", action="store_const",
+        const=False, help="forget the pages of finished requests")  # fmt: skip
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")
     add("--max-pinned-pages", type=int, metavar="N",
         help=f"pages that `octavo cache pin` may keep for good ({DEFAULTS.max_pinned_pages})")  # fmt: skip
@@ -78,7 +107,28 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-dir", type=Path, metavar="DIR", help="where `octavo cache save` may write (nowhere)")
 
 
+class _Names(argparse.Action):
+    """Several names after one option, or the option several times."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        _option: Any = None,
+    ) -> None:
+        setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *values))
+
+
+VLLM_FORMATS = {
+    "auto": DEFAULTS.kv_format,
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}  # spellings of --kv-cache-dtype
+
+
 def _formats(name: str) -> str:
+    name = VLLM_FORMATS.get(name, name)
     if not known_formats(name):
         raise argparse.ArgumentTypeError(
             f"{name!r} is not a page format; use one of {', '.join(FORMAT_NAMES)}, or two as K/V"
@@ -86,10 +136,19 @@ def _formats(name: str) -> str:
     return name
 
 
+def _target_itl(text: str) -> float | str:
+    if text in ("auto", "off"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither milliseconds nor auto or off") from None
+
+
 def add_format_arguments(group: argparse._ActionsContainer) -> None:
     """--kv-format, and --k-format and --v-format for the halves; all default to None."""
     add = group.add_argument
-    add("--kv-format", type=_formats, metavar="F|K/V",
+    add("--kv-format", "--kv-cache-dtype", type=_formats, metavar="F|K/V",
         help=f"format of the KV pages, or those of K and V ({DEFAULTS.kv_format}); "
         f"one of {', '.join(FORMAT_NAMES)}")  # fmt: skip
     add("--k-format", choices=FORMAT_NAMES, help="format of K alone (that of --kv-format)")
@@ -130,14 +189,19 @@ def engine_flags(settings: Mapping[str, Any]) -> list[str]:
             flags.append(flag)
         elif value is False:
             flags.append(flag.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            flags += [flag, *map(str, value)]
         else:
             flags += [flag, str(value)]
     return flags
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine's configuration; InvalidConfig names what is not usable."""
-    return EngineConfig(**given_settings(args))
+def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    """The engine's configuration; InvalidConfig names what is not usable.
+
+    defaults   a command's own, for settings that were not given
+    """
+    return EngineConfig(**defaults | given_settings(args))
 
 
 def memory_size(text: str) -> int:

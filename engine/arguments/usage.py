@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
+
+from ..api.errors import InvalidConfig
+from .sources import EPILOG, found_options
 
 T = TypeVar("T")
 
@@ -21,12 +25,19 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", _HelpFormatter)
         super().__init__(**settings)
         self._fill = fill
+        self._reads_sources = False
+        self.origins: dict[str, str] = {}  # option: the variable or file that gave it
 
     def complete(self) -> None:
         """Add the options of this command now, as parsing does; a second call does nothing."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
+
+    def read_sources(self) -> None:
+        """Take what the command line leaves open from the environment and the file of --config."""
+        self._reads_sources = True
+        self.epilog = EPILOG
 
     def command(self, name: str) -> Parser:
         """The parser of a subcommand with all of its options. KeyError if there is no such command."""
@@ -39,12 +50,27 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         self.complete()
+        if self._reads_sources and args and not {"-h", "--help"} & set(args[0]):
+            args = (self._with_sources(args[0]), *args[1:])
         namespace, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:  # said here, where the command's own name and help are known
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
 
+    def _with_sources(self, argv: list[str]) -> list[str]:
+        try:
+            found = found_options(self, argv, os.environ)
+        except InvalidConfig as error:
+            self.error(str(error))
+        self.origins = found.origins
+        return [*found.words, *argv]
+
     def error(self, message: str) -> NoReturn:
+        for option, origin in self.origins.items():
+            if message.startswith("argument ") and option in message.partition(":")[0].split(" ")[1].split(
+                "/"
+            ):
+                message = f"{message} (from {origin})"
         say_error(self.prog.removeprefix("octavo").strip(), f"{message}; see `{self.prog} --help`")
         sys.exit(2)
 

@@ -18,7 +18,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     from ..executor.model_ops import model_ops
     from ..memory.model_files import resolve_model
 
-    path = resolve_model(config.model)
+    path = resolve_model(config.model, config.revision)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
     loaded = load_model(path, weights=config.weights, ops=ops)

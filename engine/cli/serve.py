@@ -21,6 +21,8 @@ from ..api.engine_info import ModelInfo
 from ..api.errors import OctavoError
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
+from ..http.options import HttpOptions, check_installed, with_real_port
+from ..http.router import Router
 from .serve_limits import ExitDeadline, available_cpus, cpu_quota, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
 
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     raise_descriptor_limit()
     # The deadline holds beyond the end of the loop, which joins threads: it ends with the process.
-    return asyncio.run(serve(engine_config(args), serve_options(args), ExitDeadline()))
+    return asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), ExitDeadline()))
 
 
 def _leave_at_once(*_: object) -> None:
@@ -65,13 +67,16 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     from ..observability.prometheus import Metrics, MetricsServer
 
     check_free(options.listen, "--listen")  # before time is spent on loading
+    front = None if options.http is None else open_front(options.http)
     salts = None
-    if options.auth_token_file is not None:
+    if options.auth_token_file is not None or options.api_key is not None:
         salts = load_tenant_salts(config.cache_dir or config.save_dir)
-    security = Security(tls=options.tls, token_file=options.auth_token_file, salts=salts)
+    security = Security(
+        tls=options.tls, token_file=options.auth_token_file, api_key=options.api_key, salts=salts
+    )
     _reload_on_hangup(security, options.listen)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
-    tracing = _tracing(options.otlp_endpoint, metrics, config.model)
+    tracing = _tracing(options.otlp_endpoint, metrics, config)
     engine = AsyncEngine(_within_quota(config), observer=tracing or metrics)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:
@@ -97,18 +102,45 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
             begin=tracing.begin if tracing is not None else None,
         )
         grpc_address = await server.start(options.listen)
+        router = None
+        if front is not None:
+            router = Router(
+                front,
+                grpc_address,
+                model=engine.info.name,
+                aliases=engine.info.aliases,
+                grace_s=options.drain_timeout,
+            )
+            probes.router = router
+            stack.push_async_callback(router.stop)
+            if not await _start_router(router, stopping):
+                await server.stop()
+                return 0
         probes.server = server
-        _announce(engine.info, grpc_address, http.address if http else None)
-        return await _serve_until_end(server, stopping, options.drain_timeout)
+        _announce(engine.info, grpc_address, http.address if http else None, front)
+        return await _serve_until_end(server, router, stopping, options.drain_timeout)
 
 
-def _tracing(endpoint: str | None, inner: Observer, model: str) -> Tracing | None:
+def open_front(options: HttpOptions) -> HttpOptions:
+    """With real ports, before time is spent on loading; InvalidConfig if HTTP could not be served."""
+    check_installed()
+    if not options.listen.is_local and options.api_key is None:
+        logger.warning("anybody who reaches %s may use this server: give --api-key", options.listen)
+    return replace(
+        options,
+        listen=with_real_port(options.listen, "--http"),
+        metrics=with_real_port(options.metrics, "--router-metrics"),
+    )
+
+
+def _tracing(endpoint: str | None, inner: Observer, config: EngineConfig) -> Tracing | None:
     if endpoint is None:
         return None
     from ..memory.model_files import served_name
     from ..observability.tracing import Tracing, otlp_exporter
 
-    return Tracing(inner, otlp_exporter(endpoint), model=served_name(model))
+    name = (config.served_model_name or (served_name(config.model),))[0]
+    return Tracing(inner, otlp_exporter(endpoint), model=name)
 
 
 def settle_interpreter() -> None:
@@ -158,9 +190,25 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDead
     return False
 
 
-async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_timeout: float) -> int:
-    """Wait for a signal, then drain; or for the engine's death, then leave with 1."""
-    waits = [asyncio.create_task(event.wait()) for event in (stopping, server.died)]
+async def _start_router(router: Router, stopping: asyncio.Event) -> bool:
+    """Wait until HTTP is served; False when a signal came first. EngineDead if it cannot be."""
+    start = asyncio.create_task(router.start())
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if start.done():
+        start.result()
+        return True
+    start.cancel()
+    return False
+
+
+async def _serve_until_end(
+    server: GrpcServer, router: Router | None, stopping: asyncio.Event, drain_timeout: float
+) -> int:
+    """Wait for a signal, then drain; or for the end of the engine or of the router, then leave with 1."""
+    ends = [stopping, server.died, *([router.gone] if router is not None else [])]
+    waits = [asyncio.create_task(event.wait()) for event in ends]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     died = server.died.is_set()
     if died:  # stay for a while, so that health checks and probes see why
@@ -168,16 +216,26 @@ async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_ti
     for wait in waits:
         wait.cancel()
     logger.info("shutting down")
-    await server.stop(0.0 if died else drain_timeout)
-    return 1 if died else 0
+    async with asyncio.TaskGroup() as group:  # what comes over HTTP is finished on both sides
+        group.create_task(server.stop(0.0 if died else drain_timeout))
+        if router is not None:
+            group.create_task(router.stop())
+    return 1 if died or not stopping.is_set() else 0
 
 
-def _announce(info: ModelInfo, grpc_address: Address, metrics_address: Address | None) -> None:
+def _announce(
+    info: ModelInfo, grpc_address: Address, metrics_address: Address | None, front: HttpOptions | None
+) -> None:
     """The memory budget for people, then the one line that programs wait for."""
     for line in budget_lines(info):
         print(line)
+    http = "" if front is None else f"http={front.listen} "
+    if front is not None:
+        logger.info(
+            "OpenAI API at %s://%s/v1, the router's metrics at %s", front.scheme, front.listen, front.metrics
+        )
     print(
-        f"octavo ready: grpc={grpc_address} metrics={metrics_address or 'off'} model={info.name} "
+        f"octavo ready: grpc={grpc_address} {http}metrics={metrics_address or 'off'} model={info.name} "
         f"backend={info.backend} kv={info.kv_format} pages={info.num_pages}",
         flush=True,
     )
@@ -206,6 +264,7 @@ class ServerProbes:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.server: GrpcServer | None = None  # once it serves
+        self.router: Router | None = None  # if there is one, from when it is started
         self._engine = engine
 
     def gauges(self) -> Gauges:
@@ -226,4 +285,6 @@ class ServerProbes:
             return reason
         if self.server is None:
             return "the model is being loaded"
+        if self.router is not None and not self.router.ready:
+            return "the HTTP router is being started"
         return "the server is draining" if self.server.intake.draining else None

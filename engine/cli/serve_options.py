@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..api.address import Address, parse_address
+from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, add_log_level_argument, memory_size
 from ..arguments.security import add_security_arguments, tls_files
-from ..arguments.usage import checked, seconds
+from ..arguments.sources import CONFIG_FLAG
+from ..arguments.usage import Parser, checked, seconds
+from .serve_http import add_http_arguments, http_options
 
 if TYPE_CHECKING:
     from ..grpc.security import TlsFiles
+    from ..http.options import HttpOptions
+
+MODEL = "model_to_serve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,8 @@ class ServeOptions:
     max_message_bytes   of a message that comes in (None: what a prompt of the model's length needs)
     write_timeout   seconds for which a client need not read its output
     tls, auth_token_file   who may use gRPC; read again on SIGHUP
+    api_key   a bearer token of gRPC, beside those of the file
+    http      the router in front; None: there is none
     """
 
     listen: Address
@@ -38,9 +46,18 @@ class ServeOptions:
     otlp_endpoint: str | None = None
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
+    http: HttpOptions | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    if isinstance(parser, Parser):
+        parser.read_sources()
+    parser.add_argument(
+        MODEL, nargs="?", action=_Model, default=argparse.SUPPRESS, metavar="MODEL",
+        help="what to serve, as --model",
+    )  # fmt: skip
+    parser.add_argument(CONFIG_FLAG, type=Path, metavar="FILE", help="options of this command, as TOML")
     parser.add_argument(
         "--listen",
         type=checked(parse_address),
@@ -92,9 +109,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="end a call whose client has not read its output for so long",
     )
+    add_http_arguments(parser)
     add_security_arguments(parser)
     add_log_level_argument(parser, "info")
     add_engine_arguments(parser)
+
+
+class _Model(argparse.Action):
+    """The positional MODEL, which is --model, and comes before what the environment or a file says."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: Any = None
+    ) -> None:
+        setattr(namespace, MODEL, values)
+        if namespace.model is None or "--model" in getattr(parser, "origins", {}):
+            namespace.model = values
+
+
+def _check_one_model(args: argparse.Namespace) -> None:
+    named = getattr(args, MODEL, None)
+    if named not in (None, args.model):
+        raise InvalidConfig(f"MODEL {named} and --model {args.model} are two models; give one of them")
+    if args.model is None and len(args.served_model_name or ()) > 1:
+        raise InvalidConfig(
+            f"--served-model-name takes every word after it: {' '.join(args.served_model_name)}; put MODEL "
+            "before it, or give --model"
+        )
 
 
 def _above_zero(text: str) -> float:
@@ -109,6 +149,8 @@ def _metrics_address(text: str) -> Address | None:
 
 
 def serve_options(args: argparse.Namespace) -> ServeOptions:
+    _check_one_model(args)
+    http = http_options(args)
     return ServeOptions(
         listen=args.listen,
         metrics=args.metrics,
@@ -120,4 +162,6 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         write_timeout=args.write_timeout,
         tls=tls_files(args),
         auth_token_file=args.auth_token_file,
+        api_key=args.api_key if http is None else None,
+        http=http,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
 
@@ -11,6 +13,7 @@ from ..api.stats import Observer
 from ..executor.base import ModelRunner, load_runner
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.transfer import PageTransfer
+from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .engine_core import EngineCore
 
@@ -20,9 +23,11 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
 
     Raises ModelLoadError or InvalidConfig with one clear line.
     """
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)  # refused before anything slow
     runner = load_runner(config)
     try:
-        return assemble(config, runner, load_tokenizer(runner.info.path), observer)
+        return assemble(config, runner, load_tokenizer(runner.info.path, config.chat_template), observer)
     except BaseException:
         runner.close()
         raise
@@ -42,13 +47,19 @@ def assemble(
             max_pinned=config.max_pinned_pages,
             max_chunk=config.max_step_tokens,
             quantize_after=config.quantize_after,
+            states=info.states,
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
+    if info.states is not None and config.speculate != "off":
+        raise InvalidConfig(
+            f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
+            f"{info.architecture}'s recurrent layers cannot; leave it out for this model"
+        )
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
-        target_itl=None if config.target_itl is None else config.target_itl / 1e3,
+        target_itl=_target_itl(config),
     )
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
@@ -62,7 +73,16 @@ def assemble(
         transfer=transfer,
         store_counts=disk.counts if disk is not None else None,
         observer=observer,
+        speculate=config.speculate,
+        draft_tokens=config.draft_tokens,
     )
+
+
+def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:
+    """In seconds; None for none."""
+    if config.target_itl == "off":
+        return None
+    return "auto" if config.target_itl == "auto" else config.target_itl / 1e3
 
 
 def _disk_tier(
@@ -70,6 +90,11 @@ def _disk_tier(
 ) -> DiskTier | None:
     if config.cache_dir is None:
         return None
+    if runner.info.states is not None:
+        raise InvalidConfig(
+            f"cache_dir keeps pages, and {runner.info.architecture} also has recurrent states, without which "
+            "they are of no use after a restart; leave cache_dir out for this model"
+        )
     try:
         return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:

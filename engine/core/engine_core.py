@@ -12,13 +12,15 @@ from octavo.scheduler import Result, Scheduler, Sequence, Step
 
 from ..api.engine_info import ModelInfo
 from ..api.outputs import Delta, FinishReason
+from ..api.sampling_params import Speculate
 from ..api.stats import Gauges, Observer
 from ..api.store_counters import StoreCounts
 from ..executor.base import ModelRunner, RunOutput
 from ..executor.batch import Batch, build_batch
-from ..executor.sampling.sampler import Sampled
+from ..executor.sampling.sampler import Sampled, SampleState
 from ..inspection.prefix_cache_inspector import PrefixCache
 from ..kv_store.transfer import PageTransfer
+from ..speculation.drafting import begin_drafting
 from ..tokenizer.tokenizer import Tokenizer
 from .prompt_logprobs import PromptScores
 from .request import Request, Sample, Update
@@ -33,6 +35,9 @@ class EngineCore:
 
     What concerns one request ends that request; whatever else goes wrong leaves ``step`` as an
     exception, and then nobody may use this core again.
+
+    speculate      what drafts for requests that do not say
+    draft_tokens   drafts of a sequence in one step, at most
     """
 
     def __init__(
@@ -45,6 +50,8 @@ class EngineCore:
         transfer: PageTransfer,
         store_counts: Callable[[], StoreCounts] | None = None,
         observer: Observer | None = None,
+        speculate: Speculate = "off",
+        draft_tokens: int = 8,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
@@ -54,6 +61,8 @@ class EngineCore:
         self._scheduler = scheduler
         self._recorder = Recorder(observer)
         self._clock = clock
+        self._speculate: Speculate = speculate
+        self._draft_tokens = draft_tokens
         self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
         self._scores = PromptScores()
         self._updates: list[Update] = []  # since the last step returned
@@ -98,6 +107,11 @@ class EngineCore:
         first.sequence.siblings.extend(sample.sequence for sample in others)
         self._scheduler.add(first.sequence)
         self._samples.update((sample.sequence, sample) for sample in request.samples)
+        if request.params.structured is None:
+            for sample in request.samples:
+                sample.drafting = begin_drafting(
+                    request.params.speculate or self._speculate, most=self._draft_tokens
+                )
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
@@ -131,7 +145,12 @@ class EngineCore:
         return batch
 
     def _run(self, step: Step, batch: Batch) -> RunOutput:
-        output = self._runner.run(batch, [self._samples[sequence].state for sequence in step.sampled()])
+        states: list[SampleState] = []
+        for sequence, drafts in step.draws():
+            state = self._samples[sequence].state
+            states.append(state)
+            states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
+        output = self._runner.run(batch, states)
         self._pass("run")
         return output
 
@@ -140,6 +159,7 @@ class EngineCore:
         results = self._accept(step, batch, output)
         self._pass("accept")
         self._scheduler.commit(step, results)
+        self._prepare(step)
         self._pass("commit")
 
     def _publish(self, step: Step | None, began: float) -> list[Update]:
@@ -185,19 +205,52 @@ class EngineCore:
             self._fail_unsampled(step, batch, output.failed_rows)
         now = self._clock()
         results = []
-        for sequence, sampled in zip(step.sampled(), output.samples, strict=True):
+        drawn = iter(output.samples)
+        for sequence, drafts in step.draws():
             sample = self._samples[sequence]
-            delta = _advance(sample, sampled)
-            if delta.finish_reason is FinishReason.ERROR:
-                results.append(Result(None, finished=True))
+            if drafts:
+                results.append(self._take_run(sample, drafts, [next(drawn) for _ in (None, *drafts)], now))
             else:
-                self._recorder.token(sample, now)
-                results.append(Result(sampled.token, finished=delta.finish_reason is not None))
-            self._tell(sample, delta)
-        for sequence in step.sampled():  # after the last token: accepting one waits for masks of its grammar
-            if (going_on := self._samples.get(sequence)) is not None:
-                going_on.state.prepare()
+                results.append(self._take(sample, next(drawn), now))
+        assert next(drawn, None) is None, "more was drawn than asked for"
         return results
+
+    def _take(self, sample: Sample, sampled: Sampled, now: float) -> Result:
+        """Give a sample its next token."""
+        delta = _advance(sample, sampled)
+        failed = delta.finish_reason is FinishReason.ERROR
+        if not failed:
+            self._recorder.token(sample, now)
+        self._tell(sample, delta)
+        return Result(None if failed else sampled.token, finished=delta.finish_reason is not None)
+
+    def _take_run(self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float) -> Result:
+        """Give a sample the tokens that were drawn beside its drafts: the next one, and each one after a
+        draft that is the token before it."""
+        tokens: list[int] = []
+        last = Result(None)
+        for draft, sampled in zip((*drafts, None), drawn, strict=True):
+            last = self._take(sample, sampled, now)
+            if last.token is None:
+                break
+            tokens.append(last.token)
+            if last.finished or last.token != draft:
+                break
+        self._recorder.drafted(len(drafts), max(0, len(tokens) - 1))
+        return last if last.token is None else Result(tokens[0], last.finished, tuple(tokens[1:]))
+
+    def _prepare(self, step: Step) -> None:
+        """Begin what the next tokens need, when all of this step are known: accepting a token waits for masks
+        of its grammar."""
+        going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
+        cost: float | None = None
+        for sample in going_on:
+            if (drafting := sample.drafting) is not None:
+                cost = self._scheduler.draft_cost(step) if cost is None else cost
+                room, tokens = sample.request.max_tokens - sample.num_tokens, sample.sequence.tokens
+                drafts = drafting.propose(tokens, room, cost=cost, others=len(going_on) - 1)
+                sample.sequence.drafts = drafts
+            sample.state.prepare()
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
         """End the sequences whose K/V went wrong in the middle of the prompt, before anything of

@@ -27,12 +27,13 @@ class PromptScores:
             return None
         rows: list[int] = []
         first = 0
-        for sequence, start, stop, *_ in step.work:
+        for item in step.work:
+            sequence, start, stop, *_ = item
             if sequence.recompute:
                 positions = range(start + 1, min(stop + 1, sequence.num_prompt))
                 rows += range(first, first + len(positions))
                 self._owners += [(samples[sequence].request, position) for position in positions]
-            first += stop - start
+            first += item.end - start
         return ScoredRows(
             rows=np.array(rows, np.int32),
             targets=np.array([request.prompt_ids[at] for request, at in self._owners], np.int32),

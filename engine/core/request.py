@@ -10,6 +10,7 @@ from octavo.scheduler import Sequence
 from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..api.sampling_params import SamplingParams
 from ..executor.sampling.sampler import Sampled, SampleState
+from ..speculation.drafting import Drafting
 from ..structured_output.constraint import Constraint
 from ..tokenizer.detokenizer import StopChecker
 
@@ -116,6 +117,7 @@ class Sample:
     __slots__ = (
         "_detokenizer",
         "_stops",
+        "drafting",
         "finish_reason",
         "index",
         "last_token_at",
@@ -135,6 +137,7 @@ class Sample:
         self.num_tokens = 0
         self.last_token_at: float | None = None
         self.finish_reason: FinishReason | None = None
+        self.drafting: Drafting | None = None
         self._detokenizer = tokenizer.detokenizer(context=sequence.tokens[-8:])
         self._stops = StopChecker(request.params.stop)
 

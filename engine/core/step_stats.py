@@ -8,7 +8,7 @@ from collections import Counter
 from octavo.scheduler import Step
 
 from ..api.outputs import FinishReason
-from ..api.stats import Gauges, Observer, RequestRecord, StepRecord
+from ..api.stats import DraftRecord, Gauges, Observer, RequestRecord, StepRecord
 from .request import Request, Sample
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,11 @@ class Recorder:
         self._inter_token_s: list[float] = []
         self._queue_s: list[float] = []
         self._ended: list[RequestRecord] = []
+        self._drafted: list[DraftRecord] = []
+
+    def drafted(self, num_drafts: int, num_accepted: int) -> None:
+        """So many drafts of a sample were computed, and the first ``num_accepted`` of them held."""
+        self._drafted.append(DraftRecord(num_drafts, num_accepted))
 
     def started(self, request: Request, now: float) -> None:
         """A request's prompt is about to be computed for the first time."""
@@ -38,7 +43,8 @@ class Recorder:
         """A sample got a token."""
         self._num_generated += 1
         if sample.last_token_at is not None:
-            self._inter_token_s.append(now - sample.last_token_at)
+            if sample.last_token_at != now:  # tokens that come together have one wait before them
+                self._inter_token_s.append(now - sample.last_token_at)
         elif sample.request.first_token_at is None:
             sample.request.first_token_at = now
             self._ttft_s.append(now - sample.request.arrived_at)
@@ -97,5 +103,6 @@ class Recorder:
             inter_token_s=tuple(self._inter_token_s),
             queue_s=tuple(self._queue_s),
             ended=tuple(self._ended),
+            drafts=tuple(self._drafted),
             predicted_s=None if step is None else step.predicted_s,
         )

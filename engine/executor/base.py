@@ -24,7 +24,7 @@ class RunOutput:
     """What one step gave.
 
     samples      one per entry of ``batch.sample_rows``, in that order; a sample whose row, or
-                 another row of the same sequence, failed has ``token=None`` and says why
+                 one before it of the same sequence, failed has ``token=None`` and says why
     failed_rows  rows t of the step whose K or V was not finite: whoever owns such a row must
                  end, whether it sampled or not, and nothing it wrote may be published
     scores       one per row of ``batch.scored``, in that order; those of failed rows mean nothing

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.block_manager import PageCopy, PageTable
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
 from octavo.scheduler import Step, Work
 
 
@@ -32,7 +32,8 @@ class Batch:
 
     token_ids    [T]  input tokens, rows in the order of ``attention``
     sample_rows  [S]  rows whose logits become tokens; a row appears once per sample drawn
-                      from it (n > 1 draws several from the prompt's last row)
+                      from it (n > 1 draws several from the prompt's last row). A sequence with
+                      drafts has its last token's row and those of the drafts
     attention         where each row's K/V goes and what it sees
     copies            pages to copy before anything of this step is written
     scored            prompt tokens whose probability is asked for
@@ -51,7 +52,7 @@ def build_batch(step: Step, page_size: int) -> Batch:
     Python's work is per sequence, never per position: page tables are copied as raw memory and
     everything per token is NumPy.
     """
-    if all(stop - start == 1 for _, start, stop, *_ in step.work):
+    if all(stop - start == 1 and not drafts for _, start, stop, _, _, drafts in step.work):
         return _build_decodes(step, page_size)
     return _build_mixed(step, page_size)
 
@@ -79,8 +80,9 @@ def _build_decodes(step: Step, page_size: int) -> Batch:
         page_size=page_size,
         groups=tuple(map(in_group, range(_num_groups(work)))),
         quantize_after=_quantize_after(work),
+        states=_states(work),
     )
-    every = all(samples and not siblings for *_, samples, siblings in work)
+    every = all(samples and not siblings for _, _, _, samples, siblings, _ in work)
     return Batch(
         token_ids=_token_ids(work),
         sample_rows=counting(len(work)) if every else _sample_rows(work, rows),
@@ -107,7 +109,7 @@ def _build_mixed(step: Step, page_size: int) -> Batch:
     """Of any number of rows each."""
     work = step.work
     starts = np.array([item.start for item in work], np.int32)
-    stops = np.array([item.stop for item in work], np.int32)
+    stops = np.array([item.end for item in work], np.int32)
     counts = stops - starts
     q_start = np.zeros(len(work) + 1, np.int32)
     np.cumsum(counts, out=q_start[1:])
@@ -128,6 +130,7 @@ def _build_mixed(step: Step, page_size: int) -> Batch:
         page_size=page_size,
         groups=tuple(map(in_group, range(_num_groups(work)))),
         quantize_after=_quantize_after(work),
+        states=_states(work),
     )
     return Batch(
         token_ids=_token_ids(work),
@@ -142,6 +145,22 @@ def _num_groups(work: tuple[Work, ...]) -> int:
     return len(table.parts) if table is not None else 1
 
 
+def _states(work: tuple[Work, ...]) -> StateMetadata | None:
+    """The slots of recurrent states, for models that have some."""
+    states = [_table(item).state for item in work]
+    if states[0] is None:
+        return None
+    slots, snapshots = [], []
+    for index, state in enumerate(states):
+        assert state is not None
+        assert state.running is not None, "a sequence was planned without a slot"
+        slots.append(state.running)
+        snapshots += [(index, planned.position, planned.slot) for planned in state.planned]
+    return StateMetadata(
+        slots=np.array(slots, np.int32), snapshots=np.array(snapshots, np.int32).reshape(-1, 3)
+    )
+
+
 def _quantize_after(work: tuple[Work, ...]) -> Ints | None:
     numbers = [item.sequence.table.quantize_after if item.sequence.table is not None else 0 for item in work]
     return np.array(numbers, np.int32) if any(numbers) else None
@@ -151,7 +170,7 @@ def _page_tables(work: tuple[Work, ...], width: int, page_size: int, group: int)
     """Row b: the group's pages of ``work[b]`` up to its last position of this step, then zeros."""
     rows = np.zeros((len(work), width), np.int32)
     for row, item in zip(rows, work, strict=True):
-        used = -(-item.stop // page_size)
+        used = -(-item.end // page_size)
         row[:used] = np.frombuffer(_table(item).parts[group].pages, np.int32, used)
     return rows
 
@@ -163,6 +182,7 @@ def _token_ids(work: tuple[Work, ...]) -> Ints:
             token_ids.append(item.sequence.tokens[item.start])
         else:
             token_ids += item.sequence.tokens[item.start : item.stop]
+        token_ids += item.drafts
     return np.array(token_ids, np.int32)
 
 
@@ -170,7 +190,9 @@ def _sample_rows(work: tuple[Work, ...], q_start: Ints) -> Ints:
     sample_rows: list[int] = []
     for item, end in zip(work, q_start[1:].tolist(), strict=True):
         if item.samples:
-            sample_rows += [end - 1] * (1 + len(item.siblings))
+            first = end - 1 - len(item.drafts)
+            sample_rows += [first] * (1 + len(item.siblings))
+            sample_rows += range(first + 1, end)
     return np.array(sample_rows, np.int32)
 
 

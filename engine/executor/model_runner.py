@@ -10,7 +10,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from octavo.block_manager import ResidualWindow
+from octavo.block_manager import PageCopy, ResidualWindow
 from octavo.kernels.interface import PageStorage
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
@@ -68,12 +68,21 @@ class PagedRunner:
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
-        for group, pages in enumerate(self._storages if batch.copies else ()):
-            if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
-                pages.copy_pages(pairs)
+        if batch.copies:
+            self._copy(batch.copies)
         if self._chooses and batch.scored is None and all(state.plain_greedy for state in states):
             return self._run_choosing(batch, states)
         return self._run_sampling(batch, states)
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages, and the slots of states, which come behind all groups of pages."""
+        for group, pages in enumerate(self._storages):
+            if pairs := [(copy.source, copy.target) for copy in copies if copy.group == group]:
+                pages.copy_pages(pairs)
+        behind = len(self._info.groups)
+        if pairs := [(copy.source, copy.target) for copy in copies if copy.group == behind]:
+            assert self._model.states is not None, "slots are copied of a model that has no state"
+            self._model.states.copy_slots(pairs)
 
     def _run_choosing(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         """Every token is the position of its row's largest logit, and nobody asks for more."""
@@ -140,7 +149,7 @@ class PagedRunner:
         """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
         of the step."""
         self._model.evaluate(out)
-        return [first + row for row in self._model.kv_cache.nonfinite_tokens()]
+        return [first + row for row in self._model.nonfinite_rows()]
 
     @functools.cached_property
     def page_kind(self) -> PageKind:
@@ -191,13 +200,16 @@ def _rows_between(rows: Ints, first: int, stop: int, batch: Batch) -> Ints:
 
 
 def _with_failures(samples: list[Sampled], batch: Batch, failed: list[int]) -> tuple[Sampled, ...]:
-    """Samples of sequences that own a failed row become failures themselves."""
+    """Samples whose row is a failed one, or comes after one of its sequence, become failures themselves."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
-    broken = set(np.searchsorted(starts, failed, side="right").tolist())
-    owners: Ints = np.searchsorted(starts, batch.sample_rows, side="right").astype(np.int32)
+    first_failed: dict[int, int] = {}  # by the sequence that owns it
+    for row, owner in zip(failed, np.searchsorted(starts, failed, side="right").tolist(), strict=True):
+        first_failed[owner] = min(row, first_failed.get(owner, row))
+    rows = batch.sample_rows.tolist()
+    owners = np.searchsorted(starts, batch.sample_rows, side="right").tolist()
     return tuple(
-        Sampled(token=None, error=KV_NOT_FINITE) if int(owner) in broken else drawn
-        for drawn, owner in zip(samples, owners, strict=True)
+        Sampled(token=None, error=KV_NOT_FINITE) if first_failed.get(owner, row + 1) <= row else drawn
+        for drawn, row, owner in zip(samples, rows, owners, strict=True)
     )

@@ -10,12 +10,15 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import PagedKVCache
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
 
 from .adapt.cache_adapter import HookError, LayerShim, StepContext
 from .adapt.output_head import RowSelection
 from .capture.graph_runner import Build, Replay
-from .load.discover import CacheLayout
+from .load.discover import AttentionCache, CacheLayout, CachePlace, StateCache
+from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
+from .recurrent.segments import StateStep
+from .recurrent.state_pool import StatePool
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
 
@@ -38,7 +41,8 @@ class Choices:
 
 class PagedModel:
     """A model and its KV cache. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
-    every row; ``replay``: graphs of steps that repeat are replayed where the cache allows it."""
+    every row; ``replay``: graphs of steps that repeat are replayed where the cache allows it. ``recurrent``
+    and ``states``: its recurrent layers and their slots, where it has any; nothing is replayed then."""
 
     def __init__(
         self,
@@ -49,23 +53,40 @@ class PagedModel:
         mask_dims: int | None = None,
         selection: RowSelection | None = None,
         replay: bool = False,
+        recurrent: RecurrentLayers | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self.kv_cache = kv_cache
+        self.states = states
+        self._recurrent = recurrent
         self.selection = selection
         self._model = model
         self._context = StepContext(kv_cache, mask_dims=mask_dims)
-        self._shims = [
-            UnusedShim() if index is None else LayerShim(self._context, index, layout.layers[index])
-            for index in layout.pool_index
-        ]
-        replays = replay and mask_dims is None and kv_cache.replayable
+        self._layout = layout
+        self._layer_shims: list[LayerShim] = []
+        self._shims = [self._shim(place) for place in layout.caches]
+        replays = replay and states is None and mask_dims is None and kv_cache.replayable
         self.replay: Replay | None = Replay(kv_cache.replayable) if replays else None
+
+    def _shim(self, place: CachePlace) -> object:
+        """What the model gets in place of a cache."""
+        match place:
+            case AttentionCache(layer):
+                shim = LayerShim(self._context, layer, self._layout.layers[layer])
+                self._layer_shims.append(shim)
+                return shim
+            case StateCache(index, size):
+                assert self._recurrent is not None, "a model with recurrent layers was not prepared"
+                return StateShim(self._recurrent, index, size)
+            case None:
+                return UnusedShim()
+            case _:
+                return ListShim([self._shim(part) for part in place])
 
     def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
         """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
 
-        ``evaluate`` them, or with ``kv_cache.pending()`` whatever is made of them, exactly once, before the
-        next call.
+        ``evaluate`` whatever is made of them, exactly once, before the next call.
         """
         return self._step(self._build_logits, token_ids, metadata, rows)[0]
 
@@ -96,17 +117,27 @@ class PagedModel:
         cache."""
         self._context.begin(metadata)
         self._context.positions, self._context.traced = mx.array(metadata.positions), False
-        return next(shim for shim in self._shims if isinstance(shim, LayerShim) and shim.layer == layer)
+        return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
-        """Compute what the last step gave, and its writes, unless that is done."""
+        """Compute what the last step gave, and its writes, unless that is done. States reach their slots."""
         if self.replay is None or not self.replay.is_computed:
-            mx.eval(*out, *self.kv_cache.pending())
+            states = self.states.pending() if self.states is not None else ()
+            mx.eval(*out, *self.kv_cache.pending(), *states)
+        if self.states is not None:
+            self.states.commit()
+
+    def nonfinite_rows(self) -> list[int]:
+        """Rows of the evaluated step whose K, V or state held NaN or infinity."""
+        rows = self.kv_cache.nonfinite_tokens()
+        return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 
     def _step(
         self, build: Build, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None
     ) -> list[mx.array]:
         self._context.begin(metadata)
+        if self._recurrent is not None and self.states is not None:
+            self._recurrent.begin(self.states, StateStep(metadata))
         values = [token_ids, metadata.positions] if rows is None else [token_ids, metadata.positions, rows]
         if self.replay is not None:
             return self.replay(build, values)
@@ -171,4 +202,21 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
         ),
         page_size=metadata.page_size,
         quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],
+        states=None if metadata.states is None else _slice_states(metadata, begin, end, q_start),
+    )
+
+
+def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: Ints) -> StateMetadata:
+    """The states of sequences ``[begin, end)``, and the snapshots among rows ``q_start`` of the step."""
+    assert metadata.states is not None
+    kept = [
+        (sequence - begin, position, slot)
+        for sequence, position, slot in metadata.states.snapshots.tolist()
+        if begin <= sequence < end
+        and metadata.positions[q_start[sequence - begin]]
+        < position
+        <= metadata.positions[q_start[sequence - begin + 1] - 1] + 1
+    ]
+    return StateMetadata(
+        slots=metadata.states.slots[begin:end], snapshots=np.array(kept, np.int32).reshape(-1, 3)
     )

@@ -104,15 +104,27 @@ def read_tokens(path: Path) -> dict[bytes, str]:
     return found
 
 
-class Tokens:
-    """The tokens of a file, compared in constant time."""
+def read_key(key: str) -> dict[bytes, str]:
+    """The same for a single token that is a tenant of its own; InvalidConfig without its contents."""
+    if not _TOKEN.fullmatch(key):
+        raise InvalidConfig(
+            "the value of --api-key is no token; a token has letters, digits and -._~+/ and may end with ="
+        )
+    digest = hashlib.sha256(key.encode()).digest()
+    return {digest: f"token-{digest.hex()[:16]}"}
 
-    def __init__(self, path: Path) -> None:
+
+class Tokens:
+    """The tokens of a file, and one beside them, compared in constant time. Either may be None."""
+
+    def __init__(self, path: Path | None, key: str | None = None) -> None:
         self._path = path
-        self._tenants: Mapping[bytes, str] = read_tokens(path)
+        self._key = {} if key is None else read_key(key)
+        self._tenants: Mapping[bytes, str] = {}
+        self.reload()
 
     def reload(self) -> None:
-        self._tenants = read_tokens(self._path)
+        self._tenants = ({} if self._path is None else read_tokens(self._path)) | self._key
 
     @property
     def num_tenants(self) -> int:
@@ -142,12 +154,14 @@ class Security:
         *,
         tls: TlsFiles | None = None,
         token_file: Path | None = None,
+        api_key: str | None = None,
         salts: TenantSalts | None = None,
     ) -> None:
-        """``salts`` keep tenants' cached pages apart; by default they last as long as this object."""
+        """``api_key`` is a token beside those of the file, if there is one.
+        ``salts`` keep tenants' cached pages apart; by default they last as long as this object."""
         self.tls = tls
         self.salts = salts or TenantSalts()
-        self.tokens = None if token_file is None else Tokens(token_file)
+        self.tokens = None if token_file is None and api_key is None else Tokens(token_file, api_key)
         self._certificates = None if tls is None else tls.read()
         self._taken = self._certificates  # by gRPC, last
         self._credentials: grpc.ServerCredentials | None = None

@@ -123,9 +123,10 @@ class DiskTier:
     def save(self, step: Step) -> None:
         """Copy out what is not on disk."""
         page_size = self._blocks.page_size
-        for sequence, start, stop, _, _ in step.work:
-            first, last = start // page_size, stop // page_size
-            if first < last:
+        for item in step.work:
+            sequence = item.sequence
+            first, last = item.start // page_size, item.end // page_size
+            if first < last:  # drafts that did not hold filled nothing that has a digest
                 self._save(sequence, first, min(last, len(sequence.digests)))
 
     def close(self) -> None:

@@ -17,19 +17,24 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 DEFAULT_MODEL_LEN = 4096
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, revision: str | None = None) -> Path:
     """The folder of a model: "demo" is the embedded one, then an existing folder, then a
-    Hugging Face id, downloaded unless it is in the local cache.
+    Hugging Face id, downloaded unless it is in the local cache. ``revision``: of a Hugging Face id.
 
     Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
     """
     path = DEMO if name == "demo" else Path(name).expanduser()
+    if path.exists() and revision is not None:
+        raise InvalidConfig(
+            f"revision {revision!r} is of a Hugging Face repository, and model {name!r} is a folder here; "
+            "leave it out"
+        )
     if not path.exists():
         if not _HUB_ID.fullmatch(name):
             raise ModelLoadError(
                 f"model {name!r} does not exist; give 'demo', a folder, or a Hugging Face id such as org/name"
             )
-        path = _download(name)
+        path = _download(name, revision)
     if not path.is_dir():
         raise ModelLoadError(f"model {name!r} is not a folder; give the folder that holds its config.json")
     read_config(path)
@@ -39,7 +44,7 @@ def resolve_model(name: str) -> Path:
 
 
 def served_name(name: str) -> str:
-    """What clients are told that ``resolve_model(name)`` is: never a path of this machine.
+    """What clients are told that ``resolve_model(name)`` is, if nobody chose: never a path of this machine.
 
     The name of a folder; the Hugging Face id of a folder in its cache; other names as they are.
     """
@@ -53,12 +58,21 @@ def served_name(name: str) -> str:
     return path.name
 
 
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+    except RevisionNotFoundError as error:
+        raise ModelLoadError(
+            f"model {name!r} has no revision {revision!r}; give a branch, a tag or a commit of it"
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ModelLoadError(
             f"model {name!r} is neither a folder here nor a repository on Hugging Face that you may read"

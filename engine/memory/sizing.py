@@ -94,7 +94,7 @@ def sizing(
 ) -> Sizing:
     """InvalidConfig if a format cannot hold a layer's rows. ``num_residual``: residual pages of each group
     (None: as many as are of use)."""
-    groups = group_layers(layers, max_model_len)
+    groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
     specs += [_residual_spec(own, index, specs[index]) for index, own in enumerate(beside)]

@@ -31,16 +31,18 @@ import octavo
 from ..api.address import Address, port_in_use
 from ..api.engine_info import ModelInfo
 from ..api.outputs import FinishReason
-from ..api.stats import Gauges, StepRecord
+from ..api.stats import DraftRecord, Gauges, StepRecord
 from .store_metrics import StoreCollector
-from .vllm_names import render_vllm
+from .vllm_names import DraftCounts, render_vllm
 
 # Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
 # at 5 ms would hide every improvement below.
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 TTFT_BUCKETS = (*TOKEN_BUCKETS, 10.0, 30.0, 60.0, 120.0)
 REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-MISS_REASONS = ("new", "evicted", "other_format", "other_salt", "last_token", "partial_page", "disabled")
+MISS_REASONS = (
+    "new", "evicted", "no_state", "other_format", "other_salt", "last_token", "partial_page", "disabled",
+)  # fmt: skip
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -86,6 +88,15 @@ class Metrics:
         self._generated = counter("generated_tokens", "Tokens generated.")
         self._requests = counter("requests", "Ended requests.", "finish_reason")
         self._rejected = counter("rejected_requests", "Requests refused at submission.", "reason")
+        self._drafts = counter("drafts", "Steps of a sequence that computed drafts beside its token.")
+        self._draft_tokens = counter("draft_tokens", "Draft tokens computed.")
+        self._accepted = counter("accepted_draft_tokens", "Draft tokens that held: tokens without a step.")
+        self._accepted_at = counter(
+            "accepted_draft_tokens_per_position",
+            "The same by place among the drafts of a step, the first one being 0.",
+            "position",
+        )
+        self._draft_counts = DraftCounts()
         self._step_seconds = histogram("step_seconds", "Time of one engine step.", TOKEN_BUCKETS)
         self._step_predicted = histogram(
             "step_predicted_seconds",
@@ -148,6 +159,7 @@ class Metrics:
         self._evicted.inc(record.evicted_pages)
         self._preemptions.inc(record.preemptions)
         self._generated.inc(record.generated_tokens)
+        self._count_drafts(record.drafts)
         self._step_seconds.observe(record.seconds)
         if record.predicted_s is not None:
             self._step_predicted.observe(record.predicted_s)
@@ -166,6 +178,15 @@ class Metrics:
             self._requests.labels("invalid" if request.invalid else request.finish_reason.value).inc()
             self._prompt.inc(request.prompt_tokens)
             self._request_seconds.observe(request.total_s)
+
+    def _count_drafts(self, drafts: tuple[DraftRecord, ...]) -> None:
+        for num_drafts, num_accepted in drafts:
+            self._drafts.inc()
+            self._draft_tokens.inc(num_drafts)
+            self._accepted.inc(num_accepted)
+            for position in range(num_accepted):
+                self._accepted_at.labels(str(position)).inc()
+            self._draft_counts.add(num_drafts, num_accepted)
 
     def rejected(self, reason: str) -> None:
         """Observe a refusal at submission (octavo.engine.api.stats.Observer)."""
@@ -192,7 +213,7 @@ class Metrics:
         """Everything in the Prometheus text format."""
         text: bytes = generate_latest(self.registry)
         if self._with_vllm_names and self._info is not None:
-            text += render_vllm(self._gauges, self._info)
+            text += render_vllm(self._gauges, self._info, self._draft_counts)
         return text
 
 

@@ -8,7 +8,8 @@ Prometheus keeps for recording rules and its linter refuses, so they are off unl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from ..api.engine_info import ModelInfo
 from ..api.stats import Gauges
@@ -20,10 +21,26 @@ class _Sample:
     help: str
     labels: dict[str, str]
     value: float
+    type: str = "gauge"
 
 
-def render_vllm(gauges: Gauges, info: ModelInfo) -> bytes:
-    """Four gauges in the Prometheus text format, version 0.0.4.
+@dataclass(slots=True)
+class DraftCounts:
+    """Of speculative decoding, since the start."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_at: Counter[int] = field(default_factory=Counter)  # by place among a step's drafts
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        """One sequence computed so many drafts in a step, of which the first ones held."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.accepted_at.update(range(num_accepted))
+
+
+def render_vllm(gauges: Gauges, info: ModelInfo, drafts: DraftCounts) -> bytes:
+    """Gauges and the counters of speculative decoding in the Prometheus text format, version 0.0.4.
 
     Written here because prometheus_client rewrites colons in names. ``kv_cache_usage_perc`` is a
     ratio from 0 to 1, whatever its name says, as vLLM's is.
@@ -42,13 +59,31 @@ def render_vllm(gauges: Gauges, info: ModelInfo) -> bytes:
         ),
         _Sample("cache_config_info", "How the KV cache is set up.", model | config, 1),
     )
-    return "".join(_lines(sample) for sample in samples).encode()
+    counters = (
+        ("num_drafts", "Steps of a sequence with drafts.", drafts.num_drafts),
+        ("num_draft_tokens", "Draft tokens computed.", drafts.num_draft_tokens),
+        ("num_accepted_tokens", "Draft tokens that held.", drafts.accepted_at.total()),
+    )
+    spec = [
+        _Sample(f"spec_decode_{name}_total", text, model, value, "counter") for name, text, value in counters
+    ]
+    per_position = [
+        _Sample("spec_decode_num_accepted_tokens_per_pos_total", "The same by place.",
+                model | {"position": str(position)}, count, "counter")
+        for position, count in sorted(drafts.accepted_at.items())
+    ]  # fmt: skip
+    head = "".join(_head(sample) + _line(sample) for sample in (*samples, *spec))
+    tail = "".join(map(_line, per_position))
+    return (head + (_head(per_position[0]) + tail if per_position else "")).encode()
 
 
-def _lines(sample: _Sample) -> str:
+def _head(sample: _Sample) -> str:
+    return f"# HELP vllm:{sample.name} {sample.help}\n# TYPE vllm:{sample.name} {sample.type}\n"
+
+
+def _line(sample: _Sample) -> str:
     labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
-    name = f"vllm:{sample.name}"
-    return f"# HELP {name} {sample.help}\n# TYPE {name} gauge\n{name}{{{labels}}} {sample.value:g}\n"
+    return f"vllm:{sample.name}{{{labels}}} {sample.value:.12g}\n"
 
 
 def _escaped(value: str) -> str:

@@ -65,10 +65,17 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def load_chat_template(path: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of a model folder whose ``tokenizer_config.json`` is ``settings``, if it has one."""
+def load_chat_template(
+    path: Path, settings: Mapping[str, Any], instead: Path | None = None
+) -> ChatTemplate | None:
+    """The template of a model folder whose ``tokenizer_config.json`` is ``settings``, if it has one; or the
+    one in the file ``instead``."""
     file = path / "chat_template.jinja"
-    source: object = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
+    source: object = settings.get("chat_template")
+    if instead is not None:
+        source = read_chat_template(instead)
+    elif file.exists():
+        source = file.read_text(encoding="utf-8")
     if isinstance(source, list):  # several named ones
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")
@@ -81,6 +88,17 @@ def load_chat_template(path: Path, settings: Mapping[str, Any]) -> ChatTemplate 
         if isinstance(text, str):
             special_tokens[name] = text
     return ChatTemplate(source, special_tokens)
+
+
+def read_chat_template(path: Path) -> str:
+    """The text of an operator's own template; ModelLoadError if there is none."""
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"chat_template {path} cannot be read: {error}; give a Jinja file") from error
+    if not source.strip():
+        raise ModelLoadError(f"chat_template {path} is empty; give a Jinja file, or leave it out")
+    return source
 
 
 def _tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:

@@ -123,14 +123,15 @@ def _give_memory_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of the model folder ``path``; ModelLoadError says what is missing or broken."""
+def load_tokenizer(path: Path, chat_template: Path | None = None) -> Tokenizer:
+    """The tokenizer of the model folder ``path``, with another template if there is one; ModelLoadError says
+    what is missing or broken."""
     backend = _load_backend(path)
     settings = read_json(path / "tokenizer_config.json")
     return Tokenizer(
         backend,
         eos_ids=_find_eos_ids(path, backend, settings),
-        chat_template=load_chat_template(path, settings),
+        chat_template=load_chat_template(path, settings, chat_template),
     )
 
 

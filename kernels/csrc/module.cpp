@@ -14,7 +14,7 @@ namespace octavo {
 
 // What kernels/backends.py was written for: raised with every change of what the module offers or of what its
 // calls mean, so that an extension left over from older sources is told, not run.
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
@@ -23,6 +23,7 @@ void bind_mapped_file(nb::module_& m);
 void bind_quantize_weights(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_program(nb::module_& m);
+void bind_recurrent(nb::module_& m);
 void bind_sampling(nb::module_& m);
 
 namespace {
@@ -67,5 +68,6 @@ NB_MODULE(_ext, m) {
   octavo::bind_quantize_weights(m);
   octavo::bind_ops(m);
   octavo::bind_program(m);
+  octavo::bind_recurrent(m);
   octavo::bind_sampling(m);
 }

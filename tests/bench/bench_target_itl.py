@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--kv-format", default="fp4")
-    parser.add_argument("--target-itl", type=float, default=150.0)
+    parser.add_argument("--target-itl", type=_target, default=150.0, help="milliseconds, or auto")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -52,8 +53,8 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     rounds: dict[str, list[Round]] = {"without": [], "with": []}
     for number in range(args.rounds):
-        for name, target in (("without", None), ("with", args.target_itl)):
-            rounds[name].append(_round(args, target, seed=number))
+        rounds["without"].append(_round(args, "off", seed=number))
+        rounds["with"].append(_round(args, args.target_itl, seed=number))
     result = {
         "bench": "target_itl",
         "target_ms": args.target_itl,
@@ -65,6 +66,10 @@ def main(argv: Sequence[str]) -> None:
     print(json.dumps(result))
 
 
+def _target(text: str) -> float | Literal["auto"]:
+    return "auto" if text == "auto" else float(text)
+
+
 def _figures(rounds: list[Round]) -> dict[str, list[float]]:
     return {
         "p50_ms": [each.quantile(0.5) for each in rounds],
@@ -74,7 +79,7 @@ def _figures(rounds: list[Round]) -> dict[str, list[float]]:
     }
 
 
-def _round(args: argparse.Namespace, target: float | None, *, seed: int) -> Round:
+def _round(args: argparse.Namespace, target: float | Literal["auto", "off"], *, seed: int) -> Round:
     config = EngineConfig(
         model=args.model,
         kv_format=args.kv_format,

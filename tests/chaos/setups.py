@@ -20,7 +20,7 @@ DRAIN_S = 5.0
 EXIT_S = DRAIN_S + 5.0  # from SIGTERM to the end of the process, whatever goes on
 TENANTS = ("alice", "bob", "mallory", "operator")
 ATTACKER = "mallory"
-BASE = ("--model", "demo", "--drain-timeout", str(DRAIN_S), "--target-itl", "25")
+BASE = ("--model", "demo", "--drain-timeout", str(DRAIN_S))
 SETUPS: dict[str, tuple[str, ...]] = {
     "usual": ("--num-pages", "1024"),
     "tiny": ("--num-pages", "80", "--page-size", "16"),

@@ -33,14 +33,14 @@ MUTANTS = (
     Mutant(
         "a decode step draws once for all siblings",
         BATCH,
-        "all(samples and not siblings for *_, samples, siblings in work)",
-        "all(samples for *_, samples, _ in work)",
+        "all(samples and not siblings for _, _, _, samples, siblings, _ in work)",
+        "all(samples for _, _, _, samples, *_ in work)",
     ),
     Mutant(
         "a decode step draws for everybody",
         BATCH,
-        "all(samples and not siblings for *_, samples, siblings in work)",
-        "not any(siblings for *_, siblings in work)",
+        "all(samples and not siblings for _, _, _, samples, siblings, _ in work)",
+        "not any(siblings for _, _, _, _, siblings, _ in work)",
     ),
     Mutant(
         "a page table ends where a page begins",

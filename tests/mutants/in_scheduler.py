@@ -121,6 +121,20 @@ MUTANTS = (
         "for sequence in (item.sequence,)",
     ),
     Mutant(
+        "drafts do not spend the budget",
+        "scheduler/drafts.py",
+        "            budget.spend_drafts(sequence, count)\n",
+        "",
+    ),
+    Mutant(
+        "drafts go beyond max_tokens",
+        "scheduler/drafts.py",
+        "min(len(sequence.drafts), _tokens_left(sequence) - 1, share)",
+        "min(len(sequence.drafts), share)",
+    ),
+    Mutant("wrong drafts are committed", SCHEDULER, "stop + len(more))", "stop + len(drafts))"),
+    Mutant("wrong drafts keep their pages", SCHEDULER, "if len(more) < len(drafts):", "if False:"),
+    Mutant(
         "preempted sequences keep their pages",
         ROSTER,
         "self.running.remove(victim)\n        self._release(victim)",

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
@@ -108,10 +108,11 @@ def test_softcapped_attention_is_paged_with_its_cap(
     assert "are off by" in result.reason
 
 
-def test_models_without_plain_attention_caches_are_refused(tmp_path: Path) -> None:
-    state = {"state_size": 8, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "time_step_rank": 4}
-    with pytest.raises(ModelLoadError, match="'mamba' keeps its state in ArraysCache"):
-        load(tmp_path, "mamba", **state)
+def test_models_whose_caches_are_neither_attention_nor_recurrent_are_refused(tmp_path: Path) -> None:
+    model, _ = load(tmp_path, "qwen3")
+    object.__setattr__(model, "make_cache", lambda: [QuantizedKVCache() for _ in range(4)])
+    with pytest.raises(ModelLoadError, match="'qwen3' keeps its state in QuantizedKVCache"):
+        discover_layout(model, "qwen3")
 
 
 def test_positions_taken_from_the_shape_of_keys_are_each_row_s_own(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ class Stalled:
 
     async def read_on(self, pause: float = 0.0) -> None:
         """Read the rest, with a pause after each of the first responses."""
+        async with asyncio.timeout(60):
+            await self._read_on(pause)
+
+    async def _read_on(self, pause: float) -> None:
         num_read = 0
         while (response := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             self.num_tokens += len(response.token_ids)

@@ -13,6 +13,7 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 import grammar_bombs as bombs
+from engines import Gate
 from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, small_config
 from octavo.engine.api.errors import InvalidRequest, Overloaded
 from octavo.engine.api.outputs import Delta, FinishReason
@@ -140,10 +141,18 @@ async def test_a_constraint_outlives_preemption() -> None:
     ]
 
     async def run(num_pages: int, together: bool) -> tuple[list[Delta], int]:
-        core = FakeCore()
+        gate = Gate()
+        core = FakeCore(before_step=gate)
         async with served(core, config=small_config(num_pages=num_pages)) as its:
             jobs = [collect(its.client.generate(p, q)) for p, q in zip(prompts, params, strict=True)]
-            whole = await asyncio.gather(*jobs) if together else [await job for job in jobs]
+            if together:
+                tasks = [asyncio.create_task(job) for job in jobs]
+                await eventually(lambda: len(its.engine._open.streams()) == len(jobs), "all are in")
+                gate.open()  # however slowly they arrived
+                whole = await asyncio.gather(*tasks)
+            else:
+                gate.open()
+                whole = [await job for job in jobs]
             await eventually(lambda: all_idle(its.engine), "all pages idle")
             assert core.core is not None
             return [found[0] for found in whole], core.core._scheduler.num_preemptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence
-from octavo.scheduler.latency_target import LatencyTarget
+from octavo.scheduler.latency_target import MIN_CHUNK, LatencyTarget
 from octavo.scheduler.step_cost import StepCost, StepShape, shape_of, with_chunk
+from octavo.scheduler.types import Work
 
 PAGE_SIZE = 16
 
@@ -22,7 +24,7 @@ def machine(shape: StepShape, speed: float = 1.0) -> float:
     return speed * (0.015 + 0.0008 * decodes + 0.0016 * chunk + 2e-7 * positions + 4e-8 * chunk_positions)
 
 
-def make(target_itl: float | None) -> Scheduler:
+def make(target_itl: float | Literal["auto"] | None) -> Scheduler:
     limits = Limits(max_step_tokens=512, max_running=16, target_itl=target_itl)
     return Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
 
@@ -38,7 +40,9 @@ def advance(scheduler: Scheduler, speed: float = 1.0) -> tuple[float, int, int]:
     return seconds, shape.num_decodes, shape.num_chunk_tokens
 
 
-def stream_with_arrivals(target_itl: float | None, *, speeds: list[float]) -> tuple[list[float], float, int]:
+def stream_with_arrivals(
+    target_itl: float | Literal["auto"] | None, *, speeds: list[float]
+) -> tuple[list[float], float, int]:
     """Eight streams decode while prompts of 2,000 tokens arrive one after the other: gaps, time, tokens."""
     scheduler, rng = make(target_itl), random.Random(1)
     for index in range(8):
@@ -61,6 +65,27 @@ def test_no_gap_is_longer_than_the_target_once_steps_are_known() -> None:
     assert max(gaps[20:]) <= 0.150
     without, _, _ = stream_with_arrivals(None, speeds=[1.0] * 400)
     assert max(without) > 0.7
+
+
+def test_auto_keeps_gaps_within_three_times_what_decoding_takes_by_itself() -> None:
+    alone = machine(StepShape(8, 0, 8 * 300, 0))
+    gaps, _, _ = stream_with_arrivals("auto", speeds=[1.0] * 400)
+    assert alone > 0.025 / 3  # the least target does not decide
+    assert max(gaps[20:]) <= 3 * alone
+    assert max(gaps[20:]) > 1.5 * alone  # prompts get on
+
+
+def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
+    fast, slow = LatencyTarget("auto"), LatencyTarget("auto")
+    shape, full = StepShape(8, 0, 1000, 0), with_chunk(StepShape(8, 0, 1000, 0), 0, 64)
+    for _ in range(50):
+        for target, scale in ((fast, 0.001), (slow, 0.3)):
+            target.observe(shape, scale)
+            target.observe(full, scale * 1.1)
+    work = [Work(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
+    most_fast, most_slow = (target.limit(work).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
+    assert most_fast == 2048  # some 3 ms of 25
+    assert MIN_CHUNK < most_slow < 200  # 0.3 s by itself, 0.33 s with prompts
 
 
 def test_the_target_costs_little_throughput() -> None:

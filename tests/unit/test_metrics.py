@@ -19,7 +19,7 @@ from octavo.engine.api.address import Address
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import FinishReason
-from octavo.engine.api.stats import Gauges, RequestRecord, StepRecord
+from octavo.engine.api.stats import DraftRecord, Gauges, RequestRecord, StepRecord
 from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts
 from octavo.engine.observability.prometheus import Metrics, MetricsServer
 from served import METRIC_NAMES
@@ -38,6 +38,7 @@ RECORD = StepRecord(
     ttft_s=(0.02,),
     inter_token_s=(0.003, 0.004),
     queue_s=(0.5,),
+    drafts=(DraftRecord(5, 2), DraftRecord(2, 1)),
     ended=(
         RequestRecord(
             request_id="r",
@@ -101,6 +102,11 @@ def test_gateways_find_the_names_they_read_when_asked_for() -> None:
         'vllm:num_requests_waiting,model_name=a "model"': 5,
         'vllm:kv_cache_usage_perc,model_name=a "model"': 0.6,
         'vllm:cache_config_info,block_size=32,model_name=a "model",num_gpu_blocks=10': 1,
+        'vllm:spec_decode_num_drafts_total,model_name=a "model"': 2,
+        'vllm:spec_decode_num_draft_tokens_total,model_name=a "model"': 7,
+        'vllm:spec_decode_num_accepted_tokens_total,model_name=a "model"': 3,
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total,model_name=a "model",position=0': 2,
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total,model_name=a "model",position=1': 1,
     }
 
 
@@ -121,6 +127,9 @@ def test_one_step_moves_every_figure() -> None:
         "octavo_rejected_requests_total,reason=too_long": 1, "octavo_step_seconds_count": 2,
         "octavo_step_tokens_sum,kind=prefill": 60, "octavo_step_tokens_sum,kind=decode": 4,
         "octavo_time_to_first_token_seconds_count": 2, "octavo_inter_token_seconds_count": 4,
+        "octavo_drafts_total": 4, "octavo_draft_tokens_total": 14, "octavo_accepted_draft_tokens_total": 6,
+        "octavo_accepted_draft_tokens_per_position_total,position=0": 4,
+        "octavo_accepted_draft_tokens_per_position_total,position=1": 2,
         "octavo_queue_seconds_sum": 1.0, "octavo_request_seconds_sum": 3.0,
         "octavo_inter_token_seconds_bucket,le=0.001": 0, "octavo_inter_token_seconds_bucket,le=0.005": 4,
     }  # fmt: skip

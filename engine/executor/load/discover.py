@@ -1,7 +1,8 @@
-"""What a model caches: one LayerSpec per attention cache, read off the model itself."""
+"""What a model caches, read off the model itself: a LayerSpec per attention cache, and recurrent states."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,54 +12,185 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.interface import LayerSpec
 
 from ...api.errors import ModelLoadError
-from .mask_windows import observe_windows
+from ..recurrent.mixers import Mixer, Observed, RecordingState, mixers_of, record_kv, watch
+from ..recurrent.state_pool import EntrySpec
+from .mask_windows import MaskWindows, observe_windows
 from .mlx_lm_import import cache as caches_of_mlx_lm
+
+FORWARDS = ((1,), (5, 1))  # tokens of the forwards that show which states a model writes: see ``_entries``
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCache:
+    """An entry of the model's cache list that holds K and V; ``layer``: index in ``CacheLayout.layers``."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateCache:
+    """One that holds recurrent states, of so many entries, the ``index``-th of its kind."""
+
+    index: int
+    size: int
+
+
+CachePlace = AttentionCache | StateCache | tuple["CachePlace", ...] | None
+"""What stands at a place of the model's cache list: a tuple where it has several, None where the model
+never writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
     """layers      the attention layers in order of their pool index
-    pool_index  per entry of the model's cache list: its index in ``layers``, or None for an
-                entry the model never writes
+    caches      per entry of the model's cache list, what stands there
     dtype       what the model computes K in
     vocab_size  width of the logits
+    mixers      modules that touch recurrent states; none where the model is attention alone
+    entries     the state arrays of one sequence: the widest that the model was seen to write
     """
 
     layers: tuple[LayerSpec, ...]
-    pool_index: tuple[int | None, ...]
+    caches: tuple[CachePlace, ...]
     dtype: mx.Dtype
     vocab_size: int
+    mixers: tuple[Mixer, ...] = ()
+    entries: tuple[EntrySpec, ...] = ()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence, in all layers; 0 without any."""
+        return sum(entry.nbytes for entry in self.entries)
 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:
-    """Shapes of every cache, from a forward of two tokens that is built but never evaluated.
+    """Shapes of every cache, from forwards of a few tokens that are built but never evaluated.
 
-    Raises ModelLoadError for caches that are not plain or sliding-window attention.
+    Raises ModelLoadError for caches that are neither attention, plain or of a sliding window, nor recurrent.
     """
-    caches = caches_of_mlx_lm.make_prompt_cache(model)
-    for cache in caches:
-        if type(cache) not in (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache):
-            raise ModelLoadError(
-                f"model type {architecture!r} keeps its state in {type(cache).__name__}, which pages cannot "
-                "hold; models with full or sliding-window attention can be served"
-            )
+    found = _Caches(architecture)
     try:
-        with observe_windows(caches) as windows:
-            logits = model(mx.array([[0, 1]]), cache=caches)
+        for counts in FORWARDS if found.has_states(model) else ((2,),):
+            logits = found.forward(model, counts)
+    except ModelLoadError:
+        raise
     except Exception as error:  # model code of any architecture
         raise ModelLoadError(f"model type {architecture!r} fails on a plain forward: {error}") from error
     layers: list[LayerSpec] = []
-    pool_index: list[int | None] = []
-    for index, cache in enumerate(caches):
-        pool_index.append(None if cache.keys is None else len(layers))
-        if cache.keys is not None:
-            layers.append(_spec(cache, windows.by_cache.get(index)))
-    if not layers:
+    places = tuple(found.place(cache, layers) for cache in found.caches)
+    entries = found.entries()
+    if not layers and not entries:
         raise ModelLoadError(f"model type {architecture!r} wrote nothing to its cache")
-    dtype = next(cache.keys.dtype for cache in caches if cache.keys is not None)
     return CacheLayout(
-        layers=tuple(layers), pool_index=tuple(pool_index), dtype=dtype, vocab_size=logits.shape[-1]
+        layers=tuple(layers),
+        caches=places,
+        dtype=found.dtype(logits),
+        vocab_size=logits.shape[-1],
+        mixers=mixers_of(model, found.observed) if entries else (),
+        entries=entries,
     )
+
+
+class _Caches:
+    """The caches of a model, made anew for each forward, with recurrent ones that note who touches them."""
+
+    def __init__(self, architecture: str) -> None:
+        self.architecture = architecture
+        self.observed = Observed()
+        self.caches: list[Any] = []
+        self._windows = MaskWindows([])
+        self._states: list[RecordingState] = []  # of the latest forward
+        self._seen: dict[tuple[int, int], list[mx.array]] = {}  # by cache and entry
+
+    def has_states(self, model: Module) -> bool:
+        """Whether some cache is recurrent."""
+        self.caches = self._make(model)
+        return bool(self._states)
+
+    def forward(self, model: Module, counts: tuple[int, ...]) -> mx.array:
+        """Logits of the last of several forwards of so many tokens, one after the other."""
+        self.caches = self._make(model)
+        logits: list[mx.array] = []
+
+        def run() -> None:
+            for count in counts:
+                logits.append(model(mx.array([list(range(count))]), cache=self.caches))
+                for state in self._states:
+                    for entry, value in enumerate(state.cache):
+                        if value is not None:
+                            self._seen.setdefault((state.index, entry), []).append(value)
+
+        attention = [cache for cache in _leaves(self.caches) if not isinstance(cache, RecordingState)]
+        with observe_windows(attention) as self._windows:
+            if self._states:
+                watch(model, self.observed, run)
+            else:
+                run()
+        return logits[-1]
+
+    def place(self, cache: Any, layers: list[LayerSpec]) -> CachePlace:
+        """What stands for a cache; layers of attention join ``layers``."""
+        if isinstance(cache, caches_of_mlx_lm.CacheList):
+            return tuple(self.place(part, layers) for part in cache.caches)
+        if isinstance(cache, RecordingState):
+            return StateCache(cache.index, len(cache.cache))
+        if cache.keys is None:
+            return None
+        layers.append(_spec(cache, self._windows.of(cache)))
+        return AttentionCache(len(layers) - 1)
+
+    def entries(self) -> tuple[EntrySpec, ...]:
+        """What a model writes may be narrower in its first step than later, and shorter: the widest."""
+        return tuple(
+            EntrySpec(
+                tuple(map(max, zip(*(value.shape[1:] for value in values), strict=True))),
+                _widest([value.dtype for value in values]),
+            )
+            for _, values in sorted(self._seen.items())
+        )
+
+    def dtype(self, logits: mx.array) -> mx.Dtype:
+        """What K is computed in, or the logits where there is none."""
+        keys = (cache.keys for cache in _leaves(self.caches) if not isinstance(cache, RecordingState))
+        dtype: mx.Dtype = next((array.dtype for array in keys if array is not None), logits.dtype)
+        return dtype
+
+    def _make(self, model: Module) -> list[Any]:
+        self._states = []
+        return [self._one(cache) for cache in caches_of_mlx_lm.make_prompt_cache(model)]
+
+    def _one(self, cache: Any) -> Any:
+        if type(cache) is caches_of_mlx_lm.CacheList:
+            return caches_of_mlx_lm.CacheList(*map(self._one, cache.caches))  # type: ignore[no-untyped-call]
+        if isinstance(cache, caches_of_mlx_lm.ArraysCache):
+            self._states.append(RecordingState(len(cache.cache), len(self._states), self.observed))
+            return self._states[-1]
+        if type(cache) in (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache):
+            return record_kv(cache, self.observed)
+        raise ModelLoadError(
+            f"model type {self.architecture!r} keeps its state in {type(cache).__name__}, which neither "
+            "pages nor slots can hold; models with full or sliding-window attention and recurrent layers "
+            "can be served"
+        )
+
+
+def map_leaves(caches: list[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """The model's caches, each changed, in lists of caches too."""
+    lists: Any = caches_of_mlx_lm.CacheList
+    return [
+        lists(*map_leaves(list(cache.caches), change)) if isinstance(cache, lists) else change(cache)
+        for cache in caches
+    ]
+
+
+def _leaves(caches: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(caches, found.append)
+    return found
+
+
+def _widest(dtypes: list[mx.Dtype]) -> mx.Dtype:
+    return max(dtypes, key=lambda dtype: dtype.size)
 
 
 def _spec(cache: Any, mask_window: int | None) -> LayerSpec:

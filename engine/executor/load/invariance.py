@@ -101,7 +101,7 @@ def _observe(paged: PagedModel, run: Surroundings) -> list[Floats]:
         metadata = step_metadata(work, num_sequences=NUM_SEQUENCES, longest=LONGEST)
         logits = paged.forward(tokens, metadata)
         traced = [rows[-counts[OBSERVED] :].astype(mx.float32) for rows in cache.rows]
-        mx.eval(logits, *traced, *cache.pending())
+        paged.evaluate([logits, *traced])
         steps.append([evaluated(logits)[-counts[OBSERVED] :], *map(np.array, traced)])
         for i, _, stop in work:
             written[i] = stop

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from octavo.block_manager import KVGroupSpec
+from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.kernels.backends import Choice
 from octavo.kernels.interface import LayerSpec, PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
@@ -19,20 +19,23 @@ from ...api.errors import InvalidConfig
 from ...memory.budget import available_memory, format_size, workspace_bytes
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
+from ...memory.state_sizing import plan_states
 from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
+from ..recurrent.no_attention import NoAttentionCache
+from ..recurrent.state_pool import StatePool, slot_bytes
 from .discover import CacheLayout, discover_layout
 from .loader import LoadedModel, load_model
 from .prepare import choose_device, make_ready
-from .probe import ProbeResult, describe
+from .probe import ProbeResult, describe, describe_states
 
 log = logging.getLogger(__name__)
 
 
 def load_paged_runner(config: EngineConfig) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
-    path = resolve_model(config.model)
+    path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
@@ -42,11 +45,17 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
         layout = replace(layout, layers=bounded)
     size = _sizing(config, layout.layers, max_model_len)
-    num_pages = _num_pages(config, size, max_model_len)
+    states = plan_states(
+        config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available_memory()
+    )
+    num_pages = _num_pages(config, size, max_model_len, states)
     ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse, latents=not size.residual)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    kv_cache = _create_kv_cache(config, choice, layout, size, num_pages)
+    kv_cache = (
+        _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
+    )
+    pool = None if states is None else _create_states(loaded.architecture, states, result)
     model = PagedModel(
         loaded.model,
         layout,
@@ -54,6 +63,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         mask_dims=result.mask_dims,
         selection=ready.selection if result.selects_rows else None,
         replay=ready.replays,
+        recurrent=result.recurrent,
+        states=pool,
     )
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
@@ -65,10 +76,15 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
             vocab_size=layout.vocab_size,
             activation_bytes=layout.dtype.size,
         ),
+        states=0 if pool is None else pool.nbytes,
     )
     mx.set_cache_limit(budget.workspace)  # what MLX may keep of freed buffers between steps
     groups = size.page_groups(num_pages)
-    info = _info(config, choice, loaded, result, layout, budget, max_model_len, groups)
+    info = replace(
+        _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
+        states=states,
+        state_tier="" if result.recurrent is None else describe_states(result.recurrent),
+    )
     return PagedRunner(
         model,
         info,
@@ -94,11 +110,27 @@ def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: 
     )
 
 
-def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int) -> int:
-    available = available_memory()
+def _create_states(architecture: str, states: RecurrentState, result: ProbeResult) -> StatePool:
+    """The slots, as the model was seen to fill them."""
+    if slot_bytes(result.entries) != states.slot_bytes:
+        log.warning(
+            "%s: a slot of recurrent state takes %s, planned were %s",
+            architecture,
+            format_size(slot_bytes(result.entries)),
+            format_size(states.slot_bytes),
+        )
+    return StatePool(states.num_slots, result.entries)
+
+
+def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None) -> int:
+    taken = 0 if states is None else states.num_slots * states.slot_bytes
+    available = available_memory() - taken
+    shared = config.kv_memory is not None and config.state_memory is None
+    if not sum(size.group_bytes):  # pages of no bytes name prefixes: as many as sequences could fill
+        return config.num_pages or -(-max_model_len // config.page_size) * config.max_running
     num_pages = num_pages_for(
         size,
-        kv_memory=config.kv_memory,
+        kv_memory=max(config.kv_memory - taken, 0) if shared and config.kv_memory else config.kv_memory,
         num_pages=config.num_pages,
         max_running=config.max_running,
         max_model_len=max_model_len,
@@ -158,8 +190,10 @@ def _info(
     groups: tuple[KVGroupSpec, ...],
 ) -> ModelInfo:
     return ModelInfo(
-        name=served_name(config.model),
-        path=resolve_model(config.model),
+        name=(config.served_model_name or (served_name(config.model),))[0],
+        aliases=config.served_model_name[1:],
+        chat_template=config.chat_template,
+        path=resolve_model(config.model, config.revision),
         architecture=loaded.architecture,
         num_layers=len(layout.layers),
         vocab_size=layout.vocab_size,

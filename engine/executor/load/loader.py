@@ -21,6 +21,7 @@ from ...memory.model_files import read_config
 from ..adapt.cache_adapter import install_hook
 from ..adapt.softcap import install_softcap
 from ..model_ops import MLXOps, ModelOps
+from ..recurrent.cut_points import install_cut_points
 from .mlx_lm_import import utils as mlx_lm_utils
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
     install_hook()
     install_softcap()
+    install_cut_points()
     model.eval()
     if weights != "keep":
         with ops.quantizing():

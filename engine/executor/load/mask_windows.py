@@ -22,19 +22,20 @@ class _MarkedMask(str):
 
 
 class MaskWindows:
-    """``by_cache``: the window of the masks that attention over a cache got, by the cache's index."""
+    """The windows of the masks that attention over these caches got."""
 
-    def __init__(self) -> None:
-        self.by_cache: dict[int, int] = {}
+    def __init__(self, caches: Sequence[Any]) -> None:
+        self._by_cache: dict[int, int] = {}  # by the id of the cache
         self._windows: dict[int, int] = {}  # of masks that are arrays, by their id
         self._owners: dict[int, int] = {}  # caches by the id of the keys they gave
-        self._kept: list[object] = []  # so that ids stay theirs
-
-    def watch(self, caches: Sequence[Any]) -> None:
-        """Mark the masks that these make, and the keys that they give."""
-        for index, cache in enumerate(caches):
+        self._kept: list[object] = [*caches]  # so that ids stay theirs
+        for cache in caches:
             cache.make_mask = self._marking(cache.make_mask)
-            cache.update_and_fetch = self._owning(index, cache.update_and_fetch)
+            cache.update_and_fetch = self._owning(id(cache), cache.update_and_fetch)
+
+    def of(self, cache: Any) -> int | None:
+        """The window that attention over a cache was masked to, or None if no mask says."""
+        return self._by_cache.get(id(cache))
 
     def _marking(self, make_mask: Callable[..., Any]) -> Callable[..., Any]:
         def marked(*args: Any, window_size: int | None = None, **options: Any) -> Any:
@@ -51,10 +52,10 @@ class MaskWindows:
 
         return marked
 
-    def _owning(self, index: int, update_and_fetch: Callable[..., Any]) -> Callable[..., Any]:
+    def _owning(self, owner: int, update_and_fetch: Callable[..., Any]) -> Callable[..., Any]:
         def owned(*rows: mx.array) -> Any:
             keys, values = update_and_fetch(*rows)
-            self._owners[id(keys)] = index
+            self._owners[id(keys)] = owner
             self._kept.append(keys)
             return keys, values
 
@@ -65,14 +66,13 @@ class MaskWindows:
         owner = self._owners.get(id(keys))
         window = mask.window if isinstance(mask, _MarkedMask) else self._windows.get(id(mask))
         if owner is not None and window is not None:
-            self.by_cache[owner] = window
+            self._by_cache[owner] = window
 
 
 @contextmanager
 def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
     """In this block, forwards with these caches say which windows they mask."""
-    windows = MaskWindows()
-    windows.watch(caches)
+    windows = MaskWindows(caches)
     cache_adapter.observers.append(windows.attended)
     try:
         yield windows

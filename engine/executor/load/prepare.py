@@ -71,6 +71,9 @@ def make_ready(
     """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly.
     ``latents``: whether the pages that will be served from can be attended over as latents."""
     model, ops = loaded.model, model_ops(choice.backend)
+    if layout.mixers and fuse and ops.fusion is not None:
+        log.info("%s runs module by module: it has recurrent layers", loaded.architecture)
+        fuse = False
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     report = materialize(model, ops, exact=exact, fuse=fuse)
     result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture, latents=latents)

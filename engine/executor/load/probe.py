@@ -12,9 +12,9 @@ says (attention_check.py), and whether a sequence's bits depend on the sequences
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 
@@ -24,6 +24,10 @@ from octavo.kernels.metadata import AttentionMetadata
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
 from ..paged_model import PagedModel
+from ..recurrent.mixers import Mixer, describe_mixers
+from ..recurrent.no_attention import NoAttentionCache
+from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
+from ..recurrent.state_pool import EntrySpec, StatePool
 from .attention_check import find_mistake
 from .discover import CacheLayout
 from .invariance import TracedCache, find_dependence
@@ -42,6 +46,8 @@ class ProbeResult:
     latents        whether layers attend over latents (MLA)
     selects_rows   whether the head computes sampled rows only
     error, limit   worst row's error in the accepted tier, and what was allowed
+    recurrent      the recurrent layers, bent as they passed; None for models without any
+    entries        state arrays of a slot, by name, as they were written
     """
 
     tier: str
@@ -51,6 +57,8 @@ class ProbeResult:
     selects_rows: bool
     error: float
     limit: float
+    recurrent: RecurrentLayers | None = None
+    entries: Mapping[str, EntrySpec] = field(default_factory=dict)
 
 
 def probe(
@@ -73,9 +81,12 @@ def probe(
             "the native CPU backend or other weights may work, for example weights='int8'"
         ) from error
     refusals: list[str] = []
-    for tier, mask_dims in (("paged", None), ("gather", 4), ("gather", 5)):
+    for tier, mask_dims, state_tier in _tiers(layout):
+        recurrent = None
         try:
-            paged = _paged_model(model, layout, backend, reference, mask_dims)
+            if state_tier is not None:
+                recurrent = RecurrentLayers(layout.mixers, state_tier)
+            paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
             errors = _compare(paged, reference, steps)
             refusal = _judge(errors, reference) or _find_wrong(paged, layout, backend, reference)
             if paged.reads_latents and not latents:
@@ -85,20 +96,38 @@ def probe(
         if refusal is None:
             worst = float(np.concatenate(errors).max())
             selects = _selects_rows(paged, selection, reference)
+            entries = paged.states.entries if paged.states is not None else {}
+            reason = "; ".join(refusals)
             return ProbeResult(
                 tier=tier,
                 mask_dims=mask_dims,
-                reason="; ".join(refusals),
+                reason=reason,
                 latents=paged.reads_latents,
                 selects_rows=selects,
                 error=worst,
                 limit=reference.worst_limit,
+                recurrent=recurrent,
+                entries=entries,
             )
-        refusals.append(f"{tier}: {refusal}")
+        if recurrent is not None:
+            recurrent.release()
+        refusals.append(f"{tier}{f', {state_tier}' if state_tier else ''}: {refusal}")
     raise ModelLoadError(
         f"model type {architecture!r} does not compute the same through pages ({'; '.join(refusals)}); "
         "it cannot be served"
     )
+
+
+def _tiers(layout: CacheLayout) -> Iterator[tuple[str, int | None, StateTier | None]]:
+    """What is tried, the best first: attention, dimensions of its masks, recurrent layers."""
+    state_tiers: tuple[StateTier | None, ...] = (None,)
+    if layout.mixers:
+        ragged = any(mixer.can_be_ragged for mixer in layout.mixers)
+        state_tiers = ("ragged", "segments") if ragged else ("segments",)
+    for tier, mask_dims in (("paged", None), ("gather", 4), ("gather", 5)):
+        if mask_dims is None or layout.layers:
+            for state_tier in state_tiers:
+                yield tier, mask_dims, state_tier
 
 
 def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
@@ -115,16 +144,25 @@ def _paged_model(
     backend: AttentionBackend,
     reference: Reference,
     mask_dims: int | None,
+    recurrent: RecurrentLayers | None,
 ) -> PagedModel:
     spec = probe_pool(layout, num_sequences=len(reference.sequences), longest=reference.longest)
-    return PagedModel(model, layout, TracedCache(backend.create_pool(spec)), mask_dims=mask_dims)
+    pool = backend.create_pool(spec) if layout.layers else NoAttentionCache()
+    return PagedModel(
+        model,
+        layout,
+        TracedCache(pool),
+        mask_dims=mask_dims,
+        recurrent=recurrent,
+        states=None if recurrent is None else StatePool(len(reference.sequences) + 1),
+    )
 
 
 def _find_wrong(
     paged: PagedModel, layout: CacheLayout, backend: AttentionBackend, reference: Reference
 ) -> str | None:
     """What no rounding explains, or None."""
-    any_batch = backend.has_model_ops and paged.is_paged
+    any_batch = backend.has_model_ops and paged.is_paged and not layout.mixers  # whose operations are MLX's
     dependence = find_dependence(paged, layout.vocab_size, any_batch=any_batch)
     if dependence is not None or not paged.is_paged:  # what is gathered is attended to by the model itself
         return dependence
@@ -140,7 +178,7 @@ def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int
         work = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
         tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
         logits = paged.forward(tokens.astype(np.int32), _metadata(reference, work))
-        mx.eval(logits, *paged.kv_cache.pending())
+        paged.evaluate([logits])
         got, first = evaluated(logits), 0
         for i, start, stop in work:
             rows = got[first : first + stop - start]
@@ -174,7 +212,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     paged.selection = selection
     try:
         chosen = paged.forward(ids, metadata, rows)
-        mx.eval(chosen, *paged.kv_cache.pending())
+        paged.evaluate([chosen])
     except Exception:  # a model that cannot live with fewer rows keeps them all
         return False
     finally:
@@ -192,4 +230,16 @@ def describe(result: ProbeResult) -> str:
     """One line for the log."""
     head = "" if result.selects_rows else "; the output head computes every row"
     reason = f" ({result.reason})" if result.reason else ""
-    return f"tier {result.tier}{reason}: error {result.error:.2g} of {result.limit:.2g} allowed{head}"
+    states = "" if result.recurrent is None else f"; recurrent layers {describe_states(result.recurrent)}"
+    return f"tier {result.tier}{reason}: error {result.error:.2g} of {result.limit:.2g} allowed{head}{states}"
+
+
+def describe_states(recurrent: RecurrentLayers) -> str:
+    """How recurrent layers are computed, for people: "ragged (3 linear_attn)"."""
+    mixers = recurrent.mixers
+    ragged = [mixer for mixer in mixers if recurrent.tier == "ragged" and mixer.can_be_ragged]
+    parts: list[tuple[str, list[Mixer]]] = [
+        ("ragged", ragged),
+        ("segments", [mixer for mixer in mixers if mixer not in ragged]),
+    ]
+    return ", ".join(f"{tier} ({describe_mixers(some)})" for tier, some in parts if some)

@@ -8,6 +8,7 @@ A wrong position, page, head or window moves the logits many times farther.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from numpy.typing import NDArray
 
-from .discover import CacheLayout
+from .discover import CacheLayout, map_leaves
 from .mlx_lm_import import cache as caches_of_mlx_lm
 
+STATE_CHUNK = 3  # tokens after which the state of recurrent layers is perturbed
 MAX_COLUMNS = 8192  # logits of a row that are compared
 CACHE_STEP = (
     16  # positions by which caches grow: mlx-lm's 256 are more zeros to write than there is to compute
@@ -46,7 +48,8 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
     lengths = [sum(counts) for counts in zip(*steps, strict=True)]
     sequences = [rng.integers(0, layout.vocab_size, length).tolist() for length in lengths]
     precision = 2.0**-8 if layout.dtype == mx.bfloat16 else 2.0**-10
-    pairs = [_plain_and_noisy(model, tokens, precision) for tokens in sequences]
+    chunk = STATE_CHUNK if layout.entries else max(lengths)
+    pairs = [_plain_and_noisy(model, tokens, precision, chunk) for tokens in sequences]
     logits, noisy = [plain for plain, _ in pairs], [noisy for _, noisy in pairs]
     noise = np.concatenate([row_errors(a, b) for a, b in zip(noisy, logits, strict=True)])
     worst = float(noise.max())
@@ -60,10 +63,16 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def _plain_and_noisy(
-    model: Module, tokens: list[int], precision: float
+    model: Module, tokens: list[int], precision: float, chunk: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits [L, V] of a sequence, without and with perturbed K and V, from one forward of mlx-lm's own."""
-    plain, noisy = evaluated(model(mx.array([tokens] * 2), cache=_perturbed_caches(model, precision)))
+    """Logits [L, V] of a sequence, without and with perturbed K, V and states, from forwards of mlx-lm's own
+    over so many tokens at a time."""
+    caches = _perturbed_caches(model, precision)
+    parts = [
+        evaluated(model(mx.array([tokens[first : first + chunk]] * 2), cache=caches))
+        for first in range(0, len(tokens), chunk)
+    ]
+    plain, noisy = np.concatenate(parts, axis=1)
     return plain, noisy
 
 
@@ -81,8 +90,8 @@ def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
 
 
 def _perturbed_caches(model: Module, precision: float) -> list[Any]:
-    """Fresh caches of the model that store K and V of the second half of a batch times 1 +- precision
-    at random, the same in every run."""
+    """Fresh caches of the model that store K, V and states of the second half of a batch times
+    1 +- precision at random, the same in every run."""
     keys = (mx.random.key(i) for i in itertools.count())
 
     def nudged(x: mx.array) -> mx.array:
@@ -91,12 +100,28 @@ def _perturbed_caches(model: Module, precision: float) -> list[Any]:
         factor = mx.where(clean, 1, mx.where(sign, 1 + precision, 1 - precision))
         return x * factor.astype(x.dtype)
 
-    caches = caches_of_mlx_lm.make_prompt_cache(model)
-    for cache in caches:
+    def perturbed(cache: Any) -> Any:
+        if isinstance(cache, caches_of_mlx_lm.ArraysCache):
+            return _PerturbedState(len(cache.cache), nudged)
         cache.step = CACHE_STEP
         store = cache.update_and_fetch
-        cache.update_and_fetch = lambda k, v, store=store: store(nudged(k), nudged(v))
-    return caches
+        cache.update_and_fetch = lambda k, v: store(nudged(k), nudged(v))
+        return cache
+
+    return map_leaves(caches_of_mlx_lm.make_prompt_cache(model), perturbed)
+
+
+class _PerturbedState(caches_of_mlx_lm.ArraysCache):
+    """A recurrent cache whose states are perturbed as they are written."""
+
+    def __init__(self, size: int, nudged: Callable[[mx.array], mx.array]) -> None:
+        super().__init__(size)
+        self._nudged = nudged
+
+    def __setitem__(self, entry: int, value: mx.array) -> None:
+        floating = mx.issubdtype(value.dtype, mx.floating)
+        nudged = self._nudged(value) if floating else value
+        super().__setitem__(entry, nudged)  # type: ignore[no-untyped-call]
 
 
 def evaluated(logits: mx.array) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.kernels.interface import PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
 
 from .discover import CacheLayout
 
@@ -39,7 +39,8 @@ def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> Pool
 
 
 def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> AttentionMetadata:
-    """Pages of the sequences are interleaved, last page first, and page 0 is left out."""
+    """Pages of the sequences are interleaved, last page first, and page 0 is left out; slots come in
+    falling order, and slot 0 is left out."""
     width = num_pages(longest)
     tables = (
         1
@@ -60,4 +61,5 @@ def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> 
             ),
         ),
         page_size=PAGE_SIZE,
+        states=StateMetadata(slots=np.array([num_sequences - i for i, _, _ in work], np.int32)),
     )

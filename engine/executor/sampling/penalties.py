@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import copy
+from collections import ChainMap
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +79,15 @@ class Penalties:
             if counts is not None:
                 counts.add(token)
 
+    def after(self, tokens: Sequence[int]) -> Penalties:
+        """As they are once the sample's next tokens have been these; these are left as they are."""
+        if self._seen is None and self._output is None:
+            return self
+        ahead = copy.copy(self)
+        ahead._seen = None if self._seen is None else self._seen.after(tokens)
+        ahead._output = None if self._output is None else self._output.after(tokens)
+        return ahead
+
     def changes(self, *, hold: bool) -> LogitChanges:
         """Those of the next token; ``hold``: it must not be an end token. Good until ``record``."""
         seen, output, params = self._seen, self._output, self._params
@@ -100,7 +111,16 @@ class _TokenCounts:
     def __init__(self, tokens: Iterable[int]) -> None:
         ids, counts = np.unique(np.fromiter(tokens, np.intp), return_counts=True)
         self._ids, self._counts, self._size = ids, counts.astype(np.float32), len(ids)
-        self._index = {int(token): i for i, token in enumerate(ids)}
+        self._index: MutableMapping[int, int] = {int(token): i for i, token in enumerate(ids)}
+
+    def after(self, tokens: Sequence[int]) -> _TokenCounts:
+        """A copy with these tokens, which looks the others up where this one does."""
+        ahead = copy.copy(self)
+        ahead._ids, ahead._counts = self.ids.copy(), self.counts.copy()
+        ahead._index = ChainMap({}, self._index)
+        for token in tokens:
+            ahead.add(token)
+        return ahead
 
     @property
     def ids(self) -> NDArray[np.intp]:

@@ -11,6 +11,7 @@ on the batch, on preemption or on how many draws others made.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -105,6 +106,15 @@ class SampleState:
         if self.constraint is not None:
             self.constraint.accept(token)
         self._penalties.record(token)
+
+    def after(self, tokens: Sequence[int]) -> SampleState:
+        """This state as it is once its next tokens have been these: what a row behind drafts is drawn
+        with. Good until the next ``record``; never recorded itself."""
+        assert self.constraint is None, "nobody has asked the grammar about these drafts"
+        ahead = copy.copy(self)
+        ahead.num_generated += len(tokens)
+        ahead._penalties = self._penalties.after(tokens)
+        return ahead
 
     def prepare(self) -> None:
         """Begin what the next token needs and other threads can do, beside the forward."""

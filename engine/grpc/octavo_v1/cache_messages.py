@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo.block_manager import PageCounts, PageEvent
+from octavo.block_manager import Miss, PageCounts, PageEvent
 from octavo.proto import cache_pb2 as pb
 from octavo.proto import generation_pb2
 
@@ -30,6 +30,7 @@ REASONS: Mapping[str, pb.MissReason] = {
     "partial_page": pb.MISS_REASON_PARTIAL_PAGE,
     "disabled": pb.MISS_REASON_DISABLED,
     "other_format": pb.MISS_REASON_OTHER_FORMAT,
+    "no_state": pb.MISS_REASON_NO_STATE,
 }
 
 
@@ -127,13 +128,18 @@ def explain_message(
         evicted_seconds_before=before,
         misses=misses_message(found.misses, hide_salts=hide),
         text=f"{found.num_hit} of {found.num_tokens} prompt tokens were cached; "
-        + (_sentence(reason, position, before, page_size) if enabled else OFF),
+        + (_sentence(reason, miss, before, page_size) if enabled else OFF),
     )
 
 
-def _sentence(reason: str, position: int, before: float | None, page_size: int) -> str:
+def _sentence(reason: str, miss: Miss, before: float | None, page_size: int) -> str:
+    position = miss.page * page_size
     page = f"the page at position {position}"
     match reason:
+        case "no_state":
+            there = miss.num_pages * page_size
+            nearest = f"the nearest is at {position}" if position else "there is none before it"
+            return f"pages reach to position {there}, but there is no state at {there}: {nearest}"
         case "evicted":
             return f"{page} was evicted {before or 0.0:.1f} s before, to make room for others"
         case "other_salt":

@@ -69,15 +69,19 @@ def _first_id(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def tokenizer_zip(path: Path) -> bytes:
-    """A zip file of the tokenizer's files in the folder; b"" if it has none. Weights never."""
-    files = [path / name for name in TOKENIZER_FILES if (path / name).is_file()]
+def tokenizer_zip(path: Path, chat_template: Path | None = None) -> bytes:
+    """A zip file of the tokenizer's files in the folder; b"" if it has none. Weights never. The file
+    ``chat_template``, if there is one, takes the place of the model's template."""
+    files = {name: path / name for name in TOKENIZER_FILES if (path / name).is_file()}
     if not files:
         return b""
+    if chat_template is not None:
+        files = {name: file for name, file in files.items() if name != "chat_template.json"}
+        files["chat_template.jinja"] = chat_template  # comes before the one in tokenizer_config.json
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for file in files:
-            entry = zipfile.ZipInfo(file.name, date_time=_ZIP_EPOCH)
+        for name, file in files.items():
+            entry = zipfile.ZipInfo(name, date_time=_ZIP_EPOCH)
             archive.writestr(entry, file.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 

@@ -150,7 +150,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetTokenizer(self, _request: common_pb2.GetTokenizerRequest, context: Context) -> None:
         """A zip file of the tokenizer, in chunks of 64 KiB, the last with its SHA-256."""
         if self._tokenizer_zip is None:
-            self._tokenizer_zip = await asyncio.to_thread(model_files.tokenizer_zip, self._files.path)
+            self._tokenizer_zip = await asyncio.to_thread(
+                model_files.tokenizer_zip, self._files.path, self._engine.info.chat_template
+            )
         if not self._tokenizer_zip:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this model's folder has no tokenizer files")
         for data, sha256 in model_files.chunks(self._tokenizer_zip):

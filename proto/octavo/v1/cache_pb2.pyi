@@ -18,6 +18,7 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_PARTIAL_PAGE: _ClassVar[MissReason]
     MISS_REASON_DISABLED: _ClassVar[MissReason]
     MISS_REASON_OTHER_FORMAT: _ClassVar[MissReason]
+    MISS_REASON_NO_STATE: _ClassVar[MissReason]
 MISS_REASON_UNSPECIFIED: MissReason
 MISS_REASON_NEW: MissReason
 MISS_REASON_EVICTED: MissReason
@@ -26,6 +27,7 @@ MISS_REASON_LAST_TOKEN: MissReason
 MISS_REASON_PARTIAL_PAGE: MissReason
 MISS_REASON_DISABLED: MissReason
 MISS_REASON_OTHER_FORMAT: MissReason
+MISS_REASON_NO_STATE: MissReason
 
 class Prefix(_message.Message):
     __slots__ = ("text", "token_ids", "chat", "request_id", "cache_salt")

@@ -1,0 +1,185 @@
+"""Recurrent state: a slot for each sequence, and snapshots of it that prefixes are found by.
+
+A slot holds the state of all recurrent layers of one sequence after so many tokens. It is no page: it
+changes with every token, so each table has one of its own, the *running* slot. What can be found are
+*snapshots*, copies of a running slot as it stood where a page ends, published under that page's digest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, abc
+
+from .page_pool import PagePool
+from .snapshot_policy import SnapshotOrder, wanted_snapshots
+from .spec import RecurrentState
+from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableState
+
+CopySlot = abc.Callable[[PageId, PageId], PageCopy]
+"""Registers a copy of a slot, source to target, that holds both until it is carried out."""
+
+
+class StateGroup:
+    """The slots of all page tables. ``index``: its number as a group of copies, behind those of pages."""
+
+    def __init__(
+        self, index: int, spec: RecurrentState, page_size: int, *, clock: abc.Callable[[], float]
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self._order = SnapshotOrder()
+        self.pool = PagePool(spec.num_slots, self._order, clock=clock)
+        self._page_size = page_size
+        self._num_hits: Counter[PageId] = Counter()  # of published snapshots: sequences that went on from it
+
+    def longest_prefix(self, digests: abc.Sequence[Digest], num_pages: int) -> int:
+        """Return the greatest number of pages, at most ``num_pages``, after which there is a snapshot."""
+        is_cached = self.pool.is_cached
+        while num_pages and not is_cached(digests[num_pages - 1]):
+            num_pages -= 1
+        return num_pages
+
+    def hold_snapshot(self, state: TableState, digests: abc.Sequence[Digest], num_pages: int) -> None:
+        """Hold the snapshot after so many pages, which ``longest_prefix`` has confirmed, for a table."""
+        if num_pages:
+            (state.found,) = self.pool.acquire([digests[num_pages - 1]])
+
+    def has_room(self, table: PageTable) -> bool:
+        """Whether the table has a running slot, or can get one."""
+        state = _state(table)
+        return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
+
+    def start(self, table: PageTable, copy: CopySlot) -> None:
+        """Give the table its running slot, to be filled from the snapshot it was opened with."""
+        state = _state(table)
+        if state.running is not None:
+            return
+        if not self.pool.num_idle and state.found is not None:
+            self.pool.unpublish(state.found)
+            state.running, state.found = state.found, None
+            return
+        state.running = self._take()
+        if state.found is not None:
+            self._num_hits[state.found] += 1
+            table.copies.append(copy(state.found, state.running))
+            self._release([state.found])  # the copy holds it
+            state.origin, state.found = state.found, None
+
+    def fork(self, table: PageTable, copy: CopySlot) -> tuple[TableState, PageCopy]:
+        """Return the state of a second table that stands where this one does, and the copy it needs."""
+        running = _state(table).running
+        assert running is not None, "a table is forked that was never written"
+        slot = self._take()
+        return TableState(running=slot), copy(running, slot)
+
+    def restore(self, table: PageTable, num_pages: int, copy: CopySlot) -> tuple[PageCopy, ...]:
+        """Let the running slot become the snapshot after so many pages, if there are any."""
+        state = _state(table)
+        if state.running is None or not num_pages:
+            return ()
+        self.hold_snapshot(state, table.digests, num_pages)
+        assert state.found is not None
+        copies = (copy(state.found, state.running),)
+        self._release([state.found])
+        state.found = None
+        return copies
+
+    def plan_snapshots(self, table: PageTable, start: int, stop: int, *, ends: bool) -> None:
+        """Decide which snapshots a step takes that computes positions [start, stop) of a table, as far as
+        there are slots. ``ends``: these are all tokens that are known."""
+        state = _state(table)
+        self._drop_planned(state)
+        pages = wanted_snapshots(
+            start,
+            stop,
+            page_size=self._page_size,
+            junction=state.junction,
+            every_page=self.spec.every_page,
+            ends=ends,
+        )
+        known = table.digests
+        for page in pages:
+            if page <= len(known) and self.pool.is_cached(known[page - 1]):
+                continue
+            if not self.pool.num_idle:
+                return
+            state.planned.append(
+                PlannedSnapshot(page * self._page_size, self._take(), page == state.junction)
+            )
+
+    def commit(self, table: PageTable) -> None:
+        """Publish the snapshots of a step that was computed; digests of its full pages are known."""
+        state = _state(table)
+        planned, state.planned = state.planned, []
+        for position, slot, is_junction in planned:
+            page = position // self._page_size
+            assert position % self._page_size == 0, "a snapshot inside a page"
+            assert position <= table.num_written, "a snapshot ahead of its page"
+            parent = table.digests[page - 2] if page > 1 else None
+            self.pool.publish([slot], [table.digests[page - 1]], parent, salt=table.salt)
+            self._num_hits.pop(slot, None)
+            self.pool.decref([slot])
+            if not (is_junction or self.spec.every_page):
+                self._step_down(state)
+                state.tail, state.tail_digest = slot, table.digests[page - 1]
+
+    def close(self, table: PageTable) -> None:
+        """Give every slot of a table back. Its published snapshots stay until they are reused."""
+        state = _state(table)
+        self._drop_planned(state)
+        self._release([slot for slot in (state.found, state.running) if slot is not None])
+        state.found = state.running = None
+
+    def held(self, table: PageTable) -> list[PageId]:
+        """Return the slots that a table holds."""
+        state = _state(table)
+        one = [slot for slot in (state.running, state.found) if slot is not None]
+        return one + [planned.slot for planned in state.planned]
+
+    def check(self, tables: abc.Iterable[PageTable], copies: abc.Iterable[PageCopy]) -> None:
+        """Raise AssertionError unless every slot is idle, or held as often as tables and copies name it, and
+        running slots are one table's alone and cannot be found."""
+        self.pool.check()
+        held = Counter(slot for table in tables for slot in self.held(table))
+        held.update(slot for copy in copies for slot in (copy.source, copy.target))
+        for slot in map(PageId, range(self.pool.num_pages)):
+            assert self.pool.ref_count(slot) == held[slot], f"slot {slot} is not held {held[slot]} times"
+        running = Counter(state.running for state in map(_state, tables) if state.running is not None)
+        assert all(count == 1 for count in running.values()), "two tables write one slot"
+        written = [*running, *(p.slot for table in tables for p in _state(table).planned)]
+        assert len(set(written)) == len(written), "a slot is written twice in a step"
+        assert not any(map(self.pool.is_published, written)), "a slot can be found and is still written"
+        for table in tables:
+            assert (
+                table.num_written == 0 or _state(table).running is not None or _state(table).found is not None
+            ), "a table has positions and no state"
+
+    def _can_become_running(self, found: PageId | None) -> bool:
+        """Whether a snapshot can be the running slot itself, where no other is left to copy it to."""
+        return found is not None and self.pool.ref_count(found) == 1
+
+    def _take(self) -> PageId:
+        slots = self.pool.allocate(1)
+        assert slots is not None, "a slot is taken where none is idle"
+        return slots[0]
+
+    def _release(self, slots: abc.Sequence[PageId]) -> None:
+        self.pool.decref(slots)
+
+    def _drop_planned(self, state: TableState) -> None:
+        self._release([planned.slot for planned in state.planned])
+        state.planned = []
+
+    def _step_down(self, state: TableState) -> None:
+        """There is a longer snapshot of this sequence: its last one is of no more use unless somebody else
+        went on from it, and the one it came from goes next unless a second sequence did."""
+        tail = state.tail
+        if tail is not None and self.pool.lookup(state.tail_digest) == tail and not self._num_hits[tail]:
+            self.pool.discard(tail)
+        if state.origin is not None and self._num_hits[state.origin] == 1:
+            self._order.demote(state.origin)
+        state.origin = None
+
+
+def _state(table: PageTable) -> TableState:
+    assert table.state is not None, "a table without state in a manager with recurrent layers"
+    return table.state

@@ -1,0 +1,97 @@
+"""Where rows of one sequence depend on each other inside a recurrent layer, and how calls are caught there.
+
+A mixer computes most of what it does row by row: linear layers, norms, gates. What is not row by row
+are its *cut points*: short convolutions and the recurrence itself. mlx-lm's recurrences are functions
+that its model files bind by name; ``install_cut_points`` replaces them there, once, by functions that
+ask who is computing on this thread, and are mlx-lm's own when nobody is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CutPoint:
+    """A callable (rows, .., state) -> (y, new state).
+
+    state     name of its state argument; position: its place where it is given by position
+    axis      where rows have the tokens: 1 for [B, S, ..], 2 for [B, H, S, D]
+    """
+
+    state: str
+    position: int
+    axis: int = 1
+
+
+FUNCTIONS = {
+    "gated_delta_update": CutPoint("state", 7),
+    "ssm_update": CutPoint("state", 7),
+    "recurrent_gla": CutPoint("h", 5, axis=2),
+}
+"""Bound by name in model files of mlx-lm."""
+
+METHODS = {("rwkv7", "_wkv7"): CutPoint("state", 6)}
+"""Of a mixer itself: by its file and name."""
+
+CHILDREN = {
+    ("recurrent_gemma", "Conv1d"): CutPoint("cache", 1),
+    ("recurrent_gemma", "RGLRU"): CutPoint("cache", 1),
+}
+"""Modules inside a mixer: by their file and type."""
+
+_DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
+
+
+class Catcher(Protocol):
+    """Who computes a mixer on this thread, and is handed the calls of its cut points."""
+
+    def catch(
+        self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of ``plain(*args, **kwargs)``, however it is computed."""
+        ...
+
+
+class _Catchers(threading.local):
+    current: Catcher | None = None
+
+
+_catchers = _Catchers()
+
+
+@contextmanager
+def catching(catcher: Catcher) -> Iterator[None]:
+    """In this block, on this thread, calls of ``FUNCTIONS`` from model files go to ``catcher``."""
+    before, _catchers.current = _catchers.current, catcher
+    try:
+        yield
+    finally:
+        _catchers.current = before
+
+
+def install_cut_points() -> None:
+    """Replace ``FUNCTIONS`` in every model file of mlx-lm that is imported; call it after others are, too."""
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith("mlx_lm.models.") or module_name in _DEFINING:
+            continue
+        for name in FUNCTIONS:
+            plain = vars(module).get(name)
+            if callable(plain) and not hasattr(plain, "plain_of_mlx_lm"):
+                setattr(module, name, _asking(name, plain))
+
+
+def _asking(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        catcher = _catchers.current
+        return plain(*args, **kwargs) if catcher is None else catcher.catch(name, plain, args, kwargs)
+
+    call.plain_of_mlx_lm = plain  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,186 @@
+"""Finding a model's mixers: the modules that read and write recurrent caches.
+
+All modules are traced during forwards whose caches note who touches them; nothing is looked up by
+the name of an architecture. If a module that touches a cache lies inside another that does, the outer one
+is the mixer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.convolution import Conv1d
+
+from ..load.mlx_lm_import import cache as caches_of_mlx_lm
+from .bending import traced
+from .cut_points import CHILDREN, METHODS, CutPoint, catching
+
+
+class MixerError(RuntimeError):
+    """The model does with its state what slots cannot give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixer:
+    """A module that touches one recurrent cache, and what is to be bent in it.
+
+    name            its path in the model
+    state           index of its cache among the model's recurrent caches; entries: those it touches
+    touches_kv      it also writes K and V
+    functions       names of ``FUNCTIONS`` that are called in it
+    convs           depthwise convolutions over [window, rows]
+    shifts          modules that ask for the row before (rwkv7)
+    children        modules that are cut points themselves
+    methods         methods of it that are
+    ropes           rotary embeddings
+    """
+
+    name: str
+    module: Module
+    state: int
+    entries: frozenset[int]
+    touches_kv: bool
+    functions: frozenset[str]
+    convs: tuple[Module, ...]
+    shifts: tuple[Module, ...]
+    children: tuple[tuple[Module, CutPoint], ...]
+    methods: tuple[tuple[str, CutPoint], ...]
+    ropes: tuple[Module, ...]
+
+    @property
+    def shifts_heads(self) -> bool:
+        """baichuan_m1: K and V are each mixed with those of the row before, inside attention."""
+        return hasattr(self.module, "_custom_convolution")
+
+    @property
+    def can_be_ragged(self) -> bool:
+        """Whether its cut points hold all the state there is: they are as many as entries."""
+        if self.touches_kv:
+            return self.shifts_heads and len(self.entries) == 2
+        cuts = (self.convs, self.functions, self.shifts, self.children, self.methods)
+        return sum(map(len, cuts)) == len(self.entries)
+
+
+@dataclass(slots=True)
+class Observed:
+    """What was seen during forwards.
+
+    stack      modules being called
+    states     (cache, entry, modules) of every touch of a recurrent cache
+    kv         modules being called at every write of K and V
+    functions  names of cut points by the id of the innermost module
+    """
+
+    stack: list[Module] = field(default_factory=list)
+    states: list[tuple[int, int, list[Module]]] = field(default_factory=list)
+    kv: list[list[Module]] = field(default_factory=list)
+    functions: dict[int, set[str]] = field(default_factory=dict)
+
+    def catch(
+        self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.functions.setdefault(id(self.stack[-1]), set()).add(name)
+        return plain(*args, **kwargs)
+
+
+class RecordingState(caches_of_mlx_lm.ArraysCache):
+    """mlx-lm's own cache, which notes its readers and writers, and the shapes of what is written."""
+
+    def __init__(self, size: int, index: int, observed: Observed) -> None:
+        super().__init__(size)
+        self.index = index
+        self._observed = observed
+
+    def _note(self, entry: int) -> None:
+        if 0 <= entry < len(self.cache):
+            self._observed.states.append((self.index, entry, list(self._observed.stack)))
+
+    def __getitem__(self, entry: int) -> Any:
+        self._note(entry)
+        return super().__getitem__(entry)  # type: ignore[no-untyped-call]
+
+    def __setitem__(self, entry: int, value: mx.array) -> None:
+        self._note(entry)
+        super().__setitem__(entry, value)  # type: ignore[no-untyped-call]
+
+
+def record_kv(cache: Any, observed: Observed) -> Any:
+    """The same cache, which notes who writes K and V."""
+    plain = cache.update_and_fetch
+
+    def update_and_fetch(*args: Any, **kwargs: Any) -> Any:
+        observed.kv.append(list(observed.stack))
+        return plain(*args, **kwargs)
+
+    cache.update_and_fetch = update_and_fetch
+    return cache
+
+
+def watch(model: Module, observed: Observed, forwards: Callable[[], None]) -> None:
+    """Run ``forwards``, noting in ``observed`` which modules and cut points they pass."""
+    with traced(model, observed.stack), catching(observed):
+        forwards()
+
+
+def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
+    """The mixers, in the order of their first touch. MixerError if one has the states of several layers."""
+    names = {id(module): name for name, module in model.named_modules()}
+    touching: dict[int, Module] = {}
+    for _, _, modules in observed.states:
+        if not modules:
+            raise MixerError("a recurrent cache is touched outside every module")
+        touching[id(modules[-1])] = modules[-1]
+    inner = {id(m) for outer in touching.values() for m in _modules(outer) if m is not outer}
+    return tuple(_mixer(names[key], module, observed) for key, module in touching.items() if key not in inner)
+
+
+def _mixer(name: str, module: Module, observed: Observed) -> Mixer:
+    touched = [(i, e) for i, e, modules in observed.states if any(m is module for m in modules)]
+    states = {index for index, _ in touched}
+    if len(states) != 1:
+        raise MixerError(f"{name} touches the states of several layers")
+    within = list(_modules(module))
+    home = type(module).__module__.rsplit(".", 1)[-1]
+    return Mixer(
+        name=name,
+        module=module,
+        state=states.pop(),
+        entries=frozenset(entry for _, entry in touched),
+        touches_kv=any(any(m is module for m in modules) for modules in observed.kv),
+        functions=frozenset().union(*(observed.functions.get(id(m), set()) for m in within)),
+        convs=tuple(m for m in within if is_depthwise(m)),
+        shifts=tuple(m for m in within if type(m).__name__ == "TokenShift"),
+        children=tuple((m, CHILDREN[kind]) for m in within if (kind := _kind(m)) in CHILDREN),
+        methods=tuple(
+            (method, cut)
+            for (file, method), cut in METHODS.items()
+            if file == home and hasattr(module, method)
+        ),
+        ropes=tuple(m for path, m in module.named_modules() if path.rsplit(".", 1)[-1] == "rope"),
+    )
+
+
+def _modules(module: Module) -> Iterator[Module]:
+    return (m for _, m in module.named_modules())
+
+
+def _kind(module: Module) -> tuple[str, str]:
+    return type(module).__module__.rsplit(".", 1)[-1], type(module).__name__
+
+
+def is_depthwise(module: Module) -> bool:
+    """Whether it convolves each channel for itself."""
+    return isinstance(module, Conv1d) and module.weight.ndim == 3 and module.weight.shape[2] == 1
+
+
+def describe_mixers(mixers: Sequence[Mixer]) -> str:
+    """How many of which modules, for people: "3 linear_attn"."""
+    counts: dict[str, int] = {}
+    for mixer in mixers:
+        last = mixer.name.rsplit(".", 1)[-1]
+        counts[last] = counts.get(last, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in counts.items())

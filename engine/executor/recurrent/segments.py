@@ -1,0 +1,136 @@
+"""The rows of a mixed step, regrouped by the sequences whose state they advance."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.metadata import AttentionMetadata, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Adjacent rows of one sequence. A chunk in whose middle a snapshot is wanted is two segments.
+
+    sequence    index in the step
+    slot        where its state lies
+    position    tokens of the sequence before the segment; stop: once it is computed
+    is_last     whether it is the sequence's last one of the step
+    snapshot    slot that gets a copy of the state after the segment; None: nobody wants one
+    """
+
+    sequence: int
+    slot: int
+    position: int
+    stop: int
+    is_last: bool
+    snapshot: int | None
+
+
+class SegmentGroup:
+    """B segments of equal length S, all with a state or all without one.
+
+    Later segments of a chunk are in groups of later waves, which read what the wave before has computed.
+    A sequence without a state must not be given zeros in its place: a model may treat the first token
+    differently when it sees None.
+    """
+
+    def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
+        self.segments = segments
+        self.length = segments[0].stop - segments[0].position
+        self.wave = wave
+        self.fresh = fresh
+        self.rows = rows  # [B * S], of the step
+        first, last = int(rows[0]), int(rows[-1])
+        self._run = (first, last + 1) if last + 1 - first == len(rows) and _rises(rows) else None
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    @functools.cached_property
+    def row_ids(self) -> mx.array:
+        return mx.array(self.rows)
+
+    @functools.cached_property
+    def slot_ids(self) -> mx.array:
+        return mx.array(np.array([segment.slot for segment in self.segments], np.int32))
+
+    @functools.cached_property
+    def last_rows(self) -> list[int]:
+        """The last row of each segment, in the step."""
+        return [int(row) for row in self.rows[self.length - 1 :: self.length]]
+
+    def take(self, rows: mx.array) -> mx.array:
+        """[T, ..] -> [B, S, ..]"""
+        part = rows[self.row_ids] if self._run is None else rows[self._run[0] : self._run[1]]
+        return part.reshape(len(self), self.length, *rows.shape[1:])
+
+
+class StateStep:
+    """The segments of one step, in groups. ValueError for slots that do not belong together."""
+
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        states = metadata.states
+        if states is None or len(states.slots) != metadata.num_sequences:
+            raise ValueError("a step of a model with recurrent layers needs a slot for each sequence")
+        self.num_rows = metadata.num_tokens
+        wanted: dict[int, dict[int, int]] = {}
+        for sequence, position, slot in states.snapshots.tolist():
+            wanted.setdefault(sequence, {})[position] = slot
+        keyed: dict[tuple[int, int, bool], tuple[list[Segment], list[Ints]]] = {}
+        starts, slots = metadata.q_start.tolist(), states.slots.tolist()
+        for index, slot in enumerate(slots):
+            row = starts[index]
+            begin = int(metadata.positions[row])
+            end = begin + starts[index + 1] - row
+            snapshots = wanted.get(index, {})
+            bounds = [begin, *sorted(p for p in snapshots if begin < p < end), end]
+            for wave, (position, stop) in enumerate(itertools.pairwise(bounds)):
+                segment = Segment(index, slot, position, stop, stop == end, snapshots.get(stop))
+                members, rows = keyed.setdefault((wave, stop - position, position == 0), ([], []))
+                members.append(segment)
+                rows.append(np.arange(row + position - begin, row + stop - begin, dtype=np.int32))
+        self.groups = [
+            SegmentGroup(members, np.concatenate(rows), wave=wave, fresh=fresh)
+            for (wave, _, fresh), (members, rows) in sorted(keyed.items(), key=lambda item: item[0][0])
+        ]
+        order = np.concatenate([group.rows for group in self.groups])
+        self._inverse = None if _rises(order) else mx.array(np.argsort(order).astype(np.int32))
+
+    def join(self, parts: list[mx.array]) -> mx.array:
+        """[B, S, ..] of every group -> [T, ..]"""
+        flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
+        rows = flat[0] if len(flat) == 1 else mx.concatenate(flat)
+        return rows if self._inverse is None else rows[self._inverse]
+
+
+def _rises(rows: Ints) -> bool:
+    return bool((rows[1:] > rows[:-1]).all())
+
+
+def join_values(outputs: list[Any], step: StateStep) -> Any:
+    """What a mixer gave for each group, [B, S, ..], as it would for [T, 1] rows; tuples part by part."""
+    if isinstance(outputs[0], tuple | list):
+        return type(outputs[0])(join_values(list(parts), step) for parts in zip(*outputs, strict=True))
+    if not isinstance(outputs[0], mx.array):
+        return outputs[0]
+    return step.join(outputs)[:, None]
+
+
+def cut_value(value: Any, group: SegmentGroup, step: StateStep) -> Any:
+    """An argument of a mixer for one group: rows [T, 1, ..] -> [B, S, ..], positions [T] -> the first
+    ones [B]; everything else as it is."""
+    if isinstance(value, tuple | list):
+        return type(value)(cut_value(part, group, step) for part in value)
+    if not isinstance(value, mx.array):
+        return value
+    if value.ndim >= 2 and value.shape[:2] == (step.num_rows, 1):
+        return group.take(value[:, 0])
+    if value.shape == (step.num_rows,) and mx.issubdtype(value.dtype, mx.integer):
+        return value[mx.array(group.rows[:: group.length])]
+    return value

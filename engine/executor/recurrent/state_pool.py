@@ -1,0 +1,215 @@
+"""Slots: the recurrent state of sequences, one row in every state array of the model.
+
+A step reads the states of its slots, and what it computes is kept beside them until ``commit`` puts it
+there, once. The pool knows how many tokens each slot stands after, and a step that does not begin there is
+refused: a step that is computed twice cannot advance a state twice, and a slot that was mixed up
+is an error and no wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from .mixers import MixerError
+from .segments import SegmentGroup, StateStep
+
+NOTHING = -1  # position of a slot that holds no sequence's state
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySpec:
+    """One state array of a slot: the widest that the model writes."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.size
+
+
+def slot_bytes(entries: Mapping[str, EntrySpec]) -> int:
+    return sum(entry.nbytes for entry in entries.values())
+
+
+class StatePool:
+    """``num_slots`` slots of ``entries``, by name; None: arrays are made, and widened, as a model writes them
+    (the probe learns them so)."""
+
+    def __init__(self, num_slots: int, entries: Mapping[str, EntrySpec] | None = None) -> None:
+        self.num_slots = num_slots
+        self._fixed = entries is not None
+        self._arrays = {
+            name: mx.zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
+        }
+        mx.eval(list(self._arrays.values()))
+        self._positions = np.full(num_slots, NOTHING, np.int64)
+        self._step: StateStep | None = None
+        self._written: dict[str, list[tuple[SegmentGroup, mx.array]]] = {}
+        self._sums: list[tuple[SegmentGroup, mx.array]] = []
+        self._failed: list[int] = []
+
+    @property
+    def entries(self) -> dict[str, EntrySpec]:
+        return {name: EntrySpec(array.shape[1:], array.dtype) for name, array in self._arrays.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays.values())
+
+    @property
+    def step(self) -> StateStep:
+        assert self._step is not None, "a state is used outside a step"
+        return self._step
+
+    def begin_step(self, step: StateStep) -> None:
+        """Forget what a step has computed that was not committed. ValueError if a slot does not stand where
+        its sequence begins, or two sequences would write one."""
+        targets: list[int] = []
+        for group in step.groups:
+            for segment in group.segments:
+                targets += [segment.slot] if segment.is_last else []
+                targets += [] if segment.snapshot is None else [segment.snapshot]
+                if group.wave or group.fresh:
+                    continue
+                if not 0 <= segment.slot < self.num_slots:
+                    raise ValueError(f"slots must lie in [0, {self.num_slots}), got {segment.slot}")
+                stands = int(self._positions[segment.slot])
+                if stands != segment.position:
+                    raise ValueError(
+                        f"slot {segment.slot} holds the state after {stands} tokens, and its sequence goes "
+                        f"on after {segment.position}: a step is computed once, or its slots are restored"
+                    )
+        if len(set(targets)) != len(targets) or not all(0 <= slot < self.num_slots for slot in targets):
+            raise ValueError(f"slots of a step must be different, in [0, {self.num_slots}), got {targets}")
+        self._step = step
+        self._written = {}
+
+    def read(self, name: str, group: SegmentGroup) -> mx.array | None:
+        """States [B, ..] that the group's segments begin with; None if they have none yet, or if nobody
+        ever wrote this entry."""
+        if group.wave == 0:
+            array = None if group.fresh else self._arrays.get(name)
+            return None if array is None else array[group.slot_ids]
+        before = {
+            segment.sequence: value[i : i + 1]
+            for other, value in self._written.get(name, ())
+            if other.wave == group.wave - 1
+            for i, segment in enumerate(other.segments)
+        }
+        rows = [before[segment.sequence] for segment in group.segments if segment.sequence in before]
+        return mx.concatenate(rows) if len(rows) == len(group) else None
+
+    def write(self, name: str, group: SegmentGroup, value: mx.array) -> None:
+        """The states [B, ..] after the group's segments; they are in no slot before ``commit``."""
+        entry = self._arrays.get(name)
+        if entry is None and self._fixed:
+            raise MixerError(f"the model writes a state {name!r} that it did not write when it was probed")
+        if entry is not None:
+            value = _fitting(value, entry.shape[1:])
+            if self._fixed:
+                value = value.astype(entry.dtype)
+        self._written.setdefault(name, []).append((group, value))
+
+    def pending(self) -> list[mx.array]:
+        """What a step must evaluate before ``commit``: the states, and whether they are finite."""
+        sums: dict[int, tuple[SegmentGroup, mx.array]] = {}
+        for parts in self._written.values():
+            for group, value in parts:
+                if mx.issubdtype(value.dtype, mx.floating):
+                    total = value.reshape(len(group), -1).astype(mx.float32).sum(axis=1)
+                    before = sums.get(id(group))
+                    sums[id(group)] = (group, total if before is None else before[1] + total)
+        self._sums = list(sums.values())
+        states = [value for parts in self._written.values() for _, value in parts]
+        return [*states, *(total for _, total in self._sums)]
+
+    def commit(self) -> None:
+        """Put the states of the evaluated step into their slots, and copies into those of snapshots."""
+        step, self._step = self.step, None
+        written, self._written = self._written, {}
+        self._failed = []
+        for group, total in self._sums:
+            finite = np.isfinite(np.array(total))
+            self._failed += [row for row, ok in zip(group.last_rows, finite, strict=True) if not ok]
+        self._sums = []
+        for name, parts in written.items():
+            self._store(name, parts)
+        mx.eval(list(self._arrays.values()))
+        for group in step.groups:
+            for segment in group.segments:
+                for slot in _targets(segment.slot if segment.is_last else None, segment.snapshot):
+                    self._positions[slot] = segment.stop
+
+    def nonfinite_rows(self) -> list[int]:
+        """The last rows of the segments of the committed step whose state holds NaN or infinity."""
+        return sorted(self._failed)
+
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy slot ``source`` onto slot ``target``, all at once. Between steps."""
+        sources, targets = (mx.array(np.array(slots, np.int32)) for slots in zip(*pairs, strict=True))
+        for name in list(self._arrays):
+            array = self._arrays.pop(name)
+            rows = array[sources]
+            mx.eval(rows)  # so that nothing else holds the pool while it is written
+            array[targets] = rows
+            self._arrays[name] = array
+        mx.eval(list(self._arrays.values()))
+        for source, target in pairs:
+            self._positions[target] = self._positions[source]
+
+    def swap_slots(self, a: int, b: int) -> None:
+        """Exchange the contents of two slots, and nothing else: for checks that notice it."""
+        for name, array in self._arrays.items():
+            order = np.arange(self.num_slots, dtype=np.int32)
+            order[[a, b]] = b, a
+            self._arrays[name] = array[mx.array(order)]
+
+    def _store(self, name: str, parts: list[tuple[SegmentGroup, mx.array]]) -> None:
+        places: list[int] = []
+        slots: list[int] = []
+        first = 0
+        for group, _ in parts:
+            for i, segment in enumerate(group.segments):
+                for slot in _targets(segment.slot if segment.is_last else None, segment.snapshot):
+                    places.append(first + i)
+                    slots.append(slot)
+            first += len(group)
+        if not self._fixed:
+            self._widen(name, parts)
+        shape = self._arrays[name].shape[1:]
+        values = [_fitting(value, shape) for _, value in parts]
+        rows = values[0] if len(values) == 1 else mx.concatenate(values)
+        if places != list(range(first)):
+            rows = rows[mx.array(np.array(places, np.int32))]
+        array = self._arrays.pop(name)  # nothing else may hold it, or all of it is copied
+        array[mx.array(np.array(slots, np.int32))] = rows.astype(array.dtype)
+        self._arrays[name] = array
+
+    def _widen(self, name: str, parts: list[tuple[SegmentGroup, mx.array]]) -> None:
+        """The first state that a model writes may be narrower than later ones."""
+        for _, value in parts:
+            array = self._arrays.get(name)
+            if array is None:
+                array = mx.zeros((self.num_slots, *value.shape[1:]), value.dtype)
+            shape = tuple(map(max, array.shape[1:], value.shape[1:]))
+            self._arrays[name] = _fitting(array, shape).astype(mx.result_type(array, value))
+
+
+def _targets(slot: int | None, snapshot: int | None) -> list[int]:
+    return [target for target in (slot, snapshot) if target is not None]
+
+
+def _fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """States [B, ..] of a shape. Windows of inputs may be shorter at first: the missing past is zeros in
+    front. MixerError if it is not that."""
+    if value.shape[1:] == shape:
+        return value
+    if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):
+        raise MixerError(f"a state of shape {value.shape[1:]} where slots have room for {shape}")
+    widths = [(0, 0), *((b - a, 0) for a, b in zip(value.shape[1:], shape, strict=True))]
+    return mx.pad(value, widths)

@@ -1,0 +1,1 @@
+"""The HTTP side of a server: the SMG router as a child that ends with it."""

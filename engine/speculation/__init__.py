@@ -1,0 +1,1 @@
+"""Guesses at the next tokens of a sequence, checked by the step after: drafters, how much is drafted."""

@@ -1,0 +1,84 @@
+"""What one sample drafts, beside each of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ..api.sampling_params import Speculate
+from .drafter import Drafter, Proposal
+from .ngram import NgramDrafter
+
+_DRAFTERS: Mapping[Speculate, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+
+LEAST_GAIN = 1.03
+"""Times as many tokens per second, as expected, that are worth a draft."""
+
+_MATCHES = (4, 8, 16)  # bounds of the kinds of proposals, by what speaks for them
+_HOLD = (0.3, 0.5, 0.7, 0.8)  # how often a draft of each kind holds, to begin with
+_LEARNING = 0.1  # weight of the latest draft
+
+
+class Drafting:
+    """A sample's drafter, and how many drafts are worth their rows.
+
+    Every proposal is compared with the tokens that come, whether it was computed or not. So how often its
+    drafts hold is known of a sample that computes none, for nothing, and it begins again where it pays.
+    """
+
+    __slots__ = ("_drafter", "_hold", "_last", "_most", "_num_tokens")
+
+    def __init__(self, drafter: Drafter, *, most: int) -> None:
+        self._drafter = drafter
+        self._most = most
+        self._hold = list(_HOLD)  # by kind: how likely a draft holds if the one before it does
+        self._last = Proposal()
+        self._num_tokens = 0  # there were when it was made
+
+    def propose(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> tuple[int, ...]:
+        """Guesses at what follows ``tokens``, of which ``room`` more may follow.
+
+        cost     of a row, as a share of the step that computes no drafts
+        others   sequences that get a token from the same step
+        """
+        self._compare(tokens)
+        most = min(self._most, room - 1)  # after the last guess a token is drawn in any case
+        self._last = self._drafter.propose(tokens, most) if most > 0 else Proposal()
+        self._num_tokens = len(tokens)
+        drafts = self._last.tokens
+        if not drafts:
+            return ()
+        worth = num_drafts(self._hold[_kind(self._last)], most=len(drafts), cost=cost, others=others)
+        return tuple(drafts[:worth])
+
+    def _compare(self, tokens: Sequence[int]) -> None:
+        """Learn from the tokens that have come since the last proposal."""
+        if not self._last.tokens:
+            return
+        kind = _kind(self._last)
+        for draft, token in zip(self._last.tokens, tokens[self._num_tokens :], strict=False):
+            self._hold[kind] += _LEARNING * ((draft == token) - self._hold[kind])
+            if draft != token:
+                break
+
+
+def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
+    """How many drafts make the most tokens of a step's time, where each holds with probability ``hold`` if
+    the one before it does, and costs a share ``cost`` of the step; 0 if that is hardly more than none."""
+    tokens = plain = 1.0 + others
+    best, count, holds = LEAST_GAIN * plain, 0, 1.0
+    for number in range(1, most + 1):
+        holds *= hold
+        tokens += holds
+        if (rate := tokens / (1 + cost * number)) > best:
+            best, count = rate, number
+    return count
+
+
+def begin_drafting(speculate: Speculate, *, most: int) -> Drafting | None:
+    """For a new sample; None if it does not draft."""
+    make = _DRAFTERS.get(speculate)
+    return None if make is None else Drafting(make(), most=most)
+
+
+def _kind(proposal: Proposal) -> int:
+    return sum(proposal.match >= bound for bound in _MATCHES)

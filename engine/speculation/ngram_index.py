@@ -1,0 +1,91 @@
+"""Where the last tokens of a sequence have stood before: an index of n-grams that grows with it.
+
+A hash table of the latest position of each n-gram, and from each position a link to the one before with
+the same hash: what is found is compared, so hashes may collide. 20 bytes for each token at most. A
+token is indexed once, whatever the length of the sequence; a prompt as a whole, by NumPy.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+NGRAM = 3
+"""Tokens that a place has in common with the end, at least. Two are often no more than chance."""
+
+_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # large and odd: a token's product stays below 2**63
+_FOLD = 17
+_LEAST_SIZE = 256
+_Ids = TypeVar("_Ids", int, NDArray[np.int64])
+_BULK = 64  # tokens from which on NumPy is the quicker one
+
+
+class NgramIndex:
+    """Positions of n-grams in a list of tokens that only ever grows."""
+
+    def __init__(self) -> None:
+        self._heads = array("i", [-1]) * _LEAST_SIZE  # by hash, the latest position of an n-gram's end
+        self._before = array("i")  # by position, the one before of the same hash
+
+    def __len__(self) -> int:
+        """Tokens that are indexed."""
+        return len(self._before)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._heads.itemsize * (len(self._heads) + len(self._before))
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Index what is new in ``tokens``, which begin with those of the call before."""
+        start, stop = len(self._before), len(tokens)
+        if stop > len(self._heads):
+            size = 1 << (2 * stop - 1).bit_length()
+            self._heads, self._before, start = array("i", [-1]) * size, array("i"), 0
+        if stop - start >= _BULK:
+            self._add_many(tokens, start, stop)
+            return
+        heads, before, mask = self._heads, self._before, len(self._heads) - 1
+        for end in range(start, stop):
+            if end < NGRAM - 1:
+                before.append(-1)
+                continue
+            place = _place(tokens[end - 2], tokens[end - 1], tokens[end], mask)
+            before.append(heads[place])
+            heads[place] = end
+
+    def places(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Ends of earlier n-grams, latest first, that have the hash of the last one of ``tokens``, which are
+        indexed."""
+        if len(tokens) < NGRAM:
+            return
+        end = self._before[len(tokens) - 1]
+        while end >= 0:
+            yield end
+            end = self._before[end]
+
+    def _add_many(self, tokens: Sequence[int], start: int, stop: int) -> None:
+        first = max(start, NGRAM - 1)
+        self._before.extend([-1] * (first - start))
+        ids = np.array(tokens[first - NGRAM + 1 : stop], np.int64)
+        places = _place(ids[:-2], ids[1:-1], ids[2:], len(self._heads) - 1)
+        heads = np.frombuffer(self._heads, np.int32)  # a view: gone before the array grows
+        order = np.argsort(places, kind="stable")
+        ordered = places[order]
+        links: NDArray[np.int32] = heads[ordered].copy()  # of each hash's first one here; the others' follow
+        same = ordered[1:] == ordered[:-1]
+        links[1:][same] = order[:-1][same] + first
+        before = np.empty(len(order), np.int32)
+        before[order] = links
+        last = np.append(~same, True)
+        heads[ordered[last]] = order[last] + first
+        self._before.frombytes(before.tobytes())
+
+
+def _place(a: _Ids, b: _Ids, c: _Ids, mask: int) -> _Ids:
+    """Where the n-gram (a, b, c) stands in the table."""
+    x = a * _FACTORS[0] ^ b * _FACTORS[1] ^ c * _FACTORS[2]
+    return (x ^ x >> _FOLD) & mask

@@ -1,0 +1,216 @@
+"""Recurrent layers on the native kernels: states in slots, written in place.
+
+Every function takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and
+y. The old handle is the same memory and must not be used again. Each evaluation advances the states: see
+``StateMetadata``. Bits of y and of states depend on the instruction level and on a sequence's own tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+from .. import _ext
+from ..state_metadata import StateMetadata
+
+MAX_KEY_DIM = 256
+KEY_DIM_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StateArrays:
+    """A step's segments and checkpoints as the kernels read them, for all layers."""
+
+    segments: mx.array
+    checkpoints: mx.array
+
+    @classmethod
+    def of(cls, step: StateMetadata) -> StateArrays:
+        """Of a step that was checked against the pool: kernels stop the process at indices outside of it."""
+        return cls(mx.array(step.segments), mx.array(step.checkpoints))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaGates:
+    """How a decay g and beta come from a layer's a and b, in float32.
+
+    ready     g = a, beta = b
+    softplus  g = exp(-exp(A_log) softplus(a + dt_bias)), beta = beta_scale sigmoid(b)
+    bounded   g = exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta likewise
+
+    A_log has a value for each head, or for each value of a row of a; dt_bias is like a row of a.
+    """
+
+    kind: Literal["ready", "softplus", "bounded"] = "ready"
+    A_log: mx.array | None = None
+    dt_bias: mx.array | None = None
+    lower_bound: float = 0.0
+    beta_scale: float = 1.0
+
+
+READY = DeltaGates()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SsdParameters:
+    """Of a Mamba-2 layer, [H] each; steps softplus(dt + dt_bias) are kept within [lowest, highest]."""
+
+    A_log: mx.array
+    dt_bias: mx.array
+    D: mx.array
+    lowest: float = 0.0
+    highest: float = float("inf")
+
+
+def takes_gated_delta(key_dim: int) -> bool:
+    """Whether there is a kernel for heads with keys of this size."""
+    return key_dim % KEY_DIM_MULTIPLE == 0 and 0 < key_dim <= MAX_KEY_DIM
+
+
+def gated_delta(
+    pool: mx.array,
+    step: StateArrays,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    *,
+    gates: DeltaGates = READY,
+) -> tuple[mx.array, mx.array]:
+    """The gated delta rule; ``reference.recurrent.gated_delta`` has the formula.
+
+    pool float32 [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] for a gate of
+    each value; b [T, Hv]. y is of the dtype of v.
+    """
+    return _ext.gated_delta(
+        pool,
+        step.segments,
+        step.checkpoints,
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log=gates.A_log,
+        dt_bias=gates.dt_bias,
+        gates=gates.kind,
+        lower_bound=gates.lower_bound,
+        beta_scale=gates.beta_scale,
+    )
+
+
+def causal_conv(
+    pool: mx.array,
+    step: StateArrays,
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None = None,
+    *,
+    silu: bool = False,
+) -> tuple[mx.array, mx.array]:
+    """A depthwise causal convolution over the rows of each sequence, with its activation.
+
+    pool [N, K - 1, C], earlier inputs, of the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y is
+    of the dtype of x. mlx's Conv1d keeps its weight as [C, K, 1]: turn it once, when the model is loaded.
+    """
+    return _ext.causal_conv(pool, step.segments, step.checkpoints, x, weight, bias, silu=silu)
+
+
+def ssd(
+    pool: mx.array,
+    step: StateArrays,
+    x: mx.array,
+    B: mx.array,
+    C: mx.array,
+    dt: mx.array,
+    *,
+    parameters: SsdParameters,
+) -> tuple[mx.array, mx.array]:
+    """Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula.
+
+    pool float32 [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], as the layer gives it. Ds is a
+    multiple of 16. y is of the dtype of x.
+    """
+    return _ext.ssd(
+        pool,
+        step.segments,
+        step.checkpoints,
+        x,
+        B,
+        C,
+        dt,
+        parameters.A_log,
+        parameters.dt_bias,
+        parameters.D,
+        lowest=parameters.lowest,
+        highest=parameters.highest,
+    )
+
+
+def lightning(
+    pool: mx.array,
+    step: StateArrays,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    log_decay: mx.array,
+    scale: float,
+) -> tuple[mx.array, mx.array]:
+    """Lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states.
+
+    pool float32 [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. Dk is even and Dv a
+    multiple of 16. y is of the dtype of v.
+    """
+    return _ext.lightning(pool, step.segments, step.checkpoints, q, k, v, log_decay, scale=scale)
+
+
+def selective_scan(
+    pool: mx.array,
+    step: StateArrays,
+    x: mx.array,
+    d: mx.array,
+    B: mx.array,
+    C: mx.array,
+    *,
+    A: mx.array,
+    D: mx.array,
+) -> tuple[mx.array, mx.array]:
+    """Mamba-1's recurrence, its skip D x included.
+
+    pool float32 [N, W, Ds]; x, d [T, W], d after its softplus; B, C [T, Ds]; A [W, Ds] is -exp(A_log), made
+    once; D [W]. Ds is a multiple of 16. y is of the dtype of x.
+    """
+    return _ext.selective_scan(pool, step.segments, step.checkpoints, x, d, B, C, A, D)
+
+
+def rg_lru(
+    pool: mx.array, step: StateArrays, x: mx.array, input_gate: mx.array, a_gate: mx.array, *, c: mx.array
+) -> tuple[mx.array, mx.array]:
+    """RecurrentGemma's recurrence with its gates; the first token of a sequence is not scaled.
+
+    pool float32 [N, W]; x, input_gate, a_gate [T, W], gates before their sigmoid; c [W] is -8 softplus of the
+    layer's parameter, made once. y is of the dtype of x.
+    """
+    return _ext.rg_lru(pool, step.segments, step.checkpoints, x, input_gate, a_gate, c)
+
+
+def wkv7(
+    pool: mx.array,
+    step: StateArrays,
+    r: mx.array,
+    w: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+) -> tuple[mx.array, mx.array]:
+    """RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula.
+
+    pool float32 [N, H, D, D]; the others [T, H, D], w the decay. D is a multiple of 16.
+    y is of the dtype of r.
+    """
+    return _ext.wkv7(pool, step.segments, step.checkpoints, r, w, k, v, a, b)

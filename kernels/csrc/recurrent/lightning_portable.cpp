@@ -1,0 +1,67 @@
+// Lightning attention. The state keeps a row for each key value, as mlx-lm has it, so a token's output is a
+// sum over rows: columns are walked together.
+#include "recurrent/loops.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kColumns = 16;  // walked together
+constexpr int kBlock = 32;    // tokens prepared at once
+
+// Token by token through kColumns columns of a head; qk has q (scaled) and k of each token.
+void walk_columns(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
+                  int count, int first, int64_t column) {
+  constexpr int kVectors = kColumns / kLanes;
+  alignas(64) float v[kColumns], y[kColumns];
+  for (int t = 0; t < count; ++t) {
+    load_row(call.v, first + t, column, kColumns, v);
+    const float *const q = qk + static_cast<int64_t>(2 * t) * call.Dk, *const k = q + call.Dk;
+    Vec in[kVectors], acc[2][kVectors]{};  // rows in turns: their sums do not wait for each other
+    for (int i = 0; i < kVectors; ++i) in[i] = load(v + i * kLanes);
+    for (int row = 0; row < call.Dk; row += 2)
+      for (int odd = 0; odd < 2; ++odd) {
+        const int64_t at = static_cast<int64_t>(row + odd) * call.Dv;
+        const Vec key = splat(k[row + odd]), query = splat(q[row + odd]);
+        __builtin_prefetch(from + at + 8 * call.Dv, 0, 3);
+        for (int i = 0; i < kVectors; ++i) {
+          const Vec s = fma(key, in[i], load(from + at + i * kLanes) * decay);
+          store(to + at + i * kLanes, s);
+          acc[odd][i] = fma(query, s, acc[odd][i]);
+        }
+      }
+    for (int i = 0; i < kVectors; ++i) store(y + i * kLanes, acc[0][i] + acc[1][i]);
+    store_floats(call.y, call.v.type, (static_cast<int64_t>(first) + t) * call.H * call.Dv + column, kColumns,
+                 y);
+    from = to;
+  }
+}
+
+void prepare(const LightningCall& call, int head, int first, int count, float* qk) {
+  const int64_t at = static_cast<int64_t>(head) * call.Dk;
+  for (int t = 0; t < count; ++t, qk += 2 * call.Dk) {
+    load_row(call.q, first + t, at, call.Dk, qk);
+    for (int i = 0; i < call.Dk; ++i) qk[i] *= call.scale;
+    load_row(call.k, first + t, at, call.Dk, qk + call.Dk);
+  }
+}
+
+}  // namespace
+
+void lightning(const LightningCall& call) {
+  for_pieces(call.step, call.H, [&](const Piece& piece, int head) {
+    const int64_t size = static_cast<int64_t>(call.Dk) * call.Dv;
+    HeadRows state(call.pool, piece, call.H * size, head * size, size);
+    float* const qk = static_cast<float*>(thread_scratch(sizeof(float) * 2 * call.Dk * kBlock));
+    const Vec decay = exp_lanes(splat(call.log_decay[head]));
+    for (int done = 0; done < piece.length; done += kBlock) {
+      const int count = std::min(kBlock, piece.length - done), first = piece.start + done;
+      prepare(call, head, first, count, qk);
+      for (int column = 0; column < call.Dv; column += kColumns)
+        walk_columns(call, state.source + column, state.target + column, decay, qk, count, first,
+                     static_cast<int64_t>(head) * call.Dv + column);
+      state.source = state.target;
+    }
+  });
+}
+
+}  // namespace octavo::OCTAVO_ISA

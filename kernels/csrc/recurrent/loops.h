@@ -1,0 +1,94 @@
+// Pieces of the recurrences of all kinds. Internal linkage: see numeric.h.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "recurrent/kernels.h"
+#include "recurrent/vectors.h"
+#include "runtime/threads.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kGroup = 16;  // rows of a state that are walked together: their values stay in the first cache
+constexpr int kTile = 4;    // of them, rows that share the loads of a token's vectors
+
+// body(piece, part) for every piece of every segment in order and `parts` parts of a state, in parallel over
+// segments and parts.
+template <class Body>
+inline void for_pieces(const StateStep& step, int parts, Body body) {
+  const Plan plan = plan_pieces(step);
+  parallel_for(step.num_segments * parts, [&](int item) {
+    const int segment = item / parts, part = item % parts;
+    for (int i = plan.first[segment]; i < plan.first[segment + 1]; ++i) body(plan.pieces[i], part);
+  });
+}
+
+// Into how many parts a head's rows are cut, in groups, so that every thread has work. A part prepares the
+// tokens for itself: never more parts than that.
+inline int parts_of_head(int num_segments, int heads, int rows) {
+  const int items = num_segments * heads, groups = (rows + kGroup - 1) / kGroup;
+  const int wanted = items > 0 ? (num_threads() + items - 1) / items : 1;
+  return std::min(wanted, groups);
+}
+
+// Rows [first, last) of part `part`: whole groups.
+struct RowRange {
+  int first, last;
+};
+
+inline RowRange rows_of_part(int rows, int parts, int part) {
+  const int groups = (rows + kGroup - 1) / kGroup;
+  return {groups * part / parts * kGroup, std::min(rows, groups * (part + 1) / parts * kGroup)};
+}
+
+// Asks for `floats` of the state that come some rows after `state`: one core waits for memory otherwise.
+// Beyond the state's end is the next head's.
+template <int floats>
+inline void prefetch(const float* state) {
+  constexpr int kAhead = 8192;  // bytes
+  for (int i = 0; i < floats; i += 16)
+    __builtin_prefetch(reinterpret_cast<const char*>(state + i) + kAhead, 0, 3);
+}
+
+inline void load_row(const Rows& rows, int64_t row, int64_t offset, int count, float* out) {
+  load_floats(rows.data, rows.type, row * rows.stride + offset, count, out);
+}
+
+inline float load_one(const Rows& rows, int64_t row, int64_t offset) {
+  float value;
+  load_row(rows, row, offset, 1, &value);
+  return value;
+}
+
+// tile(integral constant of rows, first row) over `rows` rows.
+template <class Tile>
+inline void for_tiles(int rows, Tile tile) {
+  int row = 0;
+  for (; row + kTile <= rows; row += kTile) tile(std::integral_constant<int, kTile>(), row);
+  for (; row < rows; ++row) tile(std::integral_constant<int, 1>(), row);
+}
+
+// The sums of up to four rows of a tile, in their places of a group's.
+inline void store_sums(const Vec* rows, float* to) {
+  *reinterpret_cast<Four*>(to) = sums(rows[0], rows[1], rows[2], rows[3]);
+}
+
+// Rows of the state of one head, all or a part of them, in two slots.
+struct HeadRows {
+  const float* source;
+  float* target;
+
+  // Where a walk starts to read: the target, cleared, for a sequence without a state.
+  HeadRows(float* pool, const Piece& piece, int64_t slot_size, int64_t first, int64_t count)
+      : source(pool + piece.target * slot_size + first), target(pool + piece.target * slot_size + first) {
+    if (piece.source < 0) std::memset(target, 0, sizeof(float) * count);
+    else source = pool + piece.source * slot_size + first;
+    if (piece.length == 0 && source != target) std::memcpy(target, source, sizeof(float) * count);
+  }
+};
+
+}  // namespace
+}  // namespace octavo

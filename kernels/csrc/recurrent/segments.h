@@ -1,0 +1,33 @@
+// Which rows of a step continue which states.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace octavo {
+
+// One step of a recurrent layer, as arrays of int32 that a recorded program may fill anew.
+struct StateStep {
+  const int32_t*
+      segments;  // [num_segments, 4]: first row, rows, slot that is read (-1: none yet), slot written
+  const int32_t* checkpoints;  // [num_checkpoints, 2]: row, slot that gets the state after it; row -1: none
+  int num_segments, num_checkpoints;
+  int num_rows, num_slots;
+};
+
+// Rows of one segment without a checkpoint between them: the state of `source` (-1: zero) goes to `target`.
+struct Piece {
+  int start, length, source, target;
+};
+
+// Pieces of all segments; those of segment i are [first[i], first[i + 1]), each reading what the one before
+// it wrote. A piece without rows is a copy. A segment without rows has no pieces.
+struct Plan {
+  std::vector<Piece> pieces;
+  std::vector<int> first;
+};
+
+// std::invalid_argument for a row or slot outside the step.
+Plan plan_pieces(const StateStep& step);
+
+}  // namespace octavo

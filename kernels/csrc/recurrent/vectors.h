@@ -1,0 +1,116 @@
+// Arithmetic on vectors of floats for recurrences. A product that is added is contracted where the level has
+// FMA, and only where it is asked for: what a token does to a value is then one sequence of operations,
+// whichever loop it stands in. Internal linkage: see numeric.h.
+#pragma once
+
+#include "attention/vectors.h"
+#include "runtime/numeric.h"
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+namespace {
+
+inline Vec splat(float x) { return Vec{} + x; }
+
+inline float fma(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+#if defined(__AVX__)
+
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+// Sums of neighbours: of a, then of b, in each half.
+inline Eight neighbours(Eight a, Eight b) {
+  return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+         __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+}
+
+inline Eight folded(Vec x) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+         __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  return x;
+#endif
+}
+
+// The sums of four vectors, each added up in the same order.
+inline Four sums(Vec a, Vec b, Vec c, Vec d) {
+  const Eight all = neighbours(neighbours(folded(a), folded(b)), neighbours(folded(c), folded(d)));
+  return __builtin_shufflevector(all, all, 0, 1, 2, 3) + __builtin_shufflevector(all, all, 4, 5, 6, 7);
+}
+
+#else
+
+inline Four sums(Vec a, Vec b, Vec c, Vec d) {
+  const auto sum = [](Vec x) { return (x[0] + x[1]) + (x[2] + x[3]); };
+  return Four{sum(a), sum(b), sum(c), sum(d)};
+}
+
+#endif
+
+inline float sum(Vec x) { return sums(x, Vec{}, Vec{}, Vec{})[0]; }
+
+// e^x, relative error below 2e-7 (Cephes' expf); beyond [-87, 88] that of the nearer end.
+inline Vec exp_lanes(Vec x) {
+  x = x > 88.0f ? splat(88.0f) : (x < -87.0f ? splat(-87.0f) : x);
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = fma(x, splat(1.44269504088896341f), magic);
+  const Vec n = shifted - magic;
+  const Vec r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), x));
+  Vec p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + 1.0f);
+  return p * (Vec)(((UintVec)shifted << 23) + 0x3f800000u);
+}
+
+inline Vec sigmoid_lanes(Vec x) { return 1.0f / (1.0f + exp_lanes(-x)); }
+
+// log(1 + e^x) = max(x, 0) + log1p(y) with y = e^-|x| and log1p(y) = 2 atanh(y / (2 + y)), whose series in
+// at most 1/3 is cut where it is below 2e-8.
+inline Vec softplus_lanes(Vec x) {
+  const Vec size = x < 0.0f ? -x : x;
+  const Vec y = exp_lanes(-size), s = y / (y + 2.0f), z = s * s;
+  Vec p = splat(1.0f / 13.0f);
+  p = fma(p, z, splat(1.0f / 11.0f));
+  p = fma(p, z, splat(1.0f / 9.0f));
+  p = fma(p, z, splat(1.0f / 7.0f));
+  p = fma(p, z, splat(1.0f / 5.0f));
+  p = fma(p, z, splat(1.0f / 3.0f));
+  p = fma(p, z, splat(1.0f));
+  return fma(s + s, p, x > 0.0f ? x : Vec{});
+}
+
+// function(vector) for each vector of `values` [count], in place; there is room for whole vectors.
+template <class Function>
+inline void map_lanes(float* values, int count, Function function) {
+  for (int i = 0; i < count; i += kLanes) store(values + i, function(load(values + i)));
+}
+
+constexpr int whole_vectors(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,81 @@
+"""One step of recurrent layers as flat arrays: which rows continue which states.
+
+Like ``metadata.py``: built once per step on the host, used by every layer, NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .metadata import Ints
+
+NO_STATE = -1
+"""The slot read by a sequence that has no state yet. Not zeros: what a model does may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMetadata:
+    """T rows of B segments; the rows of a segment are adjacent, in order and of one sequence.
+
+    num_rows     T
+    segments     [B, 4]  first row, number of rows, slot that is read (``NO_STATE``: none), slot that is
+                         written. A segment without rows does nothing, so that steps may be filled up.
+    checkpoints  [C, 2]  row, and the slot that gets a copy of the state after it; row -1: nothing
+
+    **A step that is computed twice advances a state twice**, unless its segments read other slots than they
+    write: kernels know of steps only what stands here. Who may compute a step again (a probe, a retry)
+    writes to spare slots and exchanges the numbers when the step is over.
+    """
+
+    num_rows: int
+    segments: Ints
+    checkpoints: Ints
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        *,
+        source: Sequence[int],
+        target: Sequence[int] | None = None,
+        checkpoints: Sequence[tuple[int, int]] = (),
+    ) -> StateMetadata:
+        """Segments one after the other; ``target`` is ``source`` where it is not given."""
+        starts = np.cumsum([0, *lengths])
+        columns = (starts[:-1], lengths, source, source if target is None else target)
+        return cls(
+            num_rows=int(starts[-1]),
+            segments=np.array(columns, np.int32).reshape(4, -1).T.copy(),
+            checkpoints=np.array(checkpoints, np.int32).reshape(-1, 2),
+        )
+
+    def check(self, num_slots: int) -> None:
+        """ValueError unless rows and slots are inside, and what one segment writes no other one touches."""
+        used = self.segments[self.segments[:, 1] > 0]
+        start, length, source, target = used.T
+        if (length < 0).any() or (start < 0).any() or (start + length > self.num_rows).any():
+            raise ValueError(
+                f"segments must lie in the step's {self.num_rows} rows, got {used[:, :2].tolist()}"
+            )
+        order = np.argsort(start)
+        if (start[order][1:] < (start + length)[order][:-1]).any():
+            raise ValueError(f"segments must not share rows, got {used[:, :2].tolist()}")
+        kept = self.checkpoints[self.checkpoints[:, 0] >= 0]
+        rows, slots = kept.T
+        if (rows >= self.num_rows).any():
+            raise ValueError(f"checkpoints must lie in the step's {self.num_rows} rows, got {rows.tolist()}")
+        written = np.concatenate([target, slots])
+        for name, values, lowest in (("read", source, NO_STATE), ("written", written, 0)):
+            if ((values < lowest) | (values >= num_slots)).any():
+                raise ValueError(f"slots {name} must lie in [{lowest}, {num_slots}), got {values.tolist()}")
+        if len(np.unique(written)) < len(written):
+            raise ValueError(f"a slot must be written once in a step, got {written.tolist()}")
+        others = np.where(source == target, NO_STATE, source)
+        if np.isin(others[others >= 0], written).any():
+            raise ValueError(
+                f"a slot that one segment writes must not be read by another: read {source.tolist()}, "
+                f"written {written.tolist()}"
+            )

@@ -1,0 +1,70 @@
+"""Rows for drafts: guesses at the next tokens of decoding sequences, checked by the step that computes them.
+
+A draft is one more row of its sequence, behind its last token. Its K/V goes to the place where that of the
+right token will lie, so whatever turns out to be wrong is written over by the next step; only what is
+right is committed, and thus published.
+"""
+
+from __future__ import annotations
+
+from octavo.block_manager import BlockManager, PageTable
+
+from .budget import TokenBudget
+from .step_cost import StepCost, StepShape, with_drafts
+from .types import Sequence, Step, Work
+
+UNKNOWN_COST = 0.2
+"""Of a row beside one sequence, as a share of its step, before any step was timed."""
+
+
+def draft_cost(cost: StepCost, step: Step) -> float:
+    """What one more row takes beside the sequences that got a token from ``step``, as a share of the
+    next step's time without it."""
+    ends = [item.end for item in step.work if item.samples]
+    shape = StepShape(len(ends), 0, sum(ends), 0)
+    seconds = cost.predict(shape)
+    if not ends or not seconds > 0:
+        return UNKNOWN_COST / max(1, len(ends))
+    return cost.predict(with_drafts(shape, max(ends), 1)) / seconds - 1
+
+
+def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> None:
+    """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
+
+    None, where there are recurrent states. Nobody is preempted for a draft. Where the budget is short,
+    everyone gets about as much.
+    """
+    if blocks.states is not None:  # a recurrent state that has seen a wrong token cannot be rolled back
+        return
+    places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
+    for number, index in enumerate(places):
+        item = work[index]
+        sequence, share = item.sequence, -(-budget.left // (len(places) - number))
+        wanted = min(len(sequence.drafts), _tokens_left(sequence) - 1, share)
+        count = _reserve(item, budget.grant_drafts(sequence, wanted), blocks)
+        if count > 0:
+            budget.spend_drafts(sequence, count)
+            work[index] = item._replace(drafts=sequence.drafts[:count])
+
+
+def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
+    """Give back what was reserved for drafts that were wrong: all behind the written positions."""
+    copies = blocks.rollback(table, table.num_written)
+    assert not copies, "a sequence that decodes owns the page it writes"
+
+
+def _decodes(item: Work) -> bool:
+    return item.samples and item.stop - item.start == 1 and not item.siblings
+
+
+def _tokens_left(sequence: Sequence) -> int:
+    return sequence.num_prompt + sequence.max_tokens - len(sequence.tokens)
+
+
+def _reserve(item: Work, wanted: int, blocks: BlockManager) -> int:
+    """Drafts that there are pages for."""
+    table = item.sequence.table
+    assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
+    if wanted > 0 and blocks.reserve(table, item.stop + wanted):
+        return wanted
+    return min(wanted, table.capacity - item.stop)

@@ -1,0 +1,208 @@
+"""Speed of native recurrences beside mlx-lm's operations and beside memory, on shapes of published models.
+
+Every call of a decode takes other slots of a pool that no cache holds, as the layers of a model do. The
+native kernel, mlx-lm's operations and ``bound`` (NumPy multiplies the same states in place, on one thread)
+take turns in short bursts, and the best burst of each counts. The last line is the result as JSON.
+
+    python tests/bench/bench_recurrent.py [--threads N] [--kernels delta,conv] [--sizes 1x1,1x64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.activations import silu
+from mlx.nn.layers.convolution import Conv1d
+from mlx_lm.models import gated_delta as mlx_lm_delta
+
+from octavo.kernels import _ext
+from octavo.kernels.cpu import recurrent
+from octavo.kernels.cpu.recurrent import DeltaGates, StateArrays
+from octavo.kernels.state_metadata import StateMetadata
+
+BURST = 0.05  # seconds
+POOL_BYTES = 128 * 1024**2
+draw = np.random.default_rng(0)
+
+Run = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One kernel at one size: what is run, and how many units (heads or groups of channels) a row has."""
+
+    name: str
+    units: int
+    native: Run
+    plain: Run
+    bound: Run | None
+
+
+def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.array(draw.standard_normal(shape, dtype=np.float32)).astype(dtype)
+
+
+def steps(num_slots: int, sequences: int, tokens: int) -> list[StateArrays]:
+    order = draw.permutation(num_slots).tolist()
+    groups = [order[i : i + sequences] for i in range(0, num_slots - sequences + 1, sequences)]
+    return [StateArrays.of(StateMetadata.of([tokens] * sequences, source=group)) for group in groups]
+
+
+def runs(
+    state: tuple[int, ...],
+    dtype: mx.Dtype,
+    sequences: int,
+    tokens: int,
+    kernel: Callable[[mx.array, StateArrays], tuple[mx.array, mx.array]],
+) -> tuple[Run, Run, int]:
+    """The native kernel, its bound, and the slots of the pool."""
+    size = int(np.prod(state)) * dtype.size
+    num_slots = max(sequences, POOL_BYTES // size)
+    pools = [normal(num_slots, *state, dtype=dtype)]
+    choices = steps(num_slots, sequences, tokens)
+    mx.eval(pools, [choice.segments for choice in choices], [choice.checkpoints for choice in choices])
+    memory = np.asarray(pools[0].view(mx.uint8)).reshape(num_slots, -1).view(np.float32)
+    slots = [np.array(choice.segments)[:, 2] for choice in choices]
+
+    def native(n: int) -> None:
+        pools[0], y = kernel(pools[0], choices[n % len(choices)])
+        mx.eval(pools[0], y)
+
+    def bound(n: int) -> None:
+        for slot in slots[n % len(slots)]:
+            np.multiply(memory[slot], np.float32(1), out=memory[slot])
+
+    return native, bound, num_slots
+
+
+def delta(sequences: int, tokens: int, *, vector: bool = False) -> Subject:
+    """Qwen3-Next's shape, or Kimi Linear's with a vector gate."""
+    Hk, Hv, D = (32, 32, 128) if vector else (16, 32, 128)
+    rows = sequences * tokens
+    q, k = (normal(rows, Hk, D) / D for _ in range(2))
+    v, b = normal(rows, Hv, D), normal(rows, Hv)
+    a = normal(rows, Hv, D) if vector else normal(rows, Hv)
+    A_log, dt_bias = normal(Hv, 1) if vector else normal(Hv), normal(*a.shape[1:])
+    gates = DeltaGates(kind="softplus", A_log=A_log, dt_bias=dt_bias)
+    mx.eval(q, k, v, a, b, A_log, dt_bias)
+    native, bound, _ = runs(
+        (Hv, D, D),
+        mx.float32,
+        sequences,
+        tokens,
+        lambda pool, step: recurrent.gated_delta(pool, step, q, k, v, a, b, gates=gates),
+    )
+    q4, k4, v4, a4, b4 = [x.reshape(sequences, tokens, *x.shape[1:]) for x in (q, k, v, a, b)]
+    states = [normal(sequences, Hv, D, D) for _ in range(4)]
+
+    def plain(n: int) -> None:
+        y, states[n % 4] = mlx_lm_delta.gated_delta_update(q4, k4, v4, a4, b4, A_log, dt_bias, states[n % 4])
+        mx.eval(y, states[n % 4])
+
+    return Subject("gated delta, vector gate" if vector else "gated delta", Hv, native, plain, bound)
+
+
+def conv(sequences: int, tokens: int, *, dtype: mx.Dtype = mx.bfloat16) -> Subject:
+    """Qwen3-Next's shape; a unit is 128 channels."""
+    C, K = 8192, 4
+    x, weight = normal(sequences * tokens, C, dtype=dtype), normal(K, C, dtype=dtype)
+    mx.eval(x, weight)
+    native, _, _ = runs(
+        (K - 1, C),
+        dtype,
+        sequences,
+        tokens,
+        lambda pool, step: recurrent.causal_conv(pool, step, x, weight, silu=True),
+    )
+    module = Conv1d(C, C, K, groups=C, bias=False)
+    module.weight = mx.contiguous(weight.T[..., None])
+    shaped = x.reshape(sequences, tokens, C)
+    windows = [mx.zeros((sequences, K - 1, C), dtype)]
+    mx.eval(module.parameters(), windows)
+
+    def plain(_: int) -> None:
+        whole = mx.concatenate([windows[0], shaped], axis=1)
+        windows[0] = mx.contiguous(whole[:, 1 - K :])
+        mx.eval(silu(module(whole)), windows[0])
+
+    return Subject(f"convolution and silu, {dtype}", C // 128, native, plain, None)
+
+
+KERNELS: dict[str, Callable[[int, int], Subject]] = {
+    "delta": delta,
+    "vector": lambda sequences, tokens: delta(sequences, tokens, vector=True),
+    "conv": conv,
+}
+
+
+def seconds(subject: Subject, rounds: int) -> Iterator[float]:
+    """Of native, plain and bound: bursts in turns, the best of each."""
+    calls = [call for call in (subject.native, subject.plain, subject.bound) if call is not None]
+    best, counts = [float("inf")] * len(calls), []
+    for call in calls:
+        call(0)
+        began = time.perf_counter()
+        call(1)
+        counts.append(max(1, round(BURST / (time.perf_counter() - began))))
+    number = 2
+    for _ in range(rounds):
+        for i, call in enumerate(calls):
+            began = time.perf_counter()
+            for _ in range(counts[i]):
+                call(number)
+                number += 1
+            best[i] = min(best[i], (time.perf_counter() - began) / counts[i])
+    yield from best
+
+
+def measure(name: str, sequences: int, tokens: int, rounds: int) -> dict[str, Any]:
+    subject = KERNELS[name](sequences, tokens)
+    native, plain, *bound = seconds(subject, rounds)
+    unit = sequences * tokens * subject.units / 1e9
+    row: dict[str, Any] = {
+        "kernel": subject.name,
+        "sequences": sequences,
+        "tokens": tokens,
+        "ns": round(native / unit, 1),
+        "mlx_lm_ns": round(plain / unit, 1),
+        "ratio": round(plain / native, 1),
+        "over_bound": round(native / bound[0], 2) if bound and tokens == 1 else None,
+    }
+    print(
+        "{kernel:34} {sequences:3} x {tokens:<4} {ns:10,.1f} {mlx_lm_ns:12,.1f} {ratio:8.1f}x".format(**row),
+        row["over_bound"] or "",
+        flush=True,
+    )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kernels", default=",".join(KERNELS))
+    parser.add_argument("--sizes", default="1x1,8x1,1x64", help="sequences x tokens of each")
+    parser.add_argument("--rounds", type=int, default=8)
+    args = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    mx.disable_compile()
+    _ext.set_threads(args.threads)
+    sizes = [(int(n), int(t)) for n, t in (size.split("x") for size in args.sizes.split(","))]
+    print(f"{_ext.isa()}, threads {args.threads}; ns per token and head: native, mlx-lm, ratio, over bound")
+    rows = [measure(name, n, t, args.rounds) for name in args.kernels.split(",") for n, t in sizes]
+    print(
+        json.dumps(
+            {"isa": _ext.isa(), "threads": args.threads, "machine": platform.processor(), "rows": rows}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""An engine's core over a ledger, driven step by step."""
+
+from __future__ import annotations
+
+from fakes import FakeCore, Recording, small_config
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.output_collector import OutputCollector
+from octavo.engine.api.outputs import Delta
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.request import Request
+from octavo.engine.frontend.input_processor import Admission
+from oracle import Expected
+
+
+class Harness:
+    """A core, what went in and what came out; balances the books after every step."""
+
+    def __init__(self, config: EngineConfig | None = None, **options: object) -> None:
+        self.observer = Recording()
+        self.fake = FakeCore(**options)  # type: ignore[arg-type]
+        self.core: EngineCore = self.fake(config or small_config(), self.observer)
+        self.admission = Admission(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
+        self.deltas: dict[Request, list[Delta]] = {}
+
+    def add(self, prompt: bytes | list[int], params: SamplingParams, **options: object) -> Request:
+        request = self.admission.admit(list(prompt), params, **options)  # type: ignore[arg-type]
+        self.core.add(request)
+        self.deltas[request] = []
+        return request
+
+    def step(self) -> None:
+        for update in self.core.step():
+            self.deltas[update.request].append(update.delta)
+        self.core._blocks.check()
+
+    def run(self, max_steps: int = 10_000) -> None:
+        while self.core.has_work:
+            max_steps -= 1
+            assert max_steps, "the engine gets nowhere"
+            self.step()
+
+    def result(self, request: Request, index: int = 0) -> Expected:
+        collector = OutputCollector()
+        for delta in self.deltas[request]:
+            if delta.index == index:
+                collector.add(delta)
+        merged = collector.take()
+        assert merged.finish_reason is not None
+        return Expected(list(merged.token_ids), merged.text, merged.finish_reason, merged.stop_match)
+
+    def assert_idle(self) -> None:
+        gauges = self.core.gauges
+        assert (gauges.num_running, gauges.num_waiting, gauges.pages_held) == (0, 0, 0)
+        assert not self.core._samples

@@ -1,0 +1,138 @@
+"""Drafts change no token and no bit of a log probability: real models, with and without."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_models
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import RequestOutput
+from octavo.engine.api.sampling_params import SamplingParams, Speculate
+from octavo.engine.api.stats import Observer, StepRecord
+from octavo.engine.frontend.llm import LLM
+from octavo.engine.speculation import drafting
+
+ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3_text", "gpt_oss")
+
+
+class Drafts(Observer):
+    """How many held, and how many did not."""
+
+    def __init__(self) -> None:
+        self.num_accepted = 0
+        self.num_rejected = 0
+
+    def step(self, record: StepRecord) -> None:
+        for num_drafts, num_accepted in record.drafts:
+            self.num_accepted += num_accepted
+            self.num_rejected += num_drafts - num_accepted
+
+    def rejected(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
+    """Some share beginnings; most repeat themselves, so that there is something to copy."""
+    shared = [rng.randrange(250) for _ in range(20)]
+    prompts = []
+    for _ in range(count):
+        piece = [rng.randrange(250) for _ in range(rng.randint(3, 12))]
+        prompts.append(shared[: rng.choice([0, 9, 20])] + piece * rng.randint(1, 4))
+    return prompts
+
+
+def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
+    temperature = rng.choice([0.0, 0.0, 0.3, 1.0])
+    return SamplingParams(
+        max_tokens=rng.randint(8, 40),
+        temperature=temperature,
+        top_k=rng.choice([0, 0, 1, 3]),
+        top_p=rng.choice([1.0, 0.7]),
+        min_p=rng.choice([0.0, 0.2]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.2]),
+        logit_bias={rng.randrange(250): 3.0} if rng.random() < 0.3 else {},
+        seed=rng.randrange(2**32),
+        n=rng.choice([1, 1, 1, 2]) if temperature else 1,
+        min_tokens=rng.choice([0, 0, 5]),
+        stop=("a",) if rng.random() < 0.2 else (),
+        logprobs=rng.choice([None, 0, 3]),
+        **changes,
+    )
+
+
+def answers(llm: LLM, seed: int, count: int, speculate: Speculate) -> list[Any]:
+    rng = random.Random(seed)
+    prompts = random_prompts(rng, count)
+    params = [replace(random_params(rng), speculate=speculate) for _ in prompts]
+    return list(map(essence, llm.generate(prompts, params, progress=False)))
+
+
+def essence(output: RequestOutput) -> object:
+    """All of it that is not time."""
+    return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
+
+
+def engine(folder: Path, observer: Observer | None = None, **settings: Any) -> LLM:
+    settings = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48} | settings
+    return LLM(EngineConfig(model=str(folder), draft_tokens=7, **settings), observer=observer)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+def check(folder: Path, *, seeds: range, count: int, **settings: Any) -> None:
+    watched = Drafts()
+    with engine(folder, watched, **settings) as llm:
+        for seed in seeds:
+            plain = answers(llm, seed, count, "off")
+            assert not (watched.num_accepted or watched.num_rejected) or seed > seeds[0]
+            assert answers(llm, seed, count, "ngram") == plain
+    assert watched.num_accepted > 10 * len(seeds)
+    assert watched.num_rejected > 10 * len(seeds)
+
+
+@pytest.fixture(autouse=True)
+def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays or not."""
+
+    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
+        assert 0 <= hold <= 1
+        assert cost >= 0
+        assert others >= 0
+        return most
+
+    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_drafts_change_nothing(folder: Path, backend: str) -> None:
+    """In a pool that is too small for all, so that some are preempted."""
+    check(folder, seeds=range(2), count=10, backend=backend)
+
+
+@pytest.mark.parametrize("settings", [
+    {"kv_format": "fp5/fp4", "residual_pages": 1, "sink_pages": 1, "num_pages": 80},
+    {"kv_format": "int8", "weights": "int4"},
+], ids=["residual", "int4 weights"])  # fmt: skip
+def test_drafts_change_nothing_of_quantized_pages(folder: Path, settings: dict[str, Any]) -> None:
+    check(folder, seeds=range(2), count=8, backend="cpu", **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("kv_format", ["bf16", "fp4"])
+def test_drafts_change_nothing_of_any_model(
+    tmp_path: Path, architecture: str, backend: str, kv_format: str
+) -> None:
+    folder = tiny_models.make_model(tmp_path / architecture, architecture)
+    check(folder, seeds=range(10), count=20, backend=backend, kv_format=kv_format)

@@ -1,0 +1,280 @@
+"""Recurrences of every kind on small random sequences: kernel, truth in NumPy, ways to cut a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.kernels.cpu import recurrent
+from octavo.kernels.cpu.recurrent import DeltaGates, SsdParameters, StateArrays
+from octavo.kernels.reference import recurrent as truth
+from octavo.kernels.state_metadata import NO_STATE, StateMetadata
+
+Array = NDArray[Any]
+Kernel = Callable[..., tuple[mx.array, mx.array]]
+LENGTH = 40  # more than a kernel takes at once
+NUM_SLOTS = 6
+SLOT = 2  # of the sequence that is looked at
+
+
+@dataclass(frozen=True)
+class Case:
+    """``rows`` [T, ...] of one sequence; ``truth`` takes states [N, ...], the step and rows in float64."""
+
+    name: str
+    state: tuple[int, ...]
+    pool_dtype: mx.Dtype
+    rows: tuple[mx.array, ...]
+    kernel: Kernel
+    truth: Callable[..., Array]
+
+    @property
+    def length(self) -> int:
+        return int(self.rows[0].shape[0])
+
+    def pool(self) -> mx.array:
+        """Slots with what earlier owners left: nothing that may be read."""
+        return mx.full((NUM_SLOTS, *self.state), float("nan"), self.pool_dtype)
+
+
+def bits(x: mx.array) -> Array:
+    return np.array(x.view(mx.uint16) if x.itemsize == 2 else x.view(mx.uint32))
+
+
+def floats(x: mx.array) -> Array:
+    return np.array(x.astype(mx.float32)).astype(np.float64)
+
+
+def call(
+    case: Case, pool: mx.array, step: StateMetadata, rows: Sequence[mx.array]
+) -> tuple[mx.array, mx.array]:
+    step.check(NUM_SLOTS)
+    pool, y = case.kernel(pool, StateArrays.of(step), *rows)
+    mx.eval(pool, y)
+    return pool, y
+
+
+def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array, Array]:
+    """Bits of y and of the last state of a sequence that comes in steps of ``cuts`` rows."""
+    pool, outputs, at = case.pool(), [], 0
+    for size in cuts:
+        part = [x[at : at + size] for x in case.rows]
+        lengths, source, target = [size], [SLOT if at else NO_STATE], [SLOT]
+        if mates:  # a new sequence before, one after that goes on, and a segment that fills up
+            part = [mx.concatenate([x[3:5], y, x[7:10]]) for x, y in zip(case.rows, part, strict=True)]
+            lengths, source = [2, size, 3, 0], [NO_STATE, *source, 1 if at else NO_STATE, NO_STATE]
+            target = [4, SLOT, 1, 0]
+        pool, y = call(case, pool, StateMetadata.of(lengths, source=source, target=target), part)
+        outputs.append(bits(y)[2 if mates else 0 :][:size])
+        at += size
+    assert at == case.length
+    return np.concatenate(outputs), bits(pool)[SLOT]
+
+
+def delta_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(1)
+    shapes = ((1, 1, 16, 16), (2, 4, 32, 24), (1, 3, 64, 7), (2, 2, 128, 40))
+    for vector in (False, True):
+        for index, (Hk, Hv, Dk, Dv) in enumerate(shapes):
+            dtype = (mx.float32, mx.bfloat16)[index % 2]
+            q, k = (_unit(rng.standard_normal((LENGTH, Hk, Dk))) for _ in range(2))
+            v = rng.standard_normal((LENGTH, Hv, Dv))
+            g = rng.uniform(0.5, 1, (LENGTH, Hv, Dk) if vector else (LENGTH, Hv))
+            g[5] = 1e-30  # forgets everything
+            rows = [_array(x, dtype) for x in (q, k, v)]
+            rows += [_array(x, mx.float32) for x in (g, rng.uniform(0, 1, (LENGTH, Hv)))]
+            gate = "vector" if vector else "scalar"
+            name = f"gated delta, {gate} gate, {Hk} and {Hv} heads, {Dk} x {Dv}, {dtype}"
+            yield Case(name, (Hv, Dv, Dk), mx.float32, tuple(rows), recurrent.gated_delta, truth.gated_delta)
+
+
+def gate_cases() -> Iterator[Case]:
+    """Gates from what a model's layers give."""
+    rng = np.random.default_rng(2)
+    Hk, Hv, D = 2, 4, 32
+    for kind in ("softplus", "bounded"):
+        for vector in (False, True):
+            q, k = (_unit(rng.standard_normal((LENGTH, Hk, D))) for _ in range(2))
+            a = 3 * rng.standard_normal((LENGTH, Hv, D) if vector else (LENGTH, Hv))
+            a[7] = -100.0
+            a[8] = 100.0
+            inputs = (q, k, rng.standard_normal((LENGTH, Hv, D)), a, 2 * rng.standard_normal((LENGTH, Hv)))
+            rows = tuple(_array(x, mx.float32) for x in inputs)
+            A_log, dt_bias = rng.uniform(-1, 1, Hv), rng.standard_normal(a.shape[1:])
+            yield _gate_case(kind, vector, rows, A_log, dt_bias)
+
+
+def _gate_case(kind: Any, vector: bool, rows: tuple[mx.array, ...], A_log: Array, dt_bias: Array) -> Case:
+    A, bias = _array(A_log, mx.float32), _array(dt_bias, mx.float32)
+    if vector:
+        A = A.reshape(-1, 1)  # as Kimi's layers have it
+    bound = -5.0 if kind == "bounded" else None
+    gates = DeltaGates(kind=kind, A_log=A, dt_bias=bias, lower_bound=bound or 0.0, beta_scale=2.0)
+
+    def kernel(pool: mx.array, step: StateArrays, *parts: mx.array) -> tuple[mx.array, mx.array]:
+        return recurrent.gated_delta(pool, step, *parts, gates=gates)
+
+    def reference(
+        states: Array, step: StateMetadata, q: Array, k: Array, v: Array, a: Array, b: Array
+    ) -> Array:
+        g = truth.delta_decay(a, floats(A).ravel(), floats(bias), bound)
+        return truth.gated_delta(states, step, q, k, v, g, 2 * truth.sigmoid(b))
+
+    gate = "vector" if vector else "scalar"
+    state = (rows[2].shape[1], rows[2].shape[2], rows[0].shape[2])
+    return Case(f"gated delta, {kind} {gate} gate", state, mx.float32, rows, kernel, reference)
+
+
+def conv_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(3)
+    for taps, channels, dtype, pool_dtype, silu, bias in (
+        (4, 48, mx.float32, mx.float32, True, True),
+        (4, 300, mx.bfloat16, mx.bfloat16, True, False),
+        (3, 5, mx.bfloat16, mx.float32, False, True),
+        (2, 17, mx.float16, mx.float16, False, False),
+        (7, 33, mx.bfloat16, mx.bfloat16, True, True),
+    ):
+        weight = _array(rng.standard_normal((taps, channels)), dtype)
+        offset = _array(rng.standard_normal(channels), dtype) if bias else None
+        x = _array(rng.standard_normal((LENGTH, channels)), dtype)
+        yield _conv_case(x, weight, offset, silu=silu, pool_dtype=pool_dtype)
+
+
+def _conv_case(
+    x: mx.array, weight: mx.array, bias: mx.array | None, *, silu: bool, pool_dtype: mx.Dtype
+) -> Case:
+    def kernel(pool: mx.array, step: StateArrays, x: mx.array) -> tuple[mx.array, mx.array]:
+        return recurrent.causal_conv(pool, step, x, weight, bias, silu=silu)
+
+    def reference(windows: Array, step: StateMetadata, x: Array) -> Array:
+        offset = None if bias is None else floats(bias)
+        return truth.causal_conv(windows, step, x, floats(weight), offset, silu=silu)
+
+    taps, channels = weight.shape
+    name = f"convolution, {taps} taps, {channels} channels, {x.dtype} in {pool_dtype}, silu {silu}"
+    return Case(name, (taps - 1, channels), pool_dtype, (x,), kernel, reference)
+
+
+def ssd_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    for H, G, Dh, Ds, dtype in (
+        (1, 1, 8, 16, mx.float32),
+        (4, 2, 22, 64, mx.bfloat16),
+        (3, 1, 33, 128, mx.float32),
+    ):
+        parts = ((LENGTH, H, Dh), (LENGTH, G, Ds), (LENGTH, G, Ds), (LENGTH, H))
+        rows = tuple(_array(rng.standard_normal(shape), dtype) for shape in parts)
+        A_log, dt_bias, D = (_array(rng.uniform(-1, 1, H), mx.float32) for _ in range(3))
+        parameters = SsdParameters(A_log=A_log, dt_bias=dt_bias, D=D, lowest=0.2, highest=1.5)
+        yield _ssd_case(f"{H} heads of {G}, {Dh} x {Ds}, {dtype}", rows, parameters)
+
+
+def _ssd_case(name: str, rows: tuple[mx.array, ...], parameters: SsdParameters) -> Case:
+    def kernel(pool: mx.array, step: StateArrays, *parts: mx.array) -> tuple[mx.array, mx.array]:
+        return recurrent.ssd(pool, step, *parts, parameters=parameters)
+
+    def reference(states: Array, step: StateMetadata, x: Array, B: Array, C: Array, dt: Array) -> Array:
+        A_log, dt_bias, D = (floats(part) for part in (parameters.A_log, parameters.dt_bias, parameters.D))
+        d = np.clip(truth.softplus(dt + dt_bias), parameters.lowest, parameters.highest)
+        return truth.ssd(states, step, x, B, C, d, A_log, D)
+
+    state = (*rows[0].shape[1:], rows[1].shape[2])
+    return Case(f"SSD, {name}", state, mx.float32, rows, kernel, reference)
+
+
+def lightning_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(5)
+    for H, Dk, Dv, dtype in ((1, 16, 16, mx.float32), (3, 32, 48, mx.bfloat16), (2, 6, 64, mx.float32)):
+        rows = tuple(_array(rng.standard_normal((LENGTH, H, D)), dtype) for D in (Dk, Dk, Dv))
+        slope = _array(-rng.uniform(0.01, 2, H), mx.float32)
+
+        def kernel(
+            pool: mx.array, step: StateArrays, *parts: mx.array, slope: mx.array = slope
+        ) -> tuple[mx.array, mx.array]:
+            return recurrent.lightning(pool, step, *parts, log_decay=slope, scale=0.25)
+
+        def reference(states: Array, step: StateMetadata, *parts: Array, slope: mx.array = slope) -> Array:
+            return truth.lightning(states, step, *parts, log_decay=floats(slope), scale=0.25)
+
+        name = f"lightning attention, {H} heads, {Dk} x {Dv}, {dtype}"
+        yield Case(name, (H, Dk, Dv), mx.float32, rows, kernel, reference)
+
+
+def scan_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(6)
+    for W, Ds, dtype in ((7, 16, mx.float32), (70, 16, mx.bfloat16), (66, 48, mx.float32)):
+        shapes = ((LENGTH, W), (LENGTH, W), (LENGTH, Ds), (LENGTH, Ds))
+        x, d, B, C = (_array(rng.standard_normal(shape), dtype) for shape in shapes)
+        rows = (x, mx.abs(d), B, C)
+        A, D = _array(-rng.uniform(0.1, 4, (W, Ds)), mx.float32), _array(rng.standard_normal(W), mx.float32)
+
+        def kernel(
+            pool: mx.array, step: StateArrays, *parts: mx.array, A: mx.array = A, D: mx.array = D
+        ) -> tuple[mx.array, mx.array]:
+            return recurrent.selective_scan(pool, step, *parts, A=A, D=D)
+
+        def reference(
+            states: Array, step: StateMetadata, *parts: Array, A: mx.array = A, D: mx.array = D
+        ) -> Array:
+            return truth.selective_scan(states, step, *parts, A=floats(A), D=floats(D))
+
+        yield Case(f"selective scan, {W} x {Ds}, {dtype}", (W, Ds), mx.float32, rows, kernel, reference)
+
+
+def lru_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(7)
+    for W, dtype in ((5, mx.float32), (300, mx.bfloat16)):
+        rows = tuple(_array(rng.standard_normal((LENGTH, W)), dtype) for _ in range(3))
+        c = _array(-rng.uniform(0.5, 8, W), mx.float32)
+
+        def kernel(
+            pool: mx.array, step: StateArrays, *parts: mx.array, c: mx.array = c
+        ) -> tuple[mx.array, mx.array]:
+            return recurrent.rg_lru(pool, step, *parts, c=c)
+
+        def reference(states: Array, step: StateMetadata, *parts: Array, c: mx.array = c) -> Array:
+            return truth.rg_lru(states, step, *parts, c=floats(c))
+
+        yield Case(f"RG-LRU, {W} channels, {dtype}", (W,), mx.float32, rows, kernel, reference)
+
+
+def wkv_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(8)
+    for H, D, dtype in ((1, 16, mx.float32), (2, 64, mx.bfloat16), (3, 48, mx.float32)):
+        r, k, v = (rng.standard_normal((LENGTH, H, D)) for _ in range(3))
+        key = _unit(rng.standard_normal((LENGTH, H, D)))
+        w, rate = rng.uniform(0.5, 1, (LENGTH, H, D)), rng.uniform(0, 1, (LENGTH, H, D))
+        rows = tuple(_array(x, dtype) for x in (r, w, k, v, -key, key * rate))
+        yield Case(
+            f"RWKV-7, {H} heads of {D}, {dtype}", (H, D, D), mx.float32, rows, recurrent.wkv7, truth.wkv7
+        )
+
+
+CASES: tuple[Callable[[], Iterator[Case]], ...] = (
+    delta_cases,
+    gate_cases,
+    conv_cases,
+    ssd_cases,
+    lightning_cases,
+    scan_cases,
+    lru_cases,
+    wkv_cases,
+)
+
+
+def all_cases() -> Iterator[Case]:
+    for cases in CASES:
+        yield from cases()
+
+
+def _unit(x: Array) -> Array:
+    return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
+
+
+def _array(x: Array, dtype: mx.Dtype) -> mx.array:
+    return mx.array(x.astype(np.float32)).astype(dtype)

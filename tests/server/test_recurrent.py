@@ -1,0 +1,108 @@
+"""Models with recurrent layers over real sockets: streams, company, prefixes, preemption, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recurrent_models
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.build import build_core
+from octavo.engine.core.engine_core import EngineCore
+from served import collect, eventually, served
+
+PROMPTS = np.random.default_rng(11).integers(0, 300, (4, 17)).tolist()
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+
+class RealCore:
+    """A core factory that keeps the core it made."""
+
+    core: EngineCore | None = None
+    runner = None
+
+    def __call__(self, config: EngineConfig, observer: object = None) -> EngineCore:
+        del observer
+        self.core = build_core(config)
+        return self.core
+
+    def check(self) -> None:
+        """Books balance, and nobody holds anything."""
+        assert self.core is not None
+        blocks = self.core._blocks
+        blocks.check()
+        counts = blocks.state_counts
+        assert counts is not None
+        assert (blocks.num_held, counts.held) == (0, 0)
+
+
+@pytest.fixture(scope="module", params=["qwen3_next", "lfm2", "rwkv7"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recurrent_models.make_folder(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def config(folder: Path, **changes: Any) -> EngineConfig:
+    settings: dict[str, Any] = {
+        "page_size": 8, "num_pages": 64, "max_running": 4, "max_step_tokens": 16, "max_model_len": 256,
+        "state_memory": 2**20, "backend": "reference",
+    }  # fmt: skip
+    return EngineConfig(model=str(folder), **settings | changes)
+
+
+async def test_streams_are_the_same_alone_together_and_from_the_prefix_cache(folder: Path) -> None:
+    cold = RealCore()
+    async with served(cold, config=config(folder, prefix_cache=False)) as its:  # type: ignore[arg-type]
+        alone = [(await collect(its.client.generate(prompt, GREEDY)))[0] for prompt in PROMPTS]
+        turns = [[*p, *d.token_ids, 1, 2, 3] for p, d in zip(PROMPTS, alone, strict=True)]
+        wanted = [(await collect(its.client.generate(turn, GREEDY)))[0].token_ids for turn in turns]
+    assert all(delta.finish_reason is FinishReason.LENGTH for delta in alone)
+    assert len({delta.token_ids for delta in alone}) > 1
+    cold.check()
+    core = RealCore()
+    async with served(core, config=config(folder)) as its:  # type: ignore[arg-type]
+        got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
+        assert [deltas[0].token_ids for deltas in got] == [delta.token_ids for delta in alone]
+        for number, (turn, tokens) in enumerate(zip(turns, wanted, strict=True)):
+            next_turn = its.client.generate(turn, GREEDY, request_id=f"turn {number}")
+            assert (await collect(next_turn))[0].token_ids == tokens
+            assert core.core is not None
+            assert core.core.cache.remembered(f"turn {number}").lookup.num_hit == 40, (
+                "no state was found again"
+            )
+    core.check()
+
+
+async def test_samples_of_a_prompt_fork_its_state(folder: Path) -> None:
+    core = RealCore()
+    params = SamplingParams(max_tokens=10, temperature=30.0, seed=5, n=3, ignore_eos=True)
+    async with served(core, config=config(folder)) as its:  # type: ignore[arg-type]
+        both = await collect(its.client.generate(PROMPTS[0], params))
+        first = await collect(its.client.generate(PROMPTS[0], params))
+    assert len({delta.token_ids for delta in both.values()}) == 3
+    assert {i: d.token_ids for i, d in both.items()} == {i: d.token_ids for i, d in first.items()}
+    core.check()
+
+
+async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
+    core = RealCore()
+    async with served(core, config=config(folder)) as its:  # type: ignore[arg-type]
+        assert its.engine.info.states is not None
+        slot_bytes = its.engine.info.states.slot_bytes
+        wanted = [(await collect(its.client.generate(prompt, GREEDY)))[0].token_ids for prompt in PROMPTS]
+    core.check()
+    core = RealCore()
+    small = config(folder, state_memory=2 * slot_bytes, num_pages=14)  # two run, and pages run out
+    async with served(core, config=small) as its:  # type: ignore[arg-type]
+        got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
+        assert [deltas[0].token_ids for deltas in got] == wanted
+        cancelled = its.client.generate(PROMPTS[0], SamplingParams(max_tokens=90, temperature=0))
+        await anext(cancelled)
+        await cancelled.aclose()
+        await eventually(lambda: its.engine.gauges().num_running == 0, "the cancelled request is gone")
+    core.check()

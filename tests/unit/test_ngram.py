@@ -1,0 +1,68 @@
+"""Prompt lookup: what it finds is what stood there, however the tokens came."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.engine.speculation.drafter import Proposal
+from octavo.engine.speculation.ngram import MAX_MATCH, NgramDrafter
+from octavo.engine.speculation.ngram_index import NGRAM, NgramIndex
+
+token_lists = st.lists(st.sampled_from([0, 1, 2, 150_000]), max_size=400)
+
+
+def ends_before(tokens: list[int]) -> list[int]:
+    """Earlier ends of the last n-gram, latest first, by looking everywhere."""
+    last = tokens[-NGRAM:]
+    return [end for end in range(len(tokens) - 2, NGRAM - 2, -1) if tokens[end - NGRAM + 1 : end + 1] == last]
+
+
+@given(token_lists, st.lists(st.integers(1, 120), max_size=12))
+def test_an_index_that_grows_finds_every_place(tokens: list[int], pieces: list[int]) -> None:
+    index, stop = NgramIndex(), 0
+    for piece in (*pieces, len(tokens)):
+        stop = min(len(tokens), stop + piece)
+        known = tokens[:stop]
+        index.extend(known)
+        found = [end for end in index.places(known) if known[end - NGRAM + 1 : end + 1] == known[-NGRAM:]]
+        assert found == (ends_before(known) if len(known) >= NGRAM else [])
+    assert len(index) == len(tokens)
+
+
+def test_memory_is_bounded() -> None:
+    index = NgramIndex()
+    tokens = [i * 7919 % 150_001 for i in range(33_000)]
+    for stop in (1, 4, 30_000, 33_000):
+        index.extend(tokens[:stop])
+    assert index.num_bytes <= 20 * len(tokens)
+
+
+@given(token_lists, st.integers(1, 20))
+def test_drafts_follow_the_longest_match(tokens: list[int], most: int) -> None:
+    """Of the latest places; from there on the text is copied, and what runs into the end repeats itself."""
+    drafts, match = NgramDrafter().propose(tokens, most)
+    places = ends_before(tokens)[:8] if len(tokens) >= NGRAM else []
+    if not drafts:
+        assert not places
+        return
+
+    def common(end: int) -> int:
+        pairs = zip(reversed(tokens[: end + 1]), reversed(tokens), strict=False)
+        length = next((n for n, (a, b) in enumerate(pairs) if a != b), end + 1)
+        return min(length, MAX_MATCH)
+
+    assert len(drafts) == most
+    assert match == max(map(common, places))
+
+    longest = max(map(common, places))
+    best = next(end for end in places if common(end) == longest)
+    grown = [*tokens, *drafts]
+    assert all(grown[len(tokens) + i] == grown[best + 1 + i] for i in range(most))
+
+
+def test_where_nothing_is_known_nothing_is_drafted() -> None:
+    drafter = NgramDrafter()
+    for known in ([], [1, 2], [1, 2, 3, 4]):
+        assert drafter.propose(known, 4) == Proposal()
+    assert drafter.propose([1, 2, 3, 4, 1, 2, 3], 4) == Proposal([4, 1, 2, 3], 3)

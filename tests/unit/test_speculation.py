@@ -1,0 +1,142 @@
+"""Drafts in the engine's loop: fewer steps, the very tokens, and nothing left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core_harness import Harness
+from fakes import small_config
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.sampling.sampler import Sampled, SampleState
+
+TEXT = b"the same words again and again: "
+
+
+class Parrot:
+    """A runner around another one that repeats ``TEXT`` for ever, ten drafts held or not."""
+
+    def __init__(self, core: EngineCore, *, fails_at: int | None = None) -> None:
+        self._runner = core._runner
+        self._fails_at = fails_at
+        self.num_rows: list[int] = []
+
+    def run(self, batch: Batch, states: list[SampleState]) -> RunOutput:
+        output = self._runner.run(batch, states)
+        self.num_rows.append(len(batch.token_ids))
+        samples = []
+        for sampled, state in zip(output.samples, states, strict=True):
+            assert sampled.token is not None
+            at = state.num_generated
+            failed = self._fails_at is not None and at >= self._fails_at
+            samples.append(Sampled(None, error="broken") if failed else Sampled(TEXT[at % len(TEXT)]))
+        return replace(output, samples=tuple(samples))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+
+def parrot(**options: object) -> tuple[Harness, Parrot]:
+    harness = Harness(small_config(page_size=4, num_pages=64, max_step_tokens=32, **options))
+    runner = Parrot(harness.core)
+    harness.core._runner = runner  # type: ignore[assignment]
+    return harness, runner
+
+
+def test_what_repeats_takes_fewer_steps() -> None:
+    harness, runner = parrot(speculate="ngram", draft_tokens=8)
+    request = harness.add(TEXT, SamplingParams(max_tokens=64))
+    harness.run()
+    assert bytes(harness.result(request).token_ids) == TEXT * 2
+    assert len(runner.num_rows) < 64 / 3
+    harness.assert_idle()
+
+
+def test_a_request_may_say_otherwise() -> None:
+    for engine, own, drafts in (("ngram", "off", False), ("off", "ngram", True), ("off", None, False)):
+        harness, runner = parrot(speculate=engine)
+        harness.add(TEXT, SamplingParams(max_tokens=40, speculate=own))  # type: ignore[arg-type]
+        harness.run()
+        assert (max(runner.num_rows[1:]) > 1) is drafts
+    with pytest.raises(InvalidRequest, match="speculate must be one of off, ngram"):
+        SamplingParams(speculate="magic")  # type: ignore[arg-type]
+
+
+def test_max_tokens_and_stops_end_a_run_of_drafts() -> None:
+    for params, text in (
+        (SamplingParams(max_tokens=13), TEXT[:13]),
+        (SamplingParams(max_tokens=60, stop=("again: the",)), TEXT[:-7]),
+        (SamplingParams(max_tokens=60, stop_ids=(ord(":"),)), TEXT[:-2]),
+    ):
+        harness, runner = parrot(speculate="ngram")
+        request = harness.add(TEXT, params)
+        harness.run()
+        assert harness.result(request).text.encode() == text
+        assert max(runner.num_rows[1:]) > 1
+        harness.assert_idle()
+
+
+def test_a_failure_behind_drafts_ends_the_request_after_what_held() -> None:
+    harness, runner = parrot(speculate="ngram")
+    runner._fails_at = 21
+    request = harness.add(TEXT, SamplingParams(max_tokens=60))
+    other = harness.add(b"another", SamplingParams(max_tokens=9))
+    harness.run()
+    result = harness.result(request)
+    assert result.finish_reason is FinishReason.ERROR
+    assert bytes(result.token_ids) == TEXT[:21]
+    assert harness.result(other).finish_reason is FinishReason.LENGTH
+    harness.assert_idle()
+
+
+def test_rejected_drafts_publish_nothing() -> None:
+    """What is found afterwards is what was said, page by page."""
+    harness = Harness(small_config(page_size=2, num_pages=128, speculate="ngram", draft_tokens=9))
+    blocks = harness.core._blocks
+    blocks.keep_tokens()
+    request = harness.add(b"abcabcabcabc", SamplingParams(max_tokens=200))
+    harness.run()
+    said = [*b"abcabcabcabc", *harness.result(request).token_ids]
+    pages = [bytes(c.tokens) for c in blocks.cached_contents().values()]
+    assert len(pages) == (len(said) - 1) // 2
+    assert blocks.open(said).num_written == (len(said) - 1) // 2 * 2
+
+
+def test_drafts_come_after_what_must_be_computed() -> None:
+    """A prompt that fills the step leaves no rows for drafts."""
+    harness, runner = parrot(speculate="ngram")
+    harness.add(TEXT * 2, SamplingParams(max_tokens=60))
+    for _ in range(4):
+        harness.step()
+    assert runner.num_rows[-1] > 1
+    harness.add(b"x" * 90, SamplingParams(max_tokens=2))
+    harness.step()
+    assert runner.num_rows[-1] == 32
+    assert harness.observer.records[-1].prefill_tokens == 31
+    harness.run()
+    harness.assert_idle()
+
+
+def test_what_is_measured_counts_tokens_once() -> None:
+    harness, _ = parrot(speculate="ngram")
+    harness.add(TEXT, SamplingParams(max_tokens=50))
+    harness.run()
+    records = harness.observer.records
+    assert sum(record.generated_tokens for record in records) == 50
+    assert sum(record.decode_tokens for record in records) == len(records) - 1, "steps, not drafts"
+
+
+def test_pages_that_drafts_filled_are_kept_on_disk(tmp_path: Path) -> None:
+    harness, runner = parrot(speculate="ngram", cache_dir=tmp_path)
+    harness.add(TEXT, SamplingParams(max_tokens=61))
+    harness.run()
+    assert max(runner.num_rows[1:]) > 4, "a step fills more than a page"
+    harness.core.close()
+    assert len(list(tmp_path.rglob("*.safetensors"))) == (len(TEXT) + 60) // 4
