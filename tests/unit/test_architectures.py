@@ -30,11 +30,16 @@ def test_the_table_in_the_docs_has_every_architecture() -> None:
 
 def test_some_are_examined(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", *TRIED, "--json"]) == 0
-    found = {one["architecture"]: one for one in json.loads(capsys.readouterr().out.splitlines()[-1])["architectures"]}
+    found = {
+        one["architecture"]: one
+        for one in json.loads(capsys.readouterr().out.splitlines()[-1])["architectures"]
+    }
     assert list(found) == list(TRIED)
     assert found["llama"]["tier"] == found["deepseek_v3"]["tier"] == "paged"
     assert found["deepseek_v3"]["attention"] == "latents"
-    assert found["deepseek_v3"]["bytes_per_token"] == 4 * 2 * (32 + 8)  # layers, bytes, a latent and a rotary key
+    assert found["deepseek_v3"]["bytes_per_token"] == 4 * 2 * (
+        32 + 8
+    )  # layers, bytes, a latent and a rotary key
     assert (found["mamba"]["tier"], found["mamba"]["bytes_per_token"]) == ("refused", None)
 
 

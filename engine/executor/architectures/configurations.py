@@ -277,7 +277,10 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "plamo": {"num_attention_heads": 8, "n_shared_head": 4},
     "qwen": {"kv_channels": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "num_key_value_heads": 1},
-    "spark2_5": {"hidden_act": "gelu", "rope_parameters": {"sliding_attention": _YARN, "full_attention": _YARN}},
+    "spark2_5": {
+        "hidden_act": "gelu",
+        "rope_parameters": {"sliding_attention": _YARN, "full_attention": _YARN},
+    },
     "step3p5": {"moe_top_k": 2, "moe_num_experts": 8},
 }
 """What these understand otherwise than most, by the module of mlx-lm."""

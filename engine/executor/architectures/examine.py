@@ -7,8 +7,8 @@ import pkgutil
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
 from importlib.util import find_spec
+from io import StringIO
 from typing import Any
 
 import mlx.core as mx

@@ -32,39 +32,43 @@ def survey(
 def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Iterator[Examined]:
     """Of as many of these as one process examines; the one it fails at is the last."""
     command = [sys.executable, "-m", WORKER, backend, *names]
-    said = tempfile.TemporaryFile("w+")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
-    assert process.stdout is not None
     lines: queue.Queue[str] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
-    reader.start()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        assert process.stdout is not None
+        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        try:
+            for name in names:
+                line = _next_line(lines, time_limit)
+                if line:
+                    yield Examined(**json.loads(line))
+                    continue
+                if line is None:
+                    reason = f"loading it takes longer than {time_limit:g} s"
+                else:
+                    status = process.wait()
+                    said.seek(0)
+                    last = (said.read().strip().splitlines() or [""])[-1]
+                    reason = f"loading it ends the process with status {status}: {last}"
+                yield Examined(architecture=name, tier="refused", reason=reason)
+                return
+        finally:
+            process.kill()
+            process.wait()
+            reader.join()
+            process.stdout.close()
+
+
+def _next_line(lines: queue.Queue[str], time_limit: float) -> str | None:
+    """Empty at the end of the process, None if nothing came in time."""
     try:
-        for name in names:
-            try:
-                line = lines.get(timeout=time_limit)
-            except queue.Empty:
-                yield _refused(name, f"loading it takes longer than {time_limit:g} s")
-                return
-            if not line:
-                status = process.wait()
-                said.seek(0)
-                last = (said.read().strip().splitlines() or [""])[-1]
-                yield _refused(name, f"loading it ends the process with status {status}: {last}")
-                return
-            yield Examined(**json.loads(line))
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        process.stdout.close()
-        said.close()
+        return lines.get(timeout=time_limit)
+    except queue.Empty:
+        return None
 
 
 def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
     for line in stream:
         lines.put(line)
     lines.put("")
-
-
-def _refused(name: str, reason: str) -> Examined:
-    return Examined(architecture=name, tier="refused", reason=reason)
