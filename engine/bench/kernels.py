@@ -20,7 +20,8 @@ from octavo.kernels.bench.roofline import Roofline, measure_roofline
 from ..api.errors import InvalidConfig
 from ..arguments.usage import positive
 from ..memory.budget import available_memory
-from .arguments import counts, format_names
+from .arguments import counts, format_names, weight_names
+from .compare_isa import compare_levels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,10 +39,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--chunk", type=positive, default=512, metavar="N", help="rows of a prompt chunk")
     add("--page-size", type=positive, default=32, metavar="N", help="positions per page")
     add("--rows", type=counts, metavar="N,N", help="rows of a linear layer (1,8,32,512; without kernels 1,8)")
+    add(
+        "--weights",
+        type=weight_names,
+        default="bf16,int8,int4",
+        metavar="W,W",
+        help="weights of the linear layers (%(default)s)",
+    )
+    add(
+        "--compare-isa",
+        action="store_true",
+        help="measure at each instruction set this CPU has, in turns; list what a higher one makes slower",
+    )
+    add("--rounds", type=positive, default=3, metavar="N", help="of --compare-isa; the best one counts")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the tables, return what --json prints."""
+    if args.compare_isa:
+        return compare_levels(args)
     try:
         choice = choose_backend(args.backend, args.threads)
     except ValueError as error:
@@ -63,7 +79,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             except ValueError as refusal:
                 refused[name] = str(refusal)
             bar.update()
-        linear = list(time_linear(rows, native=native))
+        linear = list(time_linear(rows, args.weights, native=native))
         bar.update()
     again = measure_roofline(threads=threads, available=available_memory())
     roofline = roofline.best_of(again)

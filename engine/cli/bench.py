@@ -1,5 +1,5 @@
-"""``octavo bench``: engine, serve, kernels, append, prefix, quality and scheduler, each a program with a
-contract: a table for people, then with --json one last line for programs."""
+"""``octavo bench``: each benchmark is a program with a contract: a table for people, then with --json one
+last line for programs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ BENCHES = {
     "append": "storing the next token's K/V in pages, beside growing dense arrays",
     "prefix": "what the prefix cache does for time to first token",
     "quality": "what each page format costs in predictions, and saves in memory",
+    "invariance": "whether a request's output depends on how it is served, to the bit",
     "scheduler": "time per step of the control plane, without a model",
 }
 
@@ -31,11 +32,12 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
     bench = importlib.import_module(f"octavo.engine.bench.{name}")
     bench.add_arguments(parser)
     add_json_argument(parser)
-    parser.set_defaults(run_bench=bench.run)
+    parser.set_defaults(run_bench=bench.run, exit_code_of=getattr(bench, "exit_code", None))
 
 
 def run(args: argparse.Namespace) -> int:
     result = args.run_bench(args)
     if args.json:
         print_json(result)
-    return 0
+    code: int = 0 if args.exit_code_of is None else args.exit_code_of(result)
+    return code

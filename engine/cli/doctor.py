@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"octavo {octavo.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))
     print(f"backend {report['backend']}: {report['reason']}")
+    promised = "yes" if report["batch_invariant"] else "no"
+    print(f"batch invariant: {promised} ({report['batch_invariant_reason']})")
     arithmetic = ", no arithmetic of 8 bits" if report["exact"] else ""
     print(f"instruction set {report['isa']}, {report['threads']} threads{arithmetic}")
     for test in report["self_test"]:
@@ -43,6 +45,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"self-test: {total - failed} of {total} passed" if failed else f"self-test: all {total} passed")
     if config is not None:
         report["model"] = examine_model(config)
+        if report["batch_invariant"] and (kept := report["model"]["kept"]):
+            report["batch_invariant"] = False
+            report["batch_invariant_reason"] = f"{len(kept)} of the model's layers are computed by MLX"
+            print(f"batch invariant with this model: no ({report['batch_invariant_reason']})")
         for line in model_lines(report["model"]):
             print(line)
     if args.json:
@@ -75,6 +81,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
     except ValueError as error:
         raise InvalidConfig(str(error)) from error
     isa, num_threads = native_instructions()
+    invariant, why = batch_invariance(choice.backend.name)
     results = run_selftest(choice.backend)
     return {
         "backend": choice.backend.name,
@@ -84,6 +91,8 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         ),
         "threads": num_threads if choice.backend.has_model_ops else 1,
         "exact": exact,
+        "batch_invariant": invariant,
+        "batch_invariant_reason": why,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
             # JSON has no infinity: a check without a number to show says null
@@ -92,6 +101,15 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         ],
         "ok": all(result.ok for result in results),
     }
+
+
+def batch_invariance(backend: str) -> tuple[bool, str]:
+    """Whether a request's bits are promised not to depend on the requests beside it, and why."""
+    reasons = {
+        "cpu": "every sum of a native kernel has an order of its own; `octavo bench invariance` compares",
+        "metal": "not measured on Apple hardware, and MLX chooses kernels by the number of rows",
+    }
+    return backend == "cpu", reasons.get(backend, "MLX chooses its kernels by the number of rows")
 
 
 def _versions() -> dict[str, str]:

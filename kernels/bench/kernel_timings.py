@@ -7,7 +7,7 @@ hidden 1024, intermediate 3072.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -27,6 +27,23 @@ FILL_TOKENS = 256
 
 
 Multiply = Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightKind:
+    """How weights are quantized: MLX's names of it."""
+
+    mode: str
+    bits: int
+    group_size: int
+
+
+WEIGHT_KINDS = {
+    "bf16": None,
+    **{f"int{bits}": WeightKind("affine", bits, 64) for bits in (8, 6, 5, 4, 3, 2)},
+    "mxfp4": WeightKind("mxfp4", 4, 32),
+    "nvfp4": WeightKind("nvfp4", 4, 16),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +104,17 @@ def time_attention(
     yield AttentionTiming("write", name, context, 1, _write_seconds(pool, step), rows * row_bytes, 0.0)
 
 
-def time_linear(rows: tuple[int, ...], *, native: bool) -> Iterator[LinearTiming]:
-    """bf16, 8-bit and 4-bit layers; MLX's own operations unless ``native``."""
-    for weights, bits in (("bf16", 16), ("int8", 8), ("int4", 4)):
-        layers, layer_bytes = _layers(bits, native=native)
+def time_linear(rows: tuple[int, ...], weights: Sequence[str], *, native: bool) -> Iterator[LinearTiming]:
+    """Layers of the WEIGHT_KINDS named; MLX's own operations unless ``native``."""
+    for name in weights:
+        layers, layer_bytes = _layers(WEIGHT_KINDS[name], native=native)
         parameters = sum(outputs * inputs for outputs, inputs in MATRICES)
         for count in rows:
             xs = [mx.random.normal((count, inputs)).astype(mx.bfloat16) for _, inputs in MATRICES]
             mx.eval(xs)
             used = layers if count < 128 else layers[:2]  # these are bound by arithmetic
             seconds = best_seconds(functools.partial(_multiply_all, used, xs), repeats=3) / len(used)
-            yield LinearTiming(weights, count, seconds, layer_bytes, 2.0 * parameters * count)
+            yield LinearTiming(name, count, seconds, layer_bytes, 2.0 * parameters * count)
 
 
 def _fill(pool: KVPool) -> None:
@@ -157,27 +174,35 @@ def _multiply_all(layers: list[list[Multiply]], xs: list[mx.array]) -> None:
     mx.eval([multiply(x) for layer in layers for multiply, x in zip(layer, xs, strict=True)])
 
 
-def _layers(bits: int, *, native: bool) -> tuple[list[list[Multiply]], int]:
+def _layers(kind: WeightKind | None, *, native: bool) -> tuple[list[list[Multiply]], int]:
     """Copies of a layer's matrices, enough of them to fill the working set, and bytes of one."""
     mx.random.seed(0)
     dense = [mx.random.normal((outputs, inputs)).astype(mx.bfloat16) for outputs, inputs in MATRICES]
-    parts = [(weight,) if bits == 16 else mx.quantize(weight, 64, bits) for weight in dense]
+    parts = [(weight,) if kind is None else _quantized(weight, kind) for weight in dense]
     mx.eval(parts)
     layer_bytes = sum(part.nbytes for matrix in parts for part in matrix)
     count = max(1, WORKING_SET // layer_bytes) if native else 1
-    return [[_multiply(matrix, bits, native=native) for matrix in parts] for _ in range(count)], layer_bytes
+    return [[_multiply(matrix, kind, native=native) for matrix in parts] for _ in range(count)], layer_bytes
 
 
-def _multiply(matrix: tuple[mx.array, ...], bits: int, *, native: bool) -> Multiply:
+def _quantized(weight: mx.array, kind: WeightKind) -> tuple[mx.array, ...]:
+    return tuple(mx.quantize(weight, kind.group_size, kind.bits, mode=kind.mode))
+
+
+def _multiply(matrix: tuple[mx.array, ...], kind: WeightKind | None, *, native: bool) -> Multiply:
     if native:
         from .. import _ext
 
-        if bits == 16:
+        if kind is None:
             packed = _ext.pack_dense(matrix[0])
+        elif kind.mode == "affine":
+            packed = _ext.pack_affine(*matrix, group_size=kind.group_size, bits=kind.bits)
         else:
-            packed = _ext.pack_affine(*matrix, group_size=64, bits=bits)
+            packed = _ext.pack_fp4(*matrix, mode=kind.mode)
         return lambda x: _ext.linear(x, packed)
-    if bits == 16:
+    if kind is None:
         return lambda x: x @ matrix[0].T
-    codes, scales, biases = matrix
-    return lambda x: mx.quantized_matmul(x, codes, scales, biases, transpose=True, group_size=64, bits=bits)
+    codes, scales, biases = matrix[0], matrix[1], matrix[2] if len(matrix) > 2 else None
+    return lambda x: mx.quantized_matmul(
+        x, codes, scales, biases, True, group_size=kind.group_size, bits=kind.bits, mode=kind.mode
+    )

@@ -18,6 +18,7 @@ from octavo.engine.memory.model_files import resolve_model
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.backends import Choice
 from octavo.kernels.bench import kernel_timings, roofline
+from octavo.kernels.bench.kernel_timings import WEIGHT_KINDS
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
@@ -134,7 +135,7 @@ def test_a_format_without_kernels_is_named_and_the_others_are_measured(
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_kernels_json(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--backend", backend, "--contexts", "32,64", "--chunk", "16", "--rows", "1,4")
-    result = run(bench_kernels, *flags)
+    result = run(bench_kernels, *flags, "--weights", ",".join(WEIGHT_KINDS))
     assert result["bench"] == "kernels"
     attention = {(row["kernel"], row["k_format"], row["context"]) for row in result["attention"]}
     for name in FORMAT_NAMES:
@@ -143,7 +144,7 @@ def test_kernels_json(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert ("chunk", name, context) in attention
         assert any(kernel == "write" and fmt == name for kernel, fmt, _ in attention)
     assert {(row["weights"], row["rows"]) for row in result["linear"]} == {
-        (weights, rows) for weights in ("bf16", "int8", "int4") for rows in (1, 4)
+        (weights, rows) for weights in WEIGHT_KINDS for rows in (1, 4)
     }
     for row in result["attention"] + result["linear"]:
         assert row["us"] > 0

@@ -1,0 +1,68 @@
+"""Finding what a higher instruction set makes slower, on made-up figures and once on real ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.bench import compare_isa
+from octavo.engine.bench import kernels as bench_kernels
+from octavo.engine.bench.compare_isa import Case, Figure, Figures, find_cliffs, find_dear, keep_best
+
+FP4, FP5 = Case("decode", "fp4", 4096), Case("decode", "fp5", 4096)
+
+
+def test_a_case_that_a_lower_level_does_faster_is_a_cliff() -> None:
+    best: dict[str, Figures] = {
+        "generic": {FP4: Figure(90, 9), FP5: Figure(100, 8)},
+        "avx2": {FP4: Figure(10, 1), FP5: Figure(12, 1)},
+        "avx512": {FP4: Figure(10.9, 1), FP5: Figure(60, 5)},
+    }
+    assert list(find_cliffs(best)) == [{"level": "avx512", "than": "avx2", **FP5._asdict(), "ratio": 5}]
+
+
+def test_what_takes_much_longer_for_a_byte_than_its_reference_is_dear() -> None:
+    written, linear = Case("write", "fp5", 4096), Case("linear", "int5", 8)
+    found: Figures = {
+        FP4: Figure(10, 1.0), FP5: Figure(20, 1.6), written: Figure(99, 99.0),
+        linear._replace(of="int4"): Figure(10, 1.0), linear: Figure(12, 1.4),
+    }  # fmt: skip
+    (dear,) = find_dear({"avx2": found})
+    assert (dear["of"], dear["than"], dear["ratio"]) == ("fp5", "fp4", 1.6)
+
+
+def test_the_best_round_counts() -> None:
+    best: Figures = {}
+    for us in (12.0, 10.0, 11.0):
+        keep_best(best, {FP4: Figure(us, us / 10)})
+    assert best == {FP4: Figure(10.0, 1.0)}
+
+
+def test_an_asked_for_level_and_a_missing_extension_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_isa, "native_instructions", lambda: ("none", 1))
+    with pytest.raises(InvalidConfig, match="this installation has none"):
+        compare_isa.available_levels()
+    monkeypatch.setattr(compare_isa, "native_instructions", lambda: ("avx2", 1))
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "avx2")
+    with pytest.raises(InvalidConfig, match="OCTAVO_CPU_ISA=avx2; unset it"):
+        compare_isa.available_levels()
+
+
+@pytest.mark.slow
+def test_each_level_of_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    bench_kernels.add_arguments(parser)
+    flags = "--compare-isa --rounds 1 --contexts 64 --chunk 16 --rows 1 --formats bf16,fp4 --weights int4"
+    result = bench_kernels.run(parser.parse_args(flags.split()))
+    json.dumps(result)
+    assert result["levels"][0] == "generic"
+    for level in result["levels"]:
+        cases = {(row["kernel"], row["of"], row["size"]) for row in result["cases"][level]}
+        assert cases == {
+            *((kernel, name, 64) for kernel in ("decode", "chunk", "write") for name in ("bf16", "fp4")),
+            ("linear", "int4", 1),
+        }
+    assert "slower than at a lower level" in capsys.readouterr().out
