@@ -16,7 +16,7 @@ from octavo.engine.executor.architectures.examine import architectures
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 NO_MODEL = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<tier>[a-z ]+) \| (?P<attention>[^|]*) \|", re.MULTILINE)
-TRIED = ("llama", "deepseek_v3", "mamba")
+TRIED = ("llama", "deepseek_v3", "prism_hadamard_qwen35")
 
 
 def test_known_differences_are_of_architectures_that_exist() -> None:
@@ -37,10 +37,10 @@ def test_some_are_examined(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(found) == list(TRIED)
     assert found["llama"]["tier"] == found["deepseek_v3"]["tier"] == "paged"
     assert found["deepseek_v3"]["attention"] == "latents"
-    assert found["deepseek_v3"]["bytes_per_token"] == 4 * 2 * (
-        32 + 8
-    )  # layers, bytes, a latent and a rotary key
-    assert (found["mamba"]["tier"], found["mamba"]["bytes_per_token"]) == ("refused", None)
+    half = 32 + 8  # a latent and a rotary key
+    assert found["deepseek_v3"]["bytes_per_token"] == 4 * half * 2
+    assert found["prism_hadamard_qwen35"]["tier"] == "not tried"
+    assert "packed weights" in found["prism_hadamard_qwen35"]["reason"]
 
 
 def test_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ MODELS = "mlx_lm.models"
 class Examined:
     """architecture     the module of mlx-lm
     tier             "paged", "gather", "refused", or "not tried" where no tiny model can be made here
-    attention        "full", "window" or "latents", and several of them
+    attention        "full", "window", "latents" or "recurrent", or several of them
     bytes_per_token  of the tiny model in 16-bit pages, all layers; None unless it is served
     reason           why it is not in the paged tier; empty if it is
     """
@@ -116,6 +116,8 @@ def _kinds(layout: CacheLayout, *, latents: bool) -> Iterator[str]:
         yield "full"
     if any(spec.window is not None for spec in layout.layers):
         yield "window"
+    if layout.mixers:
+        yield "recurrent"
 
 
 def _bytes_per_token(layout: CacheLayout) -> int:
