@@ -55,12 +55,19 @@ class TokenBudget:
         found = self._blocks.num_findable(digests, quantize_after=sequence.quantize_after)
         return num_tokens - found * self._blocks.page_size
 
-    def grant(self, sequence: Sequence, wanted: int, rivals: Iterable[Sequence]) -> int:
+    def grant(
+        self,
+        sequence: Sequence,
+        wanted: int,
+        rivals: Iterable[Sequence],
+        first: Iterable[Sequence] = (),
+    ) -> int:
         """Tokens that a sequence may compute now, of the ``wanted`` ones.
 
         rivals   those that have not got their tokens yet; looked at if this is the first long prompt
+        first    those that take what they need before this one
         """
-        granted = min(wanted, self.left)
+        granted = min(wanted, self.left - self._demand(first))
         if wanted > self._threshold:
             if self._left_for_long is None:
                 self._left_for_long = max(1, self.left - self._short_demand(sequence.priority, rivals))
@@ -79,6 +86,15 @@ class TokenBudget:
             self._time.spend(len(sequence.tokens) - wanted, num_tokens)
         if wanted > self._threshold and self._left_for_long is not None:
             self._left_for_long -= num_tokens
+
+    def _demand(self, sequences: Iterable[Sequence]) -> int:
+        """What these could use, all that is left at most."""
+        demand = 0
+        for sequence in sequences:
+            demand += self.num_missing(sequence)
+            if demand >= self.left:
+                return self.left
+        return demand
 
     def grant_drafts(self, sequence: Sequence, wanted: int) -> int:
         """Drafts of a decoding sequence that the step has room for, of the ``wanted`` ones."""

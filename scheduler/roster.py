@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from octavo.block_manager import BlockManager, PageCopy, PageTable
 
 from .types import Sequence, Status
+from .waiting import WaitingQueue
 
 
 class Roster:
@@ -20,17 +19,17 @@ class Roster:
                                                  siblings ---- abort ---'   (and from anywhere else)
 
     loading       a connector brings pages of their prompts
-    waiting       by priority, the oldest first among equals, who are all younger than the running ones
-    running       in the same order; each has a table
+    waiting       in the order to let them in, see WaitingQueue
+    running       by priority, the one let in first among equals; each has a table
     copies        pages to copy before the next step writes
     max_running   forks beyond it wait
     """
 
-    def __init__(self, blocks: BlockManager, max_running: int) -> None:
+    def __init__(self, blocks: BlockManager, max_running: int, waiting: WaitingQueue) -> None:
         self.blocks = blocks
         self.max_running = max_running
         self.loading: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = waiting
         self.running: list[Sequence] = []
         self.copies: list[PageCopy] = []
 
@@ -39,7 +38,7 @@ class Roster:
         if sequence.status is Status.WAITING_FOR_PAGES:
             self.loading.remove(sequence)
             sequence.status = Status.WAITING
-        self.waiting.insert(_behind(self.waiting, sequence), sequence)
+        self.waiting.append(sequence)
 
     def load(self, sequence: Sequence) -> None:
         """Wait for pages, until ``enqueue``."""
@@ -51,6 +50,7 @@ class Roster:
         self.waiting.remove(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         sequence.status, sequence.table = Status.RUNNING, table
+        self.waiting.let_in(sequence)
         self.copies += table.copies
         table.copies = []
 
@@ -70,19 +70,22 @@ class Roster:
     def abort(self, sequence: Sequence) -> None:
         """End a sequence that runs or waits, or a sibling of any other; of its own siblings one takes
         its place."""
-        queue = self.running if sequence.status is Status.RUNNING else self.waiting
-        if sequence not in queue:
+        runs = sequence.status is Status.RUNNING
+        if sequence not in (self.running if runs else self.waiting):
             leaders = (*self.running, *self.waiting, *self.loading)
             leader = next(s for s in leaders if sequence in s.siblings)
             leader.siblings.remove(sequence)
         elif sequence.siblings:
             heir, *heir.siblings = sequence.siblings
             sequence.siblings = []
-            queue[queue.index(sequence)] = heir
+            if runs:
+                self.running[self.running.index(sequence)] = heir
+            else:
+                self.waiting.replace(sequence, heir)
             heir.status = sequence.status
             _inherit(heir, sequence)
         else:
-            queue.remove(sequence)
+            (self.running if runs else self.waiting).remove(sequence)
             self._release(sequence)
         sequence.status = Status.FINISHED
 
@@ -108,8 +111,7 @@ class Roster:
     def _put_back(self, sequence: Sequence) -> None:
         """Wait before everybody of the same priority."""
         sequence.status = Status.WAITING
-        before = next((i for i, s in enumerate(self.waiting) if s.priority >= sequence.priority), None)
-        self.waiting.insert(len(self.waiting) if before is None else before, sequence)
+        self.waiting.put_back(sequence)
 
     def _fork(self, heir: Sequence, member: Sequence) -> bool:
         """Let a sibling run beside the heir, on its pages; False if it has to wait."""
@@ -135,8 +137,8 @@ class Roster:
         self.blocks.close(table)
 
 
-def _behind(queue: deque[Sequence] | list[Sequence], sequence: Sequence) -> int:
-    """Where a sequence belongs in a queue, the last of its priority."""
+def _behind(queue: list[Sequence], sequence: Sequence) -> int:
+    """Where a sequence belongs among those that run, the last of its priority."""
     index = len(queue)
     while index and queue[index - 1].priority > sequence.priority:
         index -= 1
@@ -147,3 +149,4 @@ def _inherit(heir: Sequence, leader: Sequence) -> None:
     """The heir takes over where the leader stood."""
     heir.table, leader.table = leader.table, None
     heir.digests, heir.num_cached = leader.digests, leader.num_cached
+    heir.num_charged = leader.num_charged

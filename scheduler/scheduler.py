@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from collections.abc import Sequence as Run
 from itertools import chain
@@ -16,14 +17,22 @@ from .limits import Limits, SequenceTooLong
 from .roster import Roster
 from .step_cost import StepCost, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
+from .waiting import LOOK_AHEAD, FirstComeQueue, WaitingQueue
 
-LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
+SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
+
+
+class Admission(enum.Enum):
+    LET_IN = enum.auto()
+    NO_ROOM = enum.auto()  # nor for anybody after it
+    SHARES = enum.auto()  # its next page is being computed
 
 
 class Scheduler:
-    """Each step: one token for every decoding sequence, then prompt chunks, then arrivals,
-    oldest first, until the token budget is spent; what is left of it goes to drafts. A long prompt leaves
-    half of it to shorter ones that wait, and these do not wait for a second long one.
+    """Each step: one token for every decoding sequence, then prompt chunks, then arrivals, in the order
+    of ``waiting`` (oldest first, without one), until the token budget is spent; what is left of it goes to
+    drafts. A long prompt leaves half of it to shorter ones that wait, and these do not wait for a second
+    long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
     ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
@@ -36,7 +45,14 @@ class Scheduler:
     but a planned step must be turned into a batch before anything of it is aborted.
     """
 
-    def __init__(self, blocks: BlockManager, limits: Limits, connector: KVConnector | None = None) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        limits: Limits,
+        connector: KVConnector | None = None,
+        *,
+        waiting: WaitingQueue | None = None,
+    ) -> None:
         if limits.max_step_tokens > blocks.max_chunk and any(group.window for group in blocks.groups):
             raise ValueError(
                 f"max_step_tokens must be at most the block manager's max_chunk of {blocks.max_chunk}, got "
@@ -50,7 +66,8 @@ class Scheduler:
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._cost = StepCost() if self._latency is None else self._latency.cost
         self._weighs_drafts = False
-        self._roster = Roster(blocks, limits.max_running)
+        queue = FirstComeQueue() if waiting is None else waiting
+        self._roster = Roster(blocks, limits.max_running, queue)
         self._planned: Step | None = None  # and not yet committed
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
 
@@ -82,6 +99,7 @@ class Scheduler:
             assert member.tokens == sequence.tokens, "siblings share one prompt"
             assert member.salt == sequence.salt, "siblings share one salt"
             assert member.priority == sequence.priority, "siblings share one priority"
+            assert member.tenant == sequence.tenant, "siblings share one tenant"
         if not sequence.recompute and self._connector.start_load(sequence):
             self._roster.load(sequence)
         else:
@@ -120,9 +138,12 @@ class Scheduler:
         chunks = self._plan_decodes(work, preempted)
         time = self._latency.limit(work) if self._latency is not None else None
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
-        self._plan_chunks(chunks, budget, work, preempted)
+        chunks = self._roster.waiting.in_turn(chunks)
+        held_back = self._plan_chunks(chunks, budget, work, preempted)
         if not preempted and budget.left and self._roster.waiting:
             self._plan_arrivals(chunks, budget, work, lookups)
+        if held_back:  # for arrivals; now they get what these have left
+            self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
         if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
             plan_drafts(work, budget, self.blocks)
         if not work:
@@ -188,6 +209,7 @@ class Scheduler:
             self._roster.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
+        self._roster.waiting.computed(step.work)
         self._connector.save(step)
 
     def close(self) -> None:
@@ -210,75 +232,91 @@ class Scheduler:
         return chunks
 
     def _plan_chunks(
-        self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], preempted: list[Sequence]
-    ) -> None:
-        """The next piece of each prompt that is under way."""
+        self,
+        chunks: list[Sequence],
+        budget: TokenBudget,
+        work: list[Work],
+        preempted: list[Sequence],
+        *,
+        may_admit: bool = True,
+    ) -> list[Sequence]:
+        """The next piece of each prompt that is under way; returns those that leave all to arrivals.
+
+        may_admit   arrivals may follow
+        """
+        waiting, held_back = self._roster.waiting, []
+        may_admit = may_admit and not preempted and self._may_admit()
         for index, sequence in enumerate(chunks):
             if not budget.left:
                 break
             if sequence.status is not Status.RUNNING:
                 continue
             wanted = sequence.backlog
-            tokens = budget.grant(
-                sequence, wanted, chain(chunks[index + 1 :], self._candidates()[:LOOK_AHEAD])
-            )
-            if tokens and self._make_room(sequence, sequence.num_written + tokens, work, preempted):
+            rivals = chain(chunks[index + 1 :], waiting.short_rivals(sequence) if may_admit else ())
+            first = waiting.first_claims(sequence) if may_admit else ()
+            tokens = budget.grant(sequence, wanted, rivals, first)
+            if not tokens:
+                held_back.append(sequence)
+            elif self._make_room(sequence, sequence.num_written + tokens, work, preempted):
                 budget.spend(sequence, _append(work, sequence, tokens), wanted)
+                waiting.planned(work[-1])
+        return held_back
 
     def _plan_arrivals(
         self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], lookups: list[Lookup]
     ) -> None:
-        """Admit waiting sequences, the oldest first, but those beyond the number of long prompts that may
-        be under way: others of their priority pass them. Each gets pages for all it has to compute: a
-        prompt that was let in does not run out of pages before its first token. One whose next
-        page is computed in this very step waits for the next: it shares that page, then."""
-        filling = self._filling(work)
-        long = [sequence.priority for sequence in chunks if budget.is_long(sequence)]
-        num_passed = 0
-        passed: int | None = None  # the priority of long prompts that are passed
-        candidates = self._candidates()
-        for index, sequence in enumerate(candidates):
+        """Admit waiting sequences in their order, but those beyond the number of long prompts that may
+        be under way: others pass them. Each gets pages for all it has to compute: a prompt that was let
+        in does not run out of pages before its first token. One whose next page is computed in this very
+        step waits for the next, where it shares that page, and is passed, too."""
+        if not self._may_admit():
+            return
+        waiting, filling = self._roster.waiting, self._filling(work)
+        long = [sequence for sequence in chunks if budget.is_long(sequence)]
+        passed = 0
+        blocked: Sequence | None = None  # the first that was passed
+        for sequence in waiting.offers():
             if not budget.left or len(self._roster.running) == self.limits.max_running:
                 break
-            priority = sequence.priority
-            if passed is not None and (priority != passed or num_passed == LOOK_AHEAD):
+            if blocked is not None and (passed >= LOOK_AHEAD or not waiting.may_pass(blocked, sequence)):
                 break
             is_long = budget.is_long(sequence)
-            under_way = sum(p <= priority for p in long)
+            under_way = sum(waiting.holds_back(other, sequence) for other in long) if is_long else 0
             if is_long and (
                 budget.long_ones_have_theirs or under_way >= self.limits.max_long_partial_prefills
             ):
-                passed = priority
-                num_passed += 1
+                blocked, passed = blocked or sequence, passed + 1
                 continue
-            if not self._admit(
-                sequence, candidates[index + 1 : index + 1 + LOOK_AHEAD], budget, work, lookups, filling
-            ):
+            outcome = self._admit(sequence, budget, work, lookups, filling)
+            if outcome is Admission.NO_ROOM:
                 break
-            if is_long:
-                long.append(priority)
+            if outcome is Admission.SHARES:
+                blocked, passed = blocked or sequence, passed + SHARES_LOOK_AHEAD
+            elif is_long:
+                long.append(sequence)
 
-    def _candidates(self) -> list[Sequence]:
-        """Waiting sequences that may be let in now, in their order; none if there is no room for any."""
+    def _may_admit(self) -> bool:
+        """Whether anybody may be let in; False where looking would cost time and find no room."""
         waiting, refused = self._roster.waiting, self._refused
         if not waiting or len(self._roster.running) == self.limits.max_running:
-            return []
-        if refused and refused[0] is waiting[0] and not self._has_more_idle(refused[1]):
-            return []  # looking again would cost time and find no room
-        return list(waiting)
+            return False
+        return (
+            refused is None
+            or self._has_more_idle(refused[1])
+            or next(waiting.offers(), None) is not refused[0]
+        )
 
     def _admit(
         self,
         sequence: Sequence,
-        rivals: list[Sequence],
         budget: TokenBudget,
         work: list[Work],
         lookups: list[Lookup],
         filling: set[Digest],
-    ) -> bool:
-        """Let a waiting sequence in; False if it has to wait, and whoever comes after it."""
+    ) -> Admission:
+        """Let a waiting sequence in, or say what it waits for."""
         if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
-            return False
+            return Admission.NO_ROOM
         blocks, find = self.blocks, not sequence.recompute
         table = blocks.open(
             sequence.tokens,
@@ -289,16 +327,17 @@ class Scheduler:
         )
         if find and _next_digest(table) in filling:
             blocks.close(table)
-            return False  # from the next step on it finds what this one computes
+            return Admission.SHARES  # from the next step on it finds what this one computes
         miss = None
         if sequence.num_cached is None:  # explained before pages are evicted for it
             miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         wanted = len(sequence.tokens) - table.num_written
+        rivals = self._roster.waiting.short_rivals(sequence)
         tokens = max(1, budget.grant(sequence, wanted, rivals))
         if not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
             blocks.close(table)
             self._refused = (sequence, blocks.idle_pages())
-            return False
+            return Admission.NO_ROOM
         self._roster.admit(sequence, table)
         self._refused = None
         if miss is not None:
@@ -306,8 +345,9 @@ class Scheduler:
             misses = blocks.count_misses(len(sequence.tokens), miss)
             lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
         budget.spend(sequence, _append(work, sequence, tokens), wanted)
+        self._roster.waiting.planned(work[-1])
         filling |= self._filling(work[-1:])
-        return True
+        return Admission.LET_IN
 
     def _has_more_idle(self, before: tuple[int, ...]) -> bool:
         """Whether some group has more idle pages than it had."""
@@ -331,9 +371,11 @@ class Scheduler:
         assert table is not None
         while not self.blocks.reserve(table, num_tokens):
             planned = {item.sequence for item in work}
-            victim = next(s for s in reversed(self._roster.running) if s not in planned)
-            if victim is sequence:
+            running = self._roster.running
+            younger = [s for s in running[running.index(sequence) + 1 :] if s not in planned]
+            if not younger:
                 return False
+            victim = self._roster.waiting.victim(younger)
             self._roster.preempt(victim)
             preempted.append(victim)
             self.num_preemptions += 1

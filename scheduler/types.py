@@ -32,6 +32,8 @@ class Sequence:
     quantize_after  see BlockManager.open (None: the block manager's); sequences of another number have
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
+    tenant       whose it is, where several share a server
+    num_charged  tokens that the tenant has paid for, where accounts are kept
     digests      of the leading full pages, as far as known: they outlive preemption
     drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
                  room: whoever appends a token says what they are now
@@ -45,10 +47,12 @@ class Sequence:
     siblings: list[Sequence] = field(default_factory=list)
     recompute: bool = False
     quantize_after: int | None = None
+    tenant: str = ""
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
     num_cached: int | None = field(init=False, default=None)
+    num_charged: int = field(init=False, default=0)
     digests: list[Digest] = field(init=False, default_factory=list)
     drafts: tuple[int, ...] = field(init=False, default=())
 
@@ -112,7 +116,8 @@ class Lookup(NamedTuple):
 class Step:
     """One forward over a mixed batch, decided but not yet computed.
 
-    work       in batch order: decodes first, then prompt chunks, then arrivals
+    work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
+               left the step to arrivals
     copies     pages to copy (copy-on-write) before anything of this step is written
     preempted  sequences whose pages were taken back to make room
     lookups    one per sequence that was admitted for the first time

@@ -3,11 +3,13 @@ checks after every step whatever must hold whatever happens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ledger import END, VOCABULARY, Ledger, next_token
+from ledger import END, VOCABULARY, Ledger, next_token, served_alone
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Lookup, Result, Scheduler, Sequence, Status, Step, Work
+from octavo.scheduler.waiting import WaitingQueue
 from strategies import Event, Workload
 
 MAX_STEPS = 3000
@@ -15,9 +17,13 @@ MAX_STEPS = 3000
 
 @dataclass(eq=False)
 class Served:
-    """One workload on its way; ``harmed`` were aborted or failed and may be cut short."""
+    """One workload on its way; ``harmed`` were aborted or failed and may be cut short.
+
+    make_queue   who is let in next (None: first come, first served, and that order is checked)
+    """
 
     workload: Workload
+    make_queue: Callable[[BlockManager], WaitingQueue] | None = None
     sequences: list[list[Sequence]] = field(default_factory=list)
     harmed: set[Sequence] = field(default_factory=set)
     lookups: list[Lookup] = field(default_factory=list)
@@ -35,7 +41,11 @@ class Served:
             quantize_after=load.quantize_after,
             states=load.states,
         )
-        self.scheduler = Scheduler(self.blocks, Limits(load.max_step_tokens, load.max_running))
+        self.scheduler = Scheduler(
+            self.blocks,
+            Limits(load.max_step_tokens, load.max_running),
+            waiting=self.make_queue(self.blocks) if self.make_queue is not None else None,
+        )
         self.ledger = Ledger(load.page_size, load.groups)
 
     @property
@@ -66,6 +76,8 @@ class Served:
             return False
         self.lookups += step.lookups
         check_step(step, before, backlogs, self.scheduler)
+        if self.make_queue is None:
+            check_order(step, before, backlogs)
         results = self._compute(step)
         self._happen("abort_in_flight")
         self.scheduler.commit(step, results)
@@ -102,6 +114,7 @@ class Served:
                     max_tokens,
                     request.salt,
                     quantize_after=request.quantize_after,
+                    tenant=f"tenant {number % 3}",
                 )
                 for sample, max_tokens in enumerate(request.max_tokens)
             ]
@@ -178,7 +191,7 @@ def guesses(sequence: Sequence, most: int) -> tuple[int, ...]:
 def check_step(
     step: Step, before: list[Sequence], backlogs: dict[Sequence, int], scheduler: Scheduler
 ) -> None:
-    """Budget, order, fairness of decode, progress and who may be preempted.
+    """Budget, fairness of decode, progress and who may be preempted.
 
     before, backlogs   running sequences before the step was planned, oldest first
     """
@@ -190,11 +203,8 @@ def check_step(
     age = {sequence: number for number, sequence in enumerate(before)}
 
     decodes = [sequence for sequence in planned if backlogs.get(sequence) == 1]
-    chunks = [sequence for sequence in planned if backlogs.get(sequence, 1) > 1]
-    arrivals = [sequence for sequence in planned if sequence not in age]
-    assert planned == decodes + chunks + arrivals, "decodes, then prompt chunks, then arrivals"
+    assert planned[: len(decodes)] == decodes, "decodes come first"
     assert [age[s] for s in decodes] == sorted(age[s] for s in decodes), "oldest first"
-    assert [age[s] for s in chunks] == sorted(age[s] for s in chunks), "oldest first"
     for item in step.work:
         assert item.start == item.sequence.num_written < item.stop <= len(item.sequence.tokens)
         assert item.samples == (item.stop == len(item.sequence.tokens))
@@ -205,16 +215,40 @@ def check_step(
             assert item.samples
             assert item.end < item.sequence.num_prompt + item.sequence.max_tokens
 
-    if before and before[0] not in planned:  # only a rollback takes pages from an admitted prompt
-        assert backlogs[before[0]] > 1, "the oldest must always get on"
-        assert before[0].table is not None
-        assert len(before[0].tokens) > before[0].table.capacity
+    assert not before or before[0] in planned or backlogs[before[0]] > 1, "the oldest must always get on"
     skipped = [s for s in before if s not in planned and s not in step.preempted]
     for sequence in skipped:
         if backlogs[sequence] == 1:
             assert step.preempted or 0 in scheduler.blocks.idle_pages(), "a decode waits beside idle pages"
+    assert not before or before[0] not in step.preempted, "the oldest went"
+    assert all(s.status is Status.WAITING and s.table is None for s in step.preempted)
+
+
+def check_order(step: Step, before: list[Sequence], backlogs: dict[Sequence, int]) -> None:
+    """Among equals the oldest comes first and the youngest gives way."""
+    age = {sequence: number for number, sequence in enumerate(before)}
+    planned = [item.sequence for item in step.work]
+    chunks = [sequence for sequence in planned if backlogs.get(sequence, 1) > 1]
+    arrivals = [sequence for sequence in planned if sequence not in age]
+    assert [s for s in planned if backlogs.get(s) != 1] == chunks + arrivals, "prompt chunks, then arrivals"
     assert not (step.preempted and arrivals), "an arrival took what a preempted sequence gave"
+    skipped = [s for s in before if s not in planned and s not in step.preempted]
+    if before and before[0] not in planned:  # only a rollback takes pages from an admitted prompt
+        assert before[0].table is not None
+        assert len(before[0].tokens) > before[0].table.capacity
+    assert [age[s] for s in chunks] == sorted(age[s] for s in chunks), "oldest first"
     ages = [age[sequence] for sequence in step.preempted]
     assert ages == sorted(ages, reverse=True), "the youngest goes first"
     assert all(age[s] < age[victim] for s in skipped for victim in step.preempted), "an older one went"
-    assert all(s.status is Status.WAITING and s.table is None for s in step.preempted)
+
+
+def check_outputs(served: Served) -> None:
+    """Everybody got the tokens they would have got alone; whoever was harmed, the first of them."""
+    for request, samples in zip(served.workload.requests, served.sequences, strict=True):
+        for sequence, max_tokens in zip(samples, request.max_tokens, strict=True):
+            output = sequence.tokens[sequence.num_prompt :]
+            expected = served_alone(list(request.prompt), max_tokens, sequence.sequence_id)
+            if sequence in served.harmed:
+                assert output == expected[: len(output)]
+            else:
+                assert output == expected

@@ -15,6 +15,8 @@ from .sampling_params import Speculate
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
+Fairness = Literal["off", "vtc", "dlpm"]
+SchedulePolicy = Literal["fcfs", "lpm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,13 @@ class EngineConfig:
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
     tenant_share    part of the queue, of the pinned pages and of the watch streams that one tenant may
                     take, where there are several
+    fairness          between tenants, inside a priority: "vtc" lets in whoever has been served least, "dlpm"
+                      does so by quanta, and what is cached first inside them
+    tenant_weights    "alice=2,batch=0.5": parts of the service under fairness (others: 1)
+    fairness_costs    "1/2": what a prompt token that was not cached and a generated token count
+    fairness_quantum  under "dlpm", what a tenant may be served in a row, in these costs
+    schedule_policy   without fairness, who is let in next: the oldest ("fcfs"), or the one with the longest
+                      cached prefix ("lpm"), within a bound on being overtaken
     cache_dir         where cached pages persist (None: they do not)
     cache_dir_bytes   what they may take there, all servers that use the folder together
     save_dir          where `octavo cache save` may write, and load from (None: nowhere)
@@ -109,6 +118,11 @@ class EngineConfig:
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
     tenant_share: float = 0.5
+    fairness: Fairness = "off"
+    tenant_weights: str = ""
+    fairness_costs: str = "1/2"
+    fairness_quantum: float = 4096.0
+    schedule_policy: SchedulePolicy = "fcfs"
     cache_dir: Path | None = None
     cache_dir_bytes: int = 10 * 1024**3
     save_dir: Path | None = None
@@ -118,6 +132,8 @@ class EngineConfig:
         for name, allowed in (
             ("backend", get_args(Backend)),
             ("weights", get_args(Weights)),
+            ("fairness", get_args(Fairness)),
+            ("schedule_policy", get_args(SchedulePolicy)),
             ("speculate", get_args(Speculate)),
         ):
             if getattr(self, name) not in allowed:
@@ -180,6 +196,7 @@ class EngineConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
         self._check_residual()
         self._check_streaming()
+        self._check_fairness()
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
         if self.cache_dir is not None and not self.prefix_cache:
@@ -206,6 +223,50 @@ class EngineConfig:
                 f"max_kv_size must be more than the {self.num_kept_tokens} keep_tokens, which must be at "
                 f"least 0, got {self.max_kv_size}; raise the first or lower the second"
             )
+
+    def _check_fairness(self) -> None:
+        _ = self.tenant_weight_by_name, self.cost_per_token
+        if not 0 < self.fairness_quantum < float("inf"):
+            raise InvalidConfig(
+                f"fairness_quantum must be above 0, got {self.fairness_quantum}; 4096 is some prompts"
+            )
+        if self.schedule_policy != "fcfs" and self.fairness != "off":
+            raise InvalidConfig(
+                f"schedule_policy {self.schedule_policy} and fairness {self.fairness} both say who is next; "
+                'drop one of them ("dlpm" orders by what is cached, too)'
+            )
+        if self.tenant_weights and self.fairness == "off":
+            raise InvalidConfig(
+                f'tenant_weights is {self.tenant_weights!r}, but fairness is off; set it to "vtc", or leave '
+                "the weights out"
+            )
+
+    @property
+    def tenant_weight_by_name(self) -> dict[str, float]:
+        """``tenant_weights`` as numbers. InvalidConfig for one that is none."""
+        weights = {}
+        for part in filter(None, self.tenant_weights.split(",")):
+            name, _, text = part.partition("=")
+            weight = _positive(text)
+            if not name or weight is None:
+                raise InvalidConfig(
+                    f"tenant_weights must be NAME=WEIGHT,..., with weights above 0, got {part!r}; "
+                    "alice=2 gives alice twice the service of others"
+                )
+            weights[name] = weight
+        return weights
+
+    @property
+    def cost_per_token(self) -> tuple[float, float]:
+        """``fairness_costs`` as numbers: of a prompt token and of a generated one."""
+        prompt, _, output = self.fairness_costs.partition("/")
+        costs = _positive(prompt), _positive(output)
+        if costs[0] is None or costs[1] is None:
+            raise InvalidConfig(
+                f"fairness_costs must be two numbers above 0 as PROMPT/OUTPUT, got {self.fairness_costs!r}; "
+                "1/2 counts a generated token as two of a prompt"
+            )
+        return costs[0], costs[1]
 
     @property
     def num_kept_tokens(self) -> int:
@@ -242,3 +303,12 @@ class EngineConfig:
     def page_formats(self) -> FormatPair:
         """Of K and of V, as the pool stores them."""
         return format_pair(self.kv_format, k_format=self.k_format, v_format=self.v_format)
+
+
+def _positive(text: str) -> float | None:
+    """A finite number above 0; None where the text is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None

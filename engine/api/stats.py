@@ -38,8 +38,8 @@ class DraftRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, and ``store``:
-    of the pages on disk, if there are any."""
+    """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, ``states``: slots of
+    recurrent layers, and ``store``: of the pages on disk, if there are any."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -47,6 +47,7 @@ class Gauges:
     pages_idle_cached: int = 0
     pages_idle_empty: int = 0
     residual: PageCounts | None = None
+    states: PageCounts | None = None
     store: StoreCounts | None = None
 
 

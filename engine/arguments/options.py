@@ -14,7 +14,7 @@ from octavo.block_manager import ResidualWindow
 from octavo.block_manager.policies import POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
-from ..api.config import Backend, EngineConfig, Weights
+from ..api.config import Backend, EngineConfig, Fairness, SchedulePolicy, Weights
 from ..api.engine_info import ModelInfo
 from ..api.sampling_params import Speculate
 from .usage import checked
@@ -29,7 +29,8 @@ _SETTINGS = (
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
     "target_itl", "speculate", "draft_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
-    "tenant_share", "cache_dir", "cache_dir_bytes", "save_dir",
+    "tenant_share", "fairness", "tenant_weights", "fairness_costs", "fairness_quantum", "schedule_policy",
+    "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
 
 
@@ -102,9 +103,26 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tenant-share", type=float, metavar="SHARE",
         help="part of the queue, of pinned pages and of watch streams that one of several tenants may take "
         f"({DEFAULTS.tenant_share:g})")  # fmt: skip
+    add_fairness_arguments(group)
     add("--cache-dir", type=Path, metavar="DIR", help="keep cached pages there, over restarts (they are not)")
     add("--cache-dir-bytes", type=checked(memory_size), metavar="SIZE", help="what they may take (10GiB)")
     add("--save-dir", type=Path, metavar="DIR", help="where `octavo cache save` may write (nowhere)")
+
+
+def add_fairness_arguments(group: argparse._ActionsContainer) -> None:
+    """Who is let in next; all default to None."""
+    add = group.add_argument
+    add("--fairness", choices=get_args(Fairness),
+        help="between tenants: let in whoever has been served least; dlpm: what is cached first, within a "
+        f"quantum ({DEFAULTS.fairness})")  # fmt: skip
+    add("--tenant-weights", metavar="NAME=W,...", help="parts of the service under --fairness (1 each)")
+    add("--fairness-costs", metavar="PROMPT/OUTPUT",
+        help=f"cost of an uncached prompt token and an output one ({DEFAULTS.fairness_costs})")  # fmt: skip
+    add("--fairness-quantum", type=float, metavar="COST",
+        help=f"what dlpm serves a tenant in a row ({DEFAULTS.fairness_quantum:g})")  # fmt: skip
+    add("--schedule-policy", choices=get_args(SchedulePolicy),
+        help="without --fairness: the oldest first, or the longest cached prefix first, where nobody is "
+        f"overtaken for long ({DEFAULTS.schedule_policy})")  # fmt: skip
 
 
 class _Names(argparse.Action):
@@ -242,6 +260,16 @@ def _windows(info: ModelInfo) -> str:
     )
 
 
+def _states(info: ModelInfo) -> str:
+    """Slots of recurrent layers, where there are any."""
+    from ..memory.budget import format_size
+
+    if info.states is None:
+        return ""
+    each = format_size(info.states.slot_bytes)
+    return f"states {format_size(info.memory.states)} ({info.states.num_slots} slots of {each}), "
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """The last line of a command's output."""
     print(json.dumps(value), flush=True)
@@ -252,12 +280,13 @@ def budget_lines(info: ModelInfo) -> list[str]:
     from ..memory.budget import format_size
 
     memory = info.memory
-    total = memory.weights + memory.pages + memory.workspace
+    total = memory.weights + memory.pages + memory.workspace + memory.states
     return [
         f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
-        f"{info.tier} tier, length up to {info.max_model_len}",
+        f"{info.tier} tier, length up to {info.max_model_len}"
+        + (f"; recurrent layers {info.state_tier}" if info.state_tier else ""),
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
         f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
         f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
-        f"{info.kv_format}), workspace {format_size(memory.workspace)}",
+        f"{info.kv_format}), {_states(info)}workspace {format_size(memory.workspace)}",
     ]

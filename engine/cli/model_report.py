@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..api.config import EngineConfig
+from ..memory.budget import format_size
 
 
 def examine_model(config: EngineConfig) -> dict[str, Any]:
@@ -15,6 +16,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     from ..executor.load.discover import discover_layout
     from ..executor.load.loader import load_model
     from ..executor.load.prepare import choose_device, make_ready
+    from ..executor.load.probe import describe_states
     from ..executor.model_ops import model_ops
     from ..memory.model_files import resolve_model
 
@@ -26,12 +28,16 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
     result, report, fusion = ready.result, ready.report, ready.fusion
     unfused = _unfused_reason(config, None if ops.fusion is not None else choice.backend.name)
+    if ops.fusion is not None and layout.mixers:
+        unfused = "the model has recurrent layers"
     return {
         "name": config.model,
         "architecture": loaded.architecture,
         "weights": loaded.weights,
         "tier": result.tier,
         "tier_reason": result.reason,
+        "recurrent": "" if result.recurrent is None else describe_states(result.recurrent),
+        "slot_bytes": layout.slot_bytes,
         "probe_error": result.error,
         "probe_limit": result.limit,
         "selects_rows": result.selects_rows,
@@ -62,6 +68,9 @@ def model_lines(model: dict[str, Any]) -> Iterator[str]:
     reason = f" ({model['tier_reason']})" if model["tier_reason"] else ""
     error, limit = model["probe_error"], model["probe_limit"]
     yield f"  tier {model['tier']}{reason}: error {error:.2g} of {limit:.2g} allowed"
+    if model["recurrent"]:
+        size = format_size(model["slot_bytes"])
+        yield f"  recurrent layers: {model['recurrent']}, {size} of state per sequence"
     if not model["selects_rows"]:
         yield "  the output head computes every row"
     yield f"  native modules: {_counts(model['replaced'])}"

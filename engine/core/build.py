@@ -6,6 +6,14 @@ from typing import Literal
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
+from octavo.scheduler.waiting import (
+    Costs,
+    DeficitQueue,
+    FairQueue,
+    FirstComeQueue,
+    LongestPrefixQueue,
+    WaitingQueue,
+)
 
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
@@ -51,6 +59,11 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
+    if info.states is not None and config.save_dir is not None:
+        raise InvalidConfig(
+            f"save_dir is for pages, and {info.architecture} also has recurrent states, without which saved "
+            "pages are of no use; leave save_dir out for this model"
+        )
     if info.states is not None and config.speculate != "off":
         raise InvalidConfig(
             f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
@@ -69,13 +82,24 @@ def assemble(
         runner,
         tokenizer,
         blocks,
-        Scheduler(blocks, limits, disk),
+        Scheduler(blocks, limits, disk, waiting=waiting_queue(config, blocks)),
         transfer=transfer,
         store_counts=disk.counts if disk is not None else None,
         observer=observer,
         speculate=config.speculate,
         draft_tokens=config.draft_tokens,
     )
+
+
+def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
+    """Who is let in next, as configured."""
+    prompt, output = config.cost_per_token
+    costs = Costs(prompt, output, config.tenant_weight_by_name)
+    if config.fairness == "vtc":
+        return FairQueue(costs)
+    if config.fairness == "dlpm":
+        return DeficitQueue(blocks, costs, quantum=config.fairness_quantum)
+    return LongestPrefixQueue(blocks) if config.schedule_policy == "lpm" else FirstComeQueue()
 
 
 def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:

@@ -291,6 +291,7 @@ class EngineCore:
             pages_idle_cached=self._blocks.num_idle_cached,
             pages_idle_empty=self._blocks.num_idle_empty,
             residual=self._blocks.residual_counts,
+            states=self._blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
         )
 

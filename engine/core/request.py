@@ -42,6 +42,7 @@ class Request:
         salt: bytes = b"",
         quantize_after: int | None = None,
         priority: int = 0,
+        tenant: str = "",
         constraint: Constraint | None = None,
     ) -> None:
         self.request_id = request_id
@@ -69,6 +70,7 @@ class Request:
                     quantize_after=quantize_after,
                     priority=priority,
                     recompute=params.prompt_logprobs is not None,
+                    tenant=tenant,
                 ),
                 # Each sample has a seed of its own, or all n would say the same.
                 SampleState(

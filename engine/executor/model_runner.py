@@ -25,7 +25,7 @@ from .paged_model import PagedModel, slice_rows
 from .sampling.logit_rows import NumpySampling, Sampling, Target
 from .sampling.sampler import Sampled, SampleState, chosen
 
-KV_NOT_FINITE = "the model computed keys or values that are not finite (NaN or infinity)"
+KV_NOT_FINITE = "the model computed keys, values or states that are not finite (NaN or infinity)"
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
 

@@ -266,6 +266,7 @@ class AsyncEngine:
             request_id=request_id,
             salt=salt,
             priority=priority,
+            tenant=tenant,
             constraint=constraint,
         )
 

@@ -95,6 +95,7 @@ class Admission:
         request_id: str | None = None,
         salt: bytes = b"",
         priority: int = 0,
+        tenant: str = "",
         constraint: Constraint | None = None,
     ) -> Request:
         """``constraint``: what ``compile`` made of these parameters.
@@ -120,6 +121,7 @@ class Admission:
             salt=salt if after is None else salt + QUANTIZE_AFTER_SALT + str(after).encode(),
             quantize_after=after,
             priority=priority,
+            tenant=tenant,
             constraint=constraint,
         )
 

@@ -76,6 +76,11 @@ class Metrics:
             "16-bit pages beside quantized ones by state, if there are any.",
             "state",
         )
+        self._states = gauge(
+            "state_slots",
+            "Slots of recurrent layers by state, if there are any: held, with a snapshot, empty.",
+            "state",
+        )
         self._usage = gauge("kv_usage_ratio", "Share of the KV pool's pages held by sequences.")
         self._queried = counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.")
         self._hits = counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
@@ -206,6 +211,8 @@ class Metrics:
             self._pages.labels(state).set(count)
             if gauges.residual is not None:
                 self._residual.labels(state).set(getattr(gauges.residual, state))
+            if gauges.states is not None:
+                self._states.labels(state).set(getattr(gauges.states, state))
         self._store.counts = gauges.store
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 

@@ -6,14 +6,15 @@ from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
 ROSTER = "scheduler/roster.py"
+FAIR = "scheduler/waiting/fair.py"
 TYPES = "scheduler/types.py"
 
 MUTANTS = (
     Mutant(
         "arrivals do not spend the budget",
         SCHEDULER,
-        "budget.spend(sequence, _append(work, sequence, tokens), wanted)\n        filling",
-        "_append(work, sequence, tokens)\n        filling",
+        "budget.spend(sequence, _append(work, sequence, tokens), wanted)\n        self._roster",
+        "_append(work, sequence, tokens)\n        self._roster",
     ),
     Mutant(
         "chunks do not spend the budget",
@@ -30,7 +31,7 @@ MUTANTS = (
     Mutant(
         "nobody passes a long prompt that waits",
         SCHEDULER,
-        "                passed = priority\n                num_passed += 1\n                continue",
+        "                blocked, passed = blocked or sequence, passed + 1\n                continue",
         "                break",
     ),
     Mutant(
@@ -52,10 +53,8 @@ MUTANTS = (
         "blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens))",
         "blocks.reserve(table, table.num_written + tokens)",
     ),
-    Mutant("a planned sequence may be preempted", SCHEDULER, "if s not in planned)", "if True)"),
-    Mutant(
-        "the oldest is preempted", SCHEDULER, "reversed(self._roster.running)", "iter(self._roster.running)"
-    ),
+    Mutant("a planned sequence may be preempted", SCHEDULER, "+ 1 :] if s not in planned]", "+ 1 :]]"),
+    Mutant("the oldest is preempted", SCHEDULER, "running[running.index(sequence) + 1 :]", "running"),
     Mutant(
         "a refused arrival never comes in", SCHEDULER, "not self._has_more_idle(self._refused[1])", "True"
     ),
@@ -68,8 +67,8 @@ MUTANTS = (
     Mutant(
         "who waits for a page keeps others",
         SCHEDULER,
-        "            blocks.close(table)\n            return False  # from",
-        "            return False  # from",
+        "            blocks.close(table)\n            return Admission.SHARES",
+        "            return Admission.SHARES",
     ),
     Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt,\n", "\n"),
     Mutant(
@@ -155,8 +154,8 @@ MUTANTS = (
     Mutant(
         "abort keeps the pages",
         ROSTER,
-        "            queue.remove(sequence)\n            self._release(sequence)",
-        "            queue.remove(sequence)",
+        ").remove(sequence)\n            self._release(sequence)",
+        ").remove(sequence)",
     ),
     Mutant("abort of a leader takes its siblings along", ROSTER, "elif sequence.siblings:", "elif False:"),
     Mutant(
@@ -173,6 +172,25 @@ MUTANTS = (
         ROSTER,
         "if (copy.group, copy.target) in held]",
         "if copy is None]",
+    ),
+    Mutant(
+        "tenants that come back are not lifted",
+        FAIR,
+        "service[tenant] = max(service.get(tenant, 0.0), floor)",
+        "service[tenant] = service.get(tenant, 0.0)",
+    ),
+    Mutant(
+        "cached tokens are charged",
+        FAIR,
+        "sequence.num_charged = max(sequence.num_charged, sequence.num_written)",
+        "pass",
+    ),
+    Mutant("outputs are free", FAIR, "self._charge(sequence, len(sequence.tokens))", "pass"),
+    Mutant(
+        "samples pay for the prompt again",
+        FAIR,
+        "sibling.num_charged = max(sibling.num_charged, sibling.num_prompt)",
+        "pass",
     ),
     Mutant(
         "equal prompts are computed at once",

@@ -38,6 +38,7 @@ CONTROL_PLANE = Suite(
         "tests/unit/test_mixed_pages.py",
         "tests/unit/test_events.py",
         "tests/unit/test_scheduler.py",
+        "tests/unit/test_fair_queue.py",
         "tests/unit/test_scheduler_long_prompts.py",
         "tests/unit/test_prefix_in_flight.py",
         "tests/unit/test_scheduler_siblings.py",

@@ -6,20 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from ledger import served_alone
-from serving import Served
+from serving import Served, check_outputs
 from strategies import Workload, workloads
-
-
-def check_outputs(served: Served) -> None:
-    for request, samples in zip(served.workload.requests, served.sequences, strict=True):
-        for sequence, max_tokens in zip(samples, request.max_tokens, strict=True):
-            output = sequence.tokens[sequence.num_prompt :]
-            expected = served_alone(list(request.prompt), max_tokens, sequence.sequence_id)
-            if sequence in served.harmed:
-                assert output == expected[: len(output)]
-            else:
-                assert output == expected
 
 
 @given(workloads())

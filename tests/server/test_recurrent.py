@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 import recurrent_models
 from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig, RequestFailed
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
@@ -42,7 +44,7 @@ class RealCore:
         assert (blocks.num_held, counts.held) == (0, 0)
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "lfm2", "rwkv7"])
+@pytest.fixture(scope="module", params=["qwen3_next", "lfm2", pytest.param("rwkv7", marks=pytest.mark.slow)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recurrent_models.make_folder(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -105,4 +107,43 @@ async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
         await anext(cancelled)
         await cancelled.aclose()
         await eventually(lambda: its.engine.gauges().num_running == 0, "the cancelled request is gone")
+    core.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"cache_dir": Path("pages")}, "cache_dir"), ({"save_dir": Path("saved")}, "save_dir"),
+     ({"speculate": "ngram"}, "speculate")],
+)  # fmt: skip
+def test_what_states_cannot_do_yet_is_refused(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    there = {name: tmp_path / value if isinstance(value, Path) else value for name, value in changes.items()}
+    with pytest.raises(InvalidConfig, match=f"^{named}.*leave (it|{named}) out for this model"):
+        build_core(config(folder, **there))
+
+
+async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
+    core = RealCore()
+    params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+    async with served(core, config=config(folder, backend="cpu")) as its:  # type: ignore[arg-type]
+        wanted = (await collect(its.client.generate(PROMPTS[1], GREEDY)))[0].token_ids
+        victim = its.client.generate(PROMPTS[0], params, request_id="victim")
+        await anext(victim)
+        assert core.core is not None
+        states = core.core._runner._model.states  # type: ignore[attr-defined]
+        stored = states._store
+
+        def broken(name: str, parts: Any) -> None:
+            stored(name, parts)
+            (running,) = [s.table.state.running for s in core.core._scheduler._roster.running if s.table][:1]  # type: ignore[union-attr]
+            states._arrays[name][running] = mx.array(float("nan"), states._arrays[name].dtype)
+
+        states._store = broken
+        with pytest.raises(RequestFailed, match="not finite"):
+            await collect(victim)
+        states._store = stored
+        assert (await collect(its.client.generate(PROMPTS[1], GREEDY)))[0].token_ids == wanted
+        again = its.client.generate(PROMPTS[0], GREEDY)
+        assert (await collect(again))[0].finish_reason is FinishReason.LENGTH, "nothing of it was published"
     core.check()

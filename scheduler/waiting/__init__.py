@@ -1,0 +1,17 @@
+"""Who is let in next: the queues of waiting sequences, one policy a file."""
+
+from .base import WaitingQueue
+from .deficits import DeficitQueue
+from .fair import Costs, FairQueue
+from .first_come import LOOK_AHEAD, FirstComeQueue
+from .longest_prefix import LongestPrefixQueue
+
+__all__ = [
+    "LOOK_AHEAD",
+    "Costs",
+    "DeficitQueue",
+    "FairQueue",
+    "FirstComeQueue",
+    "LongestPrefixQueue",
+    "WaitingQueue",
+]

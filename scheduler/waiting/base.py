@@ -1,0 +1,79 @@
+"""What the scheduler asks of a queue of waiting sequences."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+
+from ..types import Sequence, Work
+
+
+class WaitingQueue(ABC):
+    """Sequences that wait to be let in, and the order among them; smaller priorities always come first.
+
+    The order also says which of those that run gives way, and which gets on with its prompt first. A queue
+    that keeps accounts is told what has been let in and computed.
+    """
+
+    @abstractmethod
+    def offers(self) -> Iterator[Sequence]:
+        """Those who may be let in now, in order. The one yielded last may be removed meanwhile."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Sequence]:
+        """Everybody."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __contains__(self, sequence: object) -> bool: ...
+
+    @abstractmethod
+    def append(self, sequence: Sequence) -> None:
+        """One that has not been let in yet: behind its equals."""
+
+    @abstractmethod
+    def put_back(self, sequence: Sequence) -> None:
+        """One that ran and has to wait again: before its equals."""
+
+    @abstractmethod
+    def remove(self, sequence: Sequence) -> None: ...
+
+    @abstractmethod
+    def replace(self, sequence: Sequence, heir: Sequence) -> None:
+        """``heir`` takes the place of a sequence that waits."""
+
+    @abstractmethod
+    def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
+        """Whether a sequence may be let in though ``blocked``, which comes before it, has to wait for a
+        long prompt or for a page that is being computed."""
+
+    @abstractmethod
+    def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
+        """Whether a long prompt under way counts against another long one that waits."""
+
+    @abstractmethod
+    def short_rivals(self, running: Sequence) -> Iterable[Sequence]:
+        """Waiting sequences for whose short prompts a long one under way leaves half of a step."""
+
+    def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
+        """Waiting sequences that get on before a prompt under way: it takes what they leave."""
+        return ()
+
+    def in_turn(self, running: list[Sequence]) -> list[Sequence]:
+        """Prompts under way, oldest first: the order in which they get on."""
+        return running
+
+    def victim(self, candidates: list[Sequence]) -> Sequence:
+        """The one of these running sequences, oldest first, that gives way."""
+        return candidates[-1]
+
+    def let_in(self, sequence: Sequence) -> None:  # noqa: B027
+        """A sequence was removed because it runs now; its table says what was cached."""
+
+    def planned(self, item: Work) -> None:  # noqa: B027
+        """Part of a prompt is in the step: whatever happens to the sequence, it will be computed."""
+
+    def computed(self, work: Iterable[Work]) -> None:  # noqa: B027
+        """A step is committed: tokens have been appended."""

@@ -1,0 +1,113 @@
+"""Deficit longest-prefix matching: fair by quanta, and inside them whatever finds most in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from octavo.block_manager import BlockManager
+
+from ..types import Sequence
+from .cached_lengths import CachedLengths
+from .fair import Costs, FairQueue
+from .lanes import LOOK_AHEAD, PriorityClass
+from .longest_prefix import AgeBound
+
+DEFAULT_QUANTUM = 4096.0  # of cost: some prompts, or one long one
+
+
+class DeficitQueue(FairQueue):
+    """DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
+
+    Every tenant that waits may be served until its counter reaches a level; those who may are let in
+    in the order of what is cached of their prompts. When nobody who waits may, the level rises by
+    whole quanta until somebody may. So two tenants with something waiting are a quantum further apart
+    than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than ``AgeBound``
+    allows.
+    """
+
+    def __init__(
+        self, blocks: BlockManager, costs: Costs | None = None, *, quantum: float = DEFAULT_QUANTUM
+    ) -> None:
+        super().__init__(costs)
+        if not quantum > 0:
+            raise ValueError(f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is usual")
+        self.quantum = quantum
+        self._lengths = CachedLengths(blocks)
+        self._age = AgeBound()
+        self._interrupted: set[Sequence] = set()
+
+    def put_back(self, sequence: Sequence) -> None:
+        super().put_back(sequence)
+        self._interrupted.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        lane = self._lane(sequence)
+        fresh = next((s for s in lane if s not in self._interrupted), sequence)
+        if sequence not in self._interrupted:
+            self._age.leaves(sequence, fresh)
+        super().remove(sequence)
+        self._lengths.forget(sequence)
+        self._interrupted.discard(sequence)
+
+    def replace(self, sequence: Sequence, heir: Sequence) -> None:
+        super().replace(sequence, heir)
+        self._lengths.forget(sequence)
+        if sequence in self._interrupted:
+            self._interrupted.remove(sequence)
+            self._interrupted.add(heir)
+
+    def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
+        return sequence.priority == blocked.priority  # only who may be served is ever offered
+
+    def in_turn(self, running: list[Sequence]) -> list[Sequence]:
+        return sorted(running, key=lambda s: (s.priority, self._service(s) >= self._class_of(s).level))
+
+    def _is_behind(self, priority: int, tenant: str, other: str) -> bool:
+        level = self._classes[priority].level
+        return self.service_of(tenant, priority) < level <= self.service_of(other, priority)
+
+    def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
+        floor = priority_class.level - self.quantum
+        self._forget_absent(priority_class, floor)
+        priority_class.service[tenant] = max(priority_class.service.get(tenant, 0.0), floor)
+
+    def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
+        lanes, service = priority_class.lanes, priority_class.service
+        offered: set[Sequence] = set()
+        while lanes:
+            least = min([service[tenant] for tenant in lanes])
+            if least >= priority_class.level:
+                quanta = (least - priority_class.level) // self.quantum + 1
+                priority_class.level += quanta * self.quantum
+            fresh = [sequence for sequence in self._ranked(priority_class) if sequence not in offered]
+            if not fresh:
+                return  # whoever may be served cannot be let in now
+            for sequence in fresh:
+                offered.add(sequence)
+                if service[sequence.tenant] < priority_class.level:
+                    yield sequence
+
+    def _ranked(self, priority_class: PriorityClass) -> list[Sequence]:
+        """Those of tenants that may be served, by what is cached of them."""
+        lanes, service, level = priority_class.lanes, priority_class.service, priority_class.level
+        able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
+        looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
+        compared = [list(islice(lane, looked_at)) for lane in able]
+        self._lengths.refresh(chain.from_iterable(compared))
+        ranks = [rank for lane in compared for rank in self._rank(lane)]
+        ranks.sort(key=lambda rank: rank[:2])
+        return [sequence for _, _, sequence in ranks]
+
+    def _rank(self, lane: list[Sequence]) -> list[tuple[int, int, Sequence]]:
+        """First those that were interrupted and who has been overtaken too often, then the longest."""
+        oldest = next((sequence for sequence in lane if sequence not in self._interrupted), None)
+        due = oldest is not None and self._age.is_due(oldest)
+        return [
+            (
+                0 if sequence in self._interrupted or (due and sequence is oldest) else 1,
+                -self._lengths.of(sequence),
+                sequence,
+            )
+            for sequence in lane
+        ]

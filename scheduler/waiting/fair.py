@@ -1,0 +1,149 @@
+"""Virtual token counters: whoever has been served least is let in next."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..types import Sequence, Work
+from .lanes import PriorityClass, TenantLanes
+
+MAX_COUNTERS = 4096  # of a class; those of absent tenants that would be lifted anyway go first
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What service costs, and what tenants pay of it.
+
+    prompt   of a prompt token that was not in the prefix cache
+    output   of a generated token
+    weights  of tenants by name: one of weight 2 gets twice as much as one of weight 1
+    default_weight   of all others
+    """
+
+    prompt: float = 1.0
+    output: float = 2.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    default_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming what cannot be."""
+        if self.prompt < 0 or self.output <= 0:
+            raise ValueError(
+                "a prompt token must cost at least 0 and an output token more than 0, got "
+                f"{self.prompt:g} and {self.output:g}"
+            )
+        for tenant, weight in {**self.weights, "(others)": self.default_weight}.items():
+            if not 0 < weight < float("inf"):
+                raise ValueError(
+                    f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is the usual one"
+                )
+
+    def weight_of(self, tenant: str) -> float:
+        return self.weights.get(tenant, self.default_weight)
+
+
+class FairQueue(TenantLanes):
+    """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+
+    A counter per tenant and priority says what it has been served, over its weight. Of those who wait the
+    least counter is next; a tenant that comes back is lifted to the least of those who wait, so that what
+    it did not use is not saved up. Prompt tokens are charged when they are planned, output tokens as they
+    come. Nothing is charged twice: what a preempted sequence computes again is not its tenant's doing. How
+    far two tenants can be apart, with a proof: docs/guides/fairness.md.
+    """
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        super().__init__()
+        self.costs = costs or Costs()
+        self._prompt_cost: dict[str, float] = {}  # over the tenant's weight
+        self._output_cost: dict[str, float] = {}
+
+    def service_of(self, tenant: str, priority: int = 0) -> float:
+        """What a tenant has been charged, lifts included."""
+        found = self._classes.get(priority)
+        return found.service.get(tenant, 0.0) if found is not None else 0.0
+
+    def in_turn(self, running: list[Sequence]) -> list[Sequence]:
+        return sorted(running, key=lambda s: (s.priority, self._service(s)))
+
+    def victim(self, candidates: list[Sequence]) -> Sequence:
+        """The youngest of the tenant that has been served most, of the last priority there is."""
+        lowest = candidates[-1].priority
+        equals = [sequence for sequence in candidates if sequence.priority == lowest]
+        return max(reversed(equals), key=self._service)
+
+    def let_in(self, sequence: Sequence) -> None:
+        sequence.num_charged = max(sequence.num_charged, sequence.num_written)
+
+    def planned(self, item: Work) -> None:
+        self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
+
+    def computed(self, work: Iterable[Work]) -> None:
+        for sequence, _, _, samples, siblings, _ in work:
+            if samples:
+                self._charge(sequence, len(sequence.tokens))
+                for sibling in siblings:
+                    sibling.num_charged = max(sibling.num_charged, sibling.num_prompt)
+                    self._charge(sibling, len(sibling.tokens))
+
+    def _charge(self, sequence: Sequence, stop: int) -> None:
+        """For tokens up to a position, as far as nobody has paid for them."""
+        start, num_prompt, tenant = sequence.num_charged, sequence.num_prompt, sequence.tenant
+        if stop <= start:
+            return
+        sequence.num_charged = stop
+        prompt = min(stop, num_prompt) - min(start, num_prompt)
+        cost = (stop - start - prompt) * self._cost(self._output_cost, tenant)
+        if prompt:
+            cost += prompt * self._cost(self._prompt_cost, tenant)
+        service = self._class_of(sequence).service
+        service[tenant] = service.get(tenant, 0.0) + cost
+
+    def _cost(self, known: dict[str, float], tenant: str) -> float:
+        if tenant not in known:
+            if len(known) >= MAX_COUNTERS:
+                known.clear()
+            unit = self.costs.prompt if known is self._prompt_cost else self.costs.output
+            known[tenant] = unit / self.costs.weight_of(tenant)
+        return known[tenant]
+
+    def _service(self, sequence: Sequence) -> float:
+        return self.service_of(sequence.tenant, sequence.priority)
+
+    def _is_behind(self, priority: int, tenant: str, other: str) -> bool:
+        return self.service_of(tenant, priority) <= self.service_of(other, priority)
+
+    def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
+        service = priority_class.service
+        if priority_class.lanes:
+            floor = min([service.get(other, 0.0) for other in priority_class.lanes])
+        else:
+            floor = service.get(priority_class.last_left or "", 0.0)
+        self._forget_absent(priority_class, floor)
+        service[tenant] = max(service.get(tenant, 0.0), floor)
+
+    def _forget_absent(self, priority_class: PriorityClass, floor: float) -> None:
+        """Drop counters that would be lifted to ``floor`` on return anyway, where there are too many."""
+        service, lanes = priority_class.service, priority_class.lanes
+        if len(service) <= MAX_COUNTERS:
+            return
+        for name in [name for name, value in service.items() if value <= floor and name not in lanes]:
+            del service[name]
+
+    def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
+        """The oldest of the least served tenant, over and over."""
+        lanes, service = priority_class.lanes, priority_class.service
+        heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(lanes)]
+        heapq.heapify(heap)
+        while heap:
+            _, index, tenant, passed = heap[0]
+            lane = lanes.get(tenant)
+            if lane is None or passed >= len(lane):
+                heapq.heappop(heap)
+                continue
+            sequence = lane[passed]
+            yield sequence
+            stays = passed < len(lane) and lane[passed] is sequence  # it was not let in
+            heapq.heapreplace(heap, (service[tenant], index, tenant, passed + stays))

@@ -1,0 +1,135 @@
+"""Waiting sequences of each tenant of each priority: what the fair queues choose from."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from ..types import Sequence
+from .base import WaitingQueue
+
+LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
+
+
+@dataclass(slots=True)
+class PriorityClass:
+    """Everybody of one priority.
+
+    lanes     of tenants that have something waiting: their sequences, the oldest first
+    service   what each tenant has been charged
+    level     up to which tenants may be served, where the queue says so
+    """
+
+    lanes: dict[str, deque[Sequence]] = field(default_factory=dict)
+    service: dict[str, float] = field(default_factory=dict)
+    level: float = 0.0
+    last_left: str | None = None  # the tenant whose lane was the last to become empty
+
+
+class TenantLanes(WaitingQueue):
+    """Tenants take turns inside each priority; who has the next turn is left to a subclass.
+
+    A sequence that has to wait, for a long prompt of its own tenant or for a page that is being computed,
+    is passed by its own tenant's only: nobody gains on a tenant whose turn it is.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[int, PriorityClass] = {}
+        self._size = 0
+
+    @abstractmethod
+    def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
+        """Those of a class who may be let in now; the one yielded last may be removed meanwhile."""
+
+    @abstractmethod
+    def _is_behind(self, priority: int, tenant: str, other: str) -> bool:
+        """Whether a tenant gets on before another."""
+
+    def _begins_to_wait(self, _priority_class: PriorityClass, _tenant: str) -> None:
+        """A tenant without waiting sequences has one again."""
+
+    def offers(self) -> Iterator[Sequence]:
+        for priority in sorted(self._classes):
+            yield from self._choose(self._classes[priority])
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for priority in sorted(self._classes):
+            yield from chain.from_iterable(self._classes[priority].lanes.values())
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, sequence: object) -> bool:
+        return isinstance(sequence, Sequence) and sequence in self._lane(sequence)
+
+    def append(self, sequence: Sequence) -> None:
+        self._open_lane(sequence).append(sequence)
+        self._size += 1
+
+    def put_back(self, sequence: Sequence) -> None:
+        self._open_lane(sequence).appendleft(sequence)
+        self._size += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        lane = self._lane(sequence)
+        if lane[0] is sequence:
+            lane.popleft()
+        else:
+            lane.remove(sequence)
+        self._size -= 1
+        if not lane:
+            priority_class = self._class_of(sequence)
+            del priority_class.lanes[sequence.tenant]
+            priority_class.last_left = sequence.tenant
+
+    def replace(self, sequence: Sequence, heir: Sequence) -> None:
+        lane = self._lane(sequence)
+        lane[lane.index(sequence)] = heir
+
+    def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
+        return (sequence.priority, sequence.tenant) == (blocked.priority, blocked.tenant)
+
+    def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
+        return running.priority < sequence.priority or self.may_pass(running, sequence)
+
+    def short_rivals(self, running: Sequence) -> Iterable[Sequence]:
+        return islice(self._lane(running), LOOK_AHEAD)
+
+    def first_claims(self, running: Sequence) -> Iterable[Sequence]:
+        priority, tenant = running.priority, running.tenant
+        behind = (
+            lane for other, lane in self._class_of(running).lanes.items()
+            if other != tenant and self._is_behind(priority, other, tenant)
+        )  # fmt: skip
+        return islice(chain.from_iterable(behind), LOOK_AHEAD)
+
+    def _class_of(self, sequence: Sequence) -> PriorityClass:
+        found = self._classes.get(sequence.priority)
+        if found is None:
+            found = self._classes[sequence.priority] = PriorityClass()
+            self._forget_idle_classes()
+        return found
+
+    def _lane(self, sequence: Sequence) -> deque[Sequence]:
+        """Of its tenant; an empty one that is not kept if nothing of that waits."""
+        return self._class_of(sequence).lanes.get(sequence.tenant) or deque()
+
+    def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
+        priority_class = self._class_of(sequence)
+        lane = priority_class.lanes.get(sequence.tenant)
+        if lane is None:
+            self._begins_to_wait(priority_class, sequence.tenant)
+            lane = priority_class.lanes[sequence.tenant] = deque()
+        return lane
+
+    def _forget_idle_classes(self) -> None:
+        """Priorities are numbers of the caller's choice: accounts of a few idle ones are kept."""
+        idle = [priority for priority, each in self._classes.items() if not each.lanes]
+        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES)]:
+            del self._classes[priority]
+
+
+MAX_IDLE_CLASSES = 64

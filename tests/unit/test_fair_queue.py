@@ -1,0 +1,254 @@
+"""Fairness between tenants by hand: who is next, what is charged, who gives way."""
+
+from __future__ import annotations
+
+import zlib
+from itertools import pairwise
+
+import pytest
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
+from octavo.scheduler.waiting.longest_prefix import MAX_OVERTAKEN
+
+
+def scheduler(
+    queue: WaitingQueue | None = None, *, num_pages: int = 64, budget: int = 16, running: int = 4
+) -> Scheduler:
+    queue = FairQueue() if queue is None else queue
+    return Scheduler(BlockManager(num_pages, 4), Limits(budget, running), waiting=queue)
+
+
+def fair(s: Scheduler) -> FairQueue:
+    queue = s._roster.waiting
+    assert isinstance(queue, FairQueue)
+    return queue
+
+
+def request(
+    name: str, length: int = 8, max_tokens: int = 1, *, tenant: str = "", priority: int = 0
+) -> Sequence:
+    """The tenant is the first letter of the name."""
+    prompt = [zlib.crc32(name.encode()), *range(length - 1)]
+    return Sequence(name, prompt, max_tokens, tenant=tenant or name[0], priority=priority)
+
+
+def advance(s: Scheduler) -> Step:
+    step = s.plan()
+    assert step is not None
+    s.commit(step, [Result(7) for _ in step.sampled()])
+    s.blocks.check()
+    return step
+
+
+def names(step: Step) -> list[str]:
+    return [work.sequence.sequence_id for work in step.work]
+
+
+def served(s: Scheduler) -> list[str]:
+    """Names in the order they are first computed, until all is done."""
+    order: dict[str, None] = {}
+    while s.has_work:
+        order.update(dict.fromkeys(names(advance(s))))
+    return list(order)
+
+
+def test_tenants_take_turns_though_one_came_first() -> None:
+    s = scheduler(running=1)
+    for name in ("a1", "a2", "a3", "b1", "b2"):
+        s.add(request(name))
+    assert served(s) == ["a1", "b1", "a2", "b2", "a3"]
+
+
+def test_a_weight_of_two_gets_two_turns() -> None:
+    s = scheduler(FairQueue(Costs(weights={"b": 2.0})), running=1)
+    for name in ("a1", "a2", "a3", "b1", "b2", "b3", "b4"):
+        s.add(request(name))
+    assert served(s) == ["a1", "b1", "b2", "a2", "b3", "b4", "a3"]
+
+
+def test_prompts_count_once_and_outputs_as_two() -> None:
+    s = scheduler()
+    s.add(request("a", 8, max_tokens=3))
+    advance(s)
+    assert fair(s).service_of("a") == 8 + 2
+    advance(s)
+    assert fair(s).service_of("a") == 8 + 4
+
+
+def test_cached_tokens_are_free() -> None:
+    s = scheduler()
+    s.add(request("same", 8, tenant="a"))
+    advance(s)
+    assert fair(s).service_of("a") == 8 + 2
+    s.add(request("same", 8, tenant="a"))
+    advance(s)
+    assert fair(s).service_of("a") == 8 + 2 + 4 + 2, "a page of four was there"
+
+
+def test_samples_share_a_prompt_and_pay_for_each_token() -> None:
+    s = scheduler()
+    first, *others = (request("a", 8, max_tokens=2) for _ in range(3))
+    first.siblings = others
+    s.add(first)
+    advance(s)
+    assert fair(s).service_of("a") == 8 + 3 * 2
+    advance(s)
+    assert fair(s).service_of("a") == 8 + 6 * 2
+
+
+def test_an_aborted_prompt_pays_for_what_was_computed() -> None:
+    s = scheduler(budget=8)
+    sequence = request("a", 20)
+    s.add(sequence)
+    advance(s)
+    s.abort(sequence)
+    assert fair(s).service_of("a") == 8
+
+
+def test_an_abort_in_flight_pays_for_what_is_computed() -> None:
+    s = scheduler(budget=8)
+    sequence = request("a", 20)
+    s.add(sequence)
+    step = s.plan()
+    assert step is not None
+    s.abort(sequence)
+    s.commit(step, [])
+    assert fair(s).service_of("a") == 8
+
+
+def test_what_was_preempted_is_not_charged_again() -> None:
+    s = scheduler(num_pages=5)
+    a, b = request("a", 8, 8), request("b", 8, 8)
+    s.add(a)
+    s.add(b)
+    while not (a.status is b.status is Status.FINISHED):
+        advance(s)
+    assert s.num_preemptions
+    assert fair(s).service_of("a") == fair(s).service_of("b") == 8 + 8 * 2
+
+
+def test_the_most_served_gives_way() -> None:
+    s = scheduler(num_pages=9, budget=64)
+    oldest, a, b = request("c", 4, 28), request("a", 8, 12), request("b", 4, 12)
+    for sequence in (oldest, a, b):
+        s.add(sequence)
+    while not s.num_preemptions:
+        advance(s)
+    assert fair(s).service_of("a") > fair(s).service_of("b")
+    assert (a.status, b.status) == (Status.WAITING, Status.RUNNING), "a is older and has had more"
+
+
+def test_who_comes_back_is_lifted_to_the_least_of_those_who_wait() -> None:
+    s = scheduler(running=1)
+    for number in range(6):
+        s.add(request(f"a{number}"))
+    for number in range(6):
+        s.add(request(f"b{number}"))
+    for _ in range(6):
+        advance(s)
+    s.add(request("c0"))
+    s.add(request("c1"))
+    assert fair(s).service_of("c") == min(fair(s).service_of("a"), fair(s).service_of("b")) > 0
+    order = served(s)
+    assert order.index("c1") > 2, "what c did not use is not saved up"
+
+
+def test_who_comes_back_alone_is_lifted_to_the_last_who_waited() -> None:
+    s = scheduler(running=1)
+    for number in range(4):
+        s.add(request(f"a{number}"))
+        advance(s)
+    s.add(request("b"))
+    assert fair(s).service_of("b") == fair(s).service_of("a")
+
+
+def test_priorities_come_first_and_have_accounts_of_their_own() -> None:
+    s = scheduler(running=1)
+    s.add(request("a1", priority=1))
+    s.add(request("b1", priority=1))
+    s.add(request("a2"))
+    s.add(request("a3"))
+    assert served(s) == ["a2", "a3", "a1", "b1"]
+    assert fair(s).service_of("a") == 20
+    assert fair(s).service_of("a", 1) == 10, "nothing of what a2 and a3 took"
+
+
+def test_a_prompt_under_way_leaves_the_step_to_who_has_had_less() -> None:
+    s = scheduler(budget=16)
+    s.add(request("along", 60))
+    advance(s)
+    s.add(request("bshort", 10))
+    step = advance(s)
+    assert {work.sequence.sequence_id: work.stop - work.start for work in step.work} == {
+        "bshort": 10,
+        "along": 6,
+    }
+
+
+def test_nobody_but_its_own_tenant_passes_a_long_prompt_whose_turn_it_is() -> None:
+    s = scheduler(FairQueue(Costs(weights={"b": 100.0})), budget=16)
+    s.add(request("blong1", 60))
+    advance(s)
+    for name, length in (("blong2", 60), ("bshort", 4), ("ashort", 4)):
+        s.add(request(name, length))
+    fair(s)._classes[0].service["a"] = 50.0
+    step = advance(s)
+    assert names(step) == ["blong1", "bshort"]
+
+
+@pytest.mark.parametrize("kind", ["lpm", "dlpm"])
+def test_what_is_cached_comes_first(kind: str) -> None:
+    blocks = BlockManager(64, 4)
+    queue = LongestPrefixQueue(blocks) if kind == "lpm" else DeficitQueue(blocks)
+    s = Scheduler(blocks, Limits(32, 1), waiting=queue)
+    s.add(Sequence("first", [9] * 17, 1))
+    advance(s)
+    s.add(Sequence("cold", [1] * 17, 1))
+    s.add(Sequence("half", [9] * 8 + [1] * 9, 1))
+    s.add(Sequence("warm", [9] * 17, 1))
+    assert served(s) == ["warm", "half", "cold"]
+
+
+@pytest.mark.parametrize("kind", ["lpm", "dlpm"])
+def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
+    blocks = BlockManager(64, 4)
+    queue = LongestPrefixQueue(blocks) if kind == "lpm" else DeficitQueue(blocks, quantum=1e9)
+    s = Scheduler(blocks, Limits(32, 1), waiting=queue)
+    s.add(Sequence("first", [9] * 17, 1))
+    advance(s)
+    cold = Sequence("cold", [1] * 17, 1)
+    s.add(cold)
+    overtaken = 0
+    while cold.status is Status.WAITING:
+        s.add(Sequence("warm", [9] * 17, 1))
+        overtaken += names(advance(s)) == ["warm"]
+    assert overtaken == MAX_OVERTAKEN
+
+
+def test_deficits_let_a_tenant_go_on_with_its_prefix_for_a_quantum() -> None:
+    """Each tenant's requests share a long beginning: changing tenants every time would be needless."""
+    blocks = BlockManager(64, 4)
+    s = Scheduler(blocks, Limits(64, 1), waiting=DeficitQueue(blocks, quantum=40))
+    for number in range(4):
+        for tenant in "ab":
+            prompt = [ord(tenant)] * 16 + [number + 1] * 4
+            s.add(Sequence(f"{tenant}{number}", prompt, 1, tenant=tenant))
+    order = served(s)
+    changes = sum(one[0] != other[0] for one, other in pairwise(order))
+    assert changes < 6
+    assert "b" in {name[0] for name in order[:5]}, "and it is another's turn after that"
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ({"prompt": -1.0}, "a prompt token must cost at least 0"),
+        ({"output": 0.0}, "an output token more than 0"),
+        ({"weights": {"a": 0.0}}, "the weight of tenant a must be above 0, got 0"),
+    ],
+)
+def test_costs_are_numbers_that_can_be(costs: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Costs(**costs)  # type: ignore[arg-type]

@@ -1,0 +1,192 @@
+"""Slots of recurrent state in the block manager: who holds one, which snapshots are taken and found."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.block_manager import BlockManager, PageTable, Pins, RecurrentState
+from octavo.block_manager.snapshot_policy import wanted_snapshots
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.memory.state_sizing import plan_states
+
+PAGE_SIZE = 4
+MiB = 2**20
+
+
+def manager(num_slots: int = 6, *, every_page: bool = False, max_pinned: int = 0) -> BlockManager:
+    states = RecurrentState(num_slots=num_slots, slot_bytes=1, every_page=every_page)
+    return BlockManager(64, PAGE_SIZE, states=states, max_pinned=max_pinned)
+
+
+def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int) -> list[int]:
+    """One step up to ``stop``; the positions of its snapshots."""
+    assert blocks.reserve(table, stop)
+    blocks.copied(table.copies)
+    table.copies = []
+    blocks.plan_snapshots(table, table.num_written, stop, ends=stop == len(tokens))
+    assert table.state is not None
+    taken = [planned.position for planned in table.state.planned]
+    blocks.commit(table, tokens, stop)
+    blocks.check()
+    return taken
+
+
+def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None, step: int = 64) -> int:
+    """Compute a sequence as a prompt and then token by token; how many positions were found."""
+    prompt = len(tokens) if prompt is None else prompt
+    table = blocks.open(tokens[:prompt])
+    found = table.num_written
+    while table.num_written < prompt:
+        advance(blocks, table, tokens[:prompt], min(table.num_written + step, prompt))
+    for stop in range(prompt + 1, len(tokens) + 1):
+        advance(blocks, table, tokens[:stop], stop)
+    blocks.close(table)
+    blocks.check()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "junction", "every_page", "ends", "pages"),
+    [
+        (0, 10, 0, False, True, [2]),  # the last full page
+        (0, 10, 0, False, False, []),  # of a chunk inside the prompt, none
+        (0, 8, 0, False, True, [2]),  # a state that stands where the step ends
+        (8, 9, 0, False, True, []),
+        (11, 12, 0, False, True, [3]),
+        (0, 30, 3, False, False, [3]),
+        (0, 30, 3, False, True, [3, 7]),
+        (16, 30, 3, False, True, [7]),  # the junction lies behind
+        (0, 17, 2, True, False, [1, 2, 3, 4]),
+    ],
+)
+def test_where_snapshots_are_taken(
+    start: int, stop: int, junction: int, every_page: bool, ends: bool, pages: list[int]
+) -> None:
+    wanted = wanted_snapshots(start, stop, page_size=4, junction=junction, every_page=every_page, ends=ends)
+    assert wanted == pages
+
+
+def test_the_next_turn_of_a_conversation_goes_on_from_its_tail() -> None:
+    blocks = manager()
+    conversation = list(range(1, 24))
+    assert serve(blocks, conversation, prompt=10) == 0
+    assert serve(blocks, [*conversation, 90, 91, 92]) == 20
+    counts = blocks.state_counts
+    assert counts is not None
+    assert (counts.held, counts.idle_cached) == (0, 2), "tails that a longer one replaced are gone"
+
+
+def test_prompts_with_a_common_beginning_get_a_snapshot_at_the_junction() -> None:
+    blocks = manager()
+    common = list(range(1, 18))
+    assert serve(blocks, [*common, *range(30, 39)]) == 0
+    table = blocks.open([*common, *range(40, 49)])
+    assert table.num_written == 0
+    miss = blocks.explain_miss(table, [*common, *range(40, 49)])
+    assert (miss.page, miss.reason, miss.num_pages) == (0, "no_state", 4)
+    blocks.close(table)
+    assert serve(blocks, [*common, *range(40, 49)]) == 0
+    assert serve(blocks, [*common, *range(50, 59)]) == 16
+
+
+def test_small_states_are_kept_at_every_page() -> None:
+    blocks = manager(20, every_page=True)
+    serve(blocks, list(range(1, 24)))
+    assert serve(blocks, [*range(1, 14), 99, 98, 97]) == 12
+
+
+def test_without_a_slot_a_table_gets_no_pages_either() -> None:
+    blocks = manager(1)
+    first, second = blocks.open([1, 2, 3]), blocks.open([4, 5, 6])
+    assert blocks.reserve(first, 3)
+    held = blocks.num_held
+    assert not blocks.reserve(second, 3)
+    assert blocks.num_held == held
+    assert blocks.fork(first) is None
+    blocks.close(first)
+    assert blocks.reserve(second, 3)
+    blocks.check()
+
+
+def test_the_only_slot_goes_on_from_the_snapshot_it_holds() -> None:
+    blocks = manager(1)
+    table = blocks.open([*range(1, 9), 9])
+    advance(blocks, table, [*range(1, 9), 9], 9)
+    blocks.close(table)
+    assert serve(blocks, list(range(1, 9))) == 0, "with one slot nothing is left for a snapshot"
+    blocks = manager(2)
+    serve(blocks, list(range(1, 10)))
+    other = blocks.open([77, 78])
+    assert blocks.reserve(other, 2)
+    table = blocks.open([*range(1, 10), 10, 11])
+    assert table.num_written == 8
+    assert blocks.reserve(table, 11), "the snapshot itself becomes the running slot"
+    assert not table.copies
+    blocks.check()
+
+
+def test_what_a_failed_sequence_would_have_kept_is_never_found() -> None:
+    blocks = manager()
+    table = blocks.open(list(range(1, 10)))
+    assert blocks.reserve(table, 9)
+    blocks.plan_snapshots(table, 0, 9, ends=True)
+    assert table.state is not None
+    assert table.state.planned
+    blocks.close(table)  # instead of commit: its logits were NaN
+    blocks.check()
+    assert blocks.open(list(range(1, 10))).num_written == 0
+
+
+def test_rollback_ends_at_a_snapshot() -> None:
+    blocks = manager(8, every_page=True)
+    tokens = list(range(1, 24))
+    table = blocks.open(tokens)
+    advance(blocks, table, tokens, 23)
+    copies = blocks.rollback(table, 18)
+    assert table.num_written == 16
+    assert [copy.target for copy in copies] == [table.state.running] if table.state else []
+    blocks.copied(copies)
+    blocks.flush()
+    assert blocks.rollback(table, 15) == ()
+    assert table.num_written in (0, 12)
+    blocks.check()
+
+
+def test_pins_hold_snapshots_and_leave_a_slot_to_run_in() -> None:
+    blocks = manager(2, max_pinned=16)
+    pins = Pins(blocks)
+    serve(blocks, list(range(1, 10)))
+    assert pins.pin("one", list(range(1, 10))) == 8
+    assert blocks.flush() == 0
+    serve(blocks, list(range(41, 50)))  # in the slot that is left, without a snapshot
+    assert pins.pin("two", list(range(41, 50))) == 0
+    assert serve(blocks, list(range(1, 12))) == 8
+    blocks.check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "slot_bytes", "page_bytes", "slots"),
+    [
+        ({"state_memory": 10 * MiB}, MiB, 1000, 10),
+        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 1000, 16),
+        ({"kv_memory": 20 * MiB, "max_running": 8}, MiB, 1000, 10),
+        ({"num_pages": 100, "max_running": 8}, 500, 1000, 108),  # every page may have one
+    ],
+)
+def test_how_many_slots_there_are(
+    settings: dict[str, int], slot_bytes: int, page_bytes: int, slots: int
+) -> None:
+    config = EngineConfig(**settings)  # type: ignore[arg-type]
+    states = plan_states(config, slot_bytes, page_bytes=page_bytes, available=2**34)
+    assert states is not None
+    assert states.num_slots == slots
+    assert states.every_page == (slot_bytes <= page_bytes)
+    assert plan_states(config, 0, page_bytes=page_bytes, available=2**34) is None
+
+
+def test_too_little_memory_for_states_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"state_memory is 1.00 MiB, but the recurrent state .* 1.00 MiB"):
+        plan_states(EngineConfig(state_memory=MiB), MiB, page_bytes=9, available=2**34)
+    with pytest.raises(InvalidConfig, match=r"take 4.00 GiB, but only 1.00 GiB"):
+        plan_states(EngineConfig(state_memory=2**32), MiB, page_bytes=9, available=2**30)
