@@ -37,5 +37,5 @@ class RotaryKeys(mx.array):
         super().__init__(0.0)
         self._shim = shim
 
-    def __rmatmul__(self, queries: mx.array) -> RotaryScores:
+    def __rmatmul__(self, queries: mx.array) -> RotaryScores:  # type: ignore[misc]
         return RotaryScores(self._shim, queries)

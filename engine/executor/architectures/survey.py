@@ -24,7 +24,7 @@ def survey(
     ends its process, is refused with that as the reason, and the others go on in a new process."""
     left = list(names)
     while left:
-        for found in _one_process(left, backend, time_limit):
+        for found in _one_process(tuple(left), backend, time_limit):
             yield found
             left.remove(found.architecture)
 

@@ -22,7 +22,8 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// Query heads that share a KV head of a latent layer at a time: several of them divide the work among threads.
+// Query heads that share a KV head of a latent layer at a time: several of them divide the work among
+// threads.
 constexpr int kLatentRows = 16;
 
 // The call over latents, of a layer whose pages hold them as K and rotary keys as V.
@@ -129,15 +130,21 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
   if (rotary) {
-    require(layout.num_heads == 1 && softcap == 0,
-            [] { return "latents have one KV head and no softcap"; });
+    require(layout.num_heads == 1 && softcap == 0, [] { return "latents have one KV head and no softcap"; });
     require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);
     require(rotary->shape(0) == queries.shape(0) && rotary->dtype() == queries.dtype(),
             [] { return "rotary queries must have the rows and the type of the queries"; });
     inputs.push_back(*rotary);
   }
-  const AttendOptions options{scale, softcap, window, keep, sinks.has_value(), slopes.has_value(),
-                              mask.has_value(), rotary.has_value(), exact};
+  const AttendOptions options{scale,
+                              softcap,
+                              window,
+                              keep,
+                              sinks.has_value(),
+                              slopes.has_value(),
+                              mask.has_value(),
+                              rotary.has_value(),
+                              exact};
   const int dim = rotary ? layout.k.dim : layout.v.dim;
   return mx::array({queries.shape(0), queries.shape(1), dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, options), std::move(inputs));
@@ -165,16 +172,16 @@ void bind_attention(nb::module_& m) {
   m.def("gather_pages", &gather_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("page_table"),
         nb::arg("kv_len"), nb::arg("length"), nb::arg("like"),
         "Dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, zeros past kv_len.");
-  m.def(
-      "attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
-      nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
-      nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
-      nb::arg("rotary").none(), nb::arg("exact"),
-      "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
-      "float, takes the place of causality and window. rotary [T, Hq, Dv]: K rows are latents and V too, V rows "
-      "rotary keys whose dot products with these queries join the scaled logits; the result is [T, Hq, D]. "
-      "exact: no arithmetic of 8 bits, and floats over bf16 "
-      "pages. The caller checks the indices and L = max kv_len.");
+  m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
+        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
+        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
+        nb::arg("rotary").none(), nb::arg("exact"),
+        "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
+        "float, takes the place of causality and window. rotary [T, Hq, Dv]: K rows are latents and V too, V "
+        "rows "
+        "rotary keys whose dot products with these queries join the scaled logits; the result is [T, Hq, D]. "
+        "exact: no arithmetic of 8 bits, and floats over bf16 "
+        "pages. The caller checks the indices and L = max kv_len.");
 }
 
 }  // namespace octavo

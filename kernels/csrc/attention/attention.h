@@ -86,9 +86,9 @@ struct MaskView {
 
 inline constexpr float kHidden = -1e30f;
 
-// Of latent layers: K rows are latents, which are V too, and what is stored as V are rotary keys. Dot products
-// of further queries with these, scaled by whoever gives them, join the scaled logits. All query heads share
-// one KV head; it is given as several (`layout.num_heads`) that lie at one place.
+// Of latent layers: K rows are latents, which are V too, and what is stored as V are rotary keys. Dot
+// products of further queries with these, scaled by whoever gives them, join the scaled logits. All query
+// heads share one KV head; it is given as several (`layout.num_heads`) that lie at one place.
 struct RotaryPart {
   RowFormat format;
   int64_t codes, scales;  // byte offsets inside one page

@@ -54,7 +54,7 @@ PageLayout rotary_layout(const PageLayout& layout, const RotaryPart& rotary) {
 
 struct Workspace {
   bool small_pages;
-  RotaryPart rotary;   // where the sides read
+  RotaryPart rotary;  // where the sides read
   PageLayout layout;  // what the sides read
   uint8_t *queries, *key_panel, *value_panel, *blocks, *rotary_queries;
   float *scores, *result, *rotary_scores;
@@ -263,7 +263,9 @@ void soften(const AttendArgs& args, const HeadRows& rows, int start, int width, 
 class RotaryScores {
  public:
   RotaryScores(const AttendArgs& args, const Workspace& work)
-      : args_(rotary_args(args)), work_(work), keys_(*key_side(args_)),
+      : args_(rotary_args(args)),
+        work_(work),
+        keys_(*key_side(args_)),
         layout_(rotary_layout(work.layout, work.rotary)) {}
 
   void load_queries(const AttendItem& item, int head) const {

@@ -19,8 +19,8 @@ namespace octavo {
 // recorded or run.
 class Program {
  public:
-  // `evaluate` computes arrays, as mx::eval does: of a graph of Python's without the interpreter's lock, which
-  // other threads may need before they have done their part of it.
+  // `evaluate` computes arrays, as mx::eval does: of a graph of Python's without the interpreter's lock,
+  // which other threads may need before they have done their part of it.
   using Evaluate = void (*)(std::vector<mx::array>);
 
   // `fixed` are further inputs, which keep their place in memory: their contents may change. Throws
