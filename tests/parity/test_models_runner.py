@@ -113,7 +113,7 @@ def test_keys_that_are_not_finite_fail_their_sequence_only(
     assert last.token is not None
     assert bad.token is None
     assert bad.error is not None
-    assert "keys or values" in bad.error
+    assert "keys, values" in bad.error
     failed = set(output.failed_rows)
     assert {3, 6} <= failed, "the sequence that samples nothing must be told of, too"
     assert not failed & {0, 1, 2}
