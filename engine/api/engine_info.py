@@ -21,6 +21,7 @@ class MemoryBudget:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
+    embeds         whether hidden states can be had: the output head, and so what it gets, was found
     aliases        further names that the operator chose
     chat_template  a file in the place of the model's own template
     tier           "paged" or "gather", as the load-time parity probe decided
@@ -50,6 +51,7 @@ class ModelInfo:
     page_size: int
     num_pages: int
     memory: MemoryBudget
+    embeds: bool = False
     aliases: tuple[str, ...] = ()
     chat_template: Path | None = None
     groups: tuple[KVGroupSpec, ...] = ()

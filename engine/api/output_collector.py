@@ -5,6 +5,7 @@ from __future__ import annotations
 from .outputs import Completion, Delta, PromptLogprobs, TokenLogprob
 
 _DELTA_BYTES = 200  # of a delta without anything, as CPython lays it out
+_NUMBER_BYTES = 32  # of a float in a tuple
 _TOKEN_BYTES = 40
 _LOGPROB_BYTES = 160  # of a TokenLogprob, and of each pair of its ``top``
 
@@ -16,7 +17,16 @@ class OutputCollector:
     num_bytes   an estimate of the memory that the pieces take
     """
 
-    __slots__ = ("_last", "_logprobs", "_only", "_prompt_logprobs", "_texts", "_token_ids", "num_bytes")
+    __slots__ = (
+        "_embedding",
+        "_last",
+        "_logprobs",
+        "_only",
+        "_prompt_logprobs",
+        "_texts",
+        "_token_ids",
+        "num_bytes",
+    )
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -26,6 +36,7 @@ class OutputCollector:
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: PromptLogprobs | None = None
+        self._embedding: tuple[float, ...] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -59,6 +70,7 @@ class OutputCollector:
         self._texts.append(delta.text)
         self._logprobs += delta.logprobs
         self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
+        self._embedding = self._embedding or delta.embedding
 
     def take(self) -> Delta:
         """Everything since the last ``take`` as one delta; what was collected is forgotten."""
@@ -76,6 +88,7 @@ class OutputCollector:
             prompt_tokens=last.prompt_tokens,
             cached_tokens=last.cached_tokens,
             prompt_logprobs=self._prompt_logprobs,
+            embedding=self._embedding,
         )
         self.__init__()  # type: ignore[misc]  # as new
         return taken
@@ -101,6 +114,8 @@ def delta_bytes(delta: Delta) -> int:
         size += _logprobs_bytes(delta.logprobs)
     if delta.prompt_logprobs is not None:
         size += _logprobs_bytes(delta.prompt_logprobs.rest)
+    if delta.embedding is not None:
+        size += _NUMBER_BYTES * len(delta.embedding)
     return size
 
 

@@ -45,6 +45,7 @@ class Delta:
     stop_match      the stop string or stop id that ended it
     error           the message when finish_reason is ERROR
     prompt_logprobs with the first token of each sample, when asked for
+    embedding       likewise: hidden states of the prompt, pooled, neither normalized nor cut
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class Delta:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
+    embedding: tuple[float, ...] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,3 +86,4 @@ class RequestOutput:
     ttft_s: float
     latency_s: float
     prompt_logprobs: PromptLogprobs | None = None
+    embedding: tuple[float, ...] | None = None

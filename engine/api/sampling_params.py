@@ -12,6 +12,7 @@ from .errors import InvalidRequest
 from .structured_output import Structured
 
 Speculate = Literal["off", "ngram"]
+Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
@@ -48,6 +49,8 @@ class SamplingParams:
                          pages with those of the same number only
     speculate            what guesses the next tokens, which changes nothing but the time they take: "off",
                          or "ngram" (None: as the engine was started)
+    pooling              ask for the prompt's embedding too: its last token's hidden state, or the mean of
+                         all (None: none). For the mean a prompt is computed whole, as for prompt_logprobs
     structured           what the output must look like (None: anything). It wins over min_tokens and
                          ignore_eos: an output that is complete ends
     """
@@ -71,6 +74,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     quantize_after: int | None = None
     speculate: Speculate | None = None
+    pooling: Pooling | None = None
     structured: Structured | None = None
 
     def __post_init__(self) -> None:
@@ -104,6 +108,10 @@ class SamplingParams:
         if self.speculate is not None and self.speculate not in get_args(Speculate):
             raise InvalidRequest(
                 f"speculate must be one of {', '.join(get_args(Speculate))}, got {self.speculate!r}"
+            )
+        if self.pooling is not None and self.pooling not in get_args(Pooling):
+            raise InvalidRequest(
+                f"pooling must be one of {', '.join(get_args(Pooling))}, got {self.pooling!r}"
             )
         self._check_stop()
         for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):

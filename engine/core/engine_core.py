@@ -22,6 +22,7 @@ from ..inspection.prefix_cache_inspector import PrefixCache
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import begin_drafting
 from ..tokenizer.tokenizer import Tokenizer
+from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Sample, Update
 from .step_stats import Recorder
@@ -65,6 +66,7 @@ class EngineCore:
         self._draft_tokens = draft_tokens
         self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
         self._scores = PromptScores()
+        self._embeddings = PromptEmbeddings()
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
         self._store_counts = store_counts
@@ -141,6 +143,8 @@ class EngineCore:
         batch = build_batch(step, self._blocks.page_size)
         scored = self._scores.rows_of(step, self._samples)
         batch = batch if scored is None else replace(batch, scored=scored)
+        embedded = self._embeddings.rows_of(step, self._samples)
+        batch = batch if embedded is None else replace(batch, embedded=embedded)
         self._pass("batch")
         return batch
 
@@ -156,6 +160,7 @@ class EngineCore:
 
     def _commit(self, step: Step, batch: Batch, output: RunOutput) -> None:
         self._scores.record(output.scores)
+        self._embeddings.record(output.hidden)
         results = self._accept(step, batch, output)
         self._pass("accept")
         self._scheduler.commit(step, results)

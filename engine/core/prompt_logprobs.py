@@ -23,13 +23,14 @@ class PromptScores:
     def rows_of(self, step: Step, samples: Mapping[Sequence, Sample]) -> ScoredRows | None:
         """The rows before each prompt token that is asked for; None when nobody asks."""
         self._owners = []
-        if not any(item.sequence.recompute for item in step.work):
+        asked = [self._is_asked(item.sequence, samples) for item in step.work]
+        if not any(asked):
             return None
         rows: list[int] = []
         first = 0
-        for item in step.work:
+        for item, wanted in zip(step.work, asked, strict=True):
             sequence, start, stop, *_ = item
-            if sequence.recompute:
+            if wanted:
                 positions = range(start + 1, min(stop + 1, sequence.num_prompt))
                 rows += range(first, first + len(positions))
                 self._owners += [(samples[sequence].request, position) for position in positions]
@@ -39,6 +40,9 @@ class PromptScores:
             targets=np.array([request.prompt_ids[at] for request, at in self._owners], np.int32),
             num_top=np.array([request.params.prompt_logprobs for request, _ in self._owners], np.int32),
         )
+
+    def _is_asked(self, sequence: Sequence, samples: Mapping[Sequence, Sample]) -> bool:
+        return sequence.recompute and samples[sequence].request.params.prompt_logprobs is not None
 
     def record(self, scores: tuple[TokenLogprob, ...]) -> None:
         """Give the requests their scores; one that has them all may use cached pages again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.scheduler import Sequence
 
@@ -56,6 +56,8 @@ class Request:
         self.invalid = False  # a sample failed because of what the request asks for
         self.prompt_ids = prompt_ids
         self.prompt_scores: dict[int, TokenLogprob] = {}  # by position, when asked for
+        self.pooled: Any = 0.0  # sum of hidden states so far, when asked for
+        self.embedding: tuple[float, ...] | None = None
         seed = secrets.randbits(64) if params.seed is None else params.seed
         constraints = [None] * params.n if constraint is None else constraint.copies(params.n)
         self.samples = tuple(
@@ -69,7 +71,7 @@ class Request:
                     salt=salt,
                     quantize_after=quantize_after,
                     priority=priority,
-                    recompute=params.prompt_logprobs is not None,
+                    recompute=params.prompt_logprobs is not None or params.pooling == "mean",
                     tenant=tenant,
                 ),
                 # Each sample has a seed of its own, or all n would say the same.
@@ -202,6 +204,7 @@ class Sample:
             error=error,
             prompt_tokens=self.request.num_prompt,
             cached_tokens=self.request.num_cached,
+            embedding=self.request.embedding if token is not None and self.num_tokens == 1 else None,
             prompt_logprobs=self.request.prompt_logprobs
             if token is not None and self.num_tokens == 1
             else None,

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.config import EngineConfig
@@ -27,12 +30,14 @@ class RunOutput:
                  one before it of the same sequence, failed has ``token=None`` and says why
     failed_rows  rows t of the step whose K or V was not finite: whoever owns such a row must
                  end, whether it sampled or not, and nothing it wrote may be published
+    hidden       [P, D], what the output head gets of each row of ``batch.embedded``; None: nobody asked
     scores       one per row of ``batch.scored``, in that order; those of failed rows mean nothing
     """
 
     samples: tuple[Sampled, ...]
     failed_rows: tuple[int, ...] = ()
     scores: tuple[TokenLogprob, ...] = ()
+    hidden: npt.NDArray[np.float32] | None = None
 
 
 class ModelRunner(Protocol):

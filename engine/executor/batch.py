@@ -37,6 +37,7 @@ class Batch:
     attention         where each row's K/V goes and what it sees
     copies            pages to copy before anything of this step is written
     scored            prompt tokens whose probability is asked for
+    embedded     [P]  rows whose hidden states are asked for, ascending
     """
 
     token_ids: Ints
@@ -44,6 +45,7 @@ class Batch:
     attention: AttentionMetadata
     copies: tuple[PageCopy, ...] = ()
     scored: ScoredRows | None = None
+    embedded: Ints | None = None
 
 
 def build_batch(step: Step, page_size: int) -> Batch:

@@ -9,6 +9,7 @@ from typing import cast
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from octavo.block_manager import PageCopy, ResidualWindow
 from octavo.kernels.interface import PageStorage
@@ -21,11 +22,12 @@ from ..kv_store.fingerprint import model_fingerprint
 from ..kv_store.page_runs import PageKind
 from .base import RunOutput
 from .batch import Batch, ScoredRows
-from .paged_model import PagedModel, slice_rows
+from .paged_model import FIRST_ROW, PagedModel, slice_rows
 from .sampling.logit_rows import NumpySampling, Sampling, Target
 from .sampling.sampler import Sampled, SampleState, chosen
 
 KV_NOT_FINITE = "the model computed keys, values or states that are not finite (NaN or infinity)"
+NO_ROWS: Ints = np.zeros(0, np.int32)
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
 
@@ -70,7 +72,8 @@ class PagedRunner:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
         if batch.copies:
             self._copy(batch.copies)
-        if self._chooses and batch.scored is None and all(state.plain_greedy for state in states):
+        plain = batch.scored is None and batch.embedded is None
+        if self._chooses and plain and all(state.plain_greedy for state in states):
             return self._run_choosing(batch, states)
         return self._run_sampling(batch, states)
 
@@ -107,15 +110,28 @@ class PagedRunner:
         rows, _ = _each_once(rows)
         samples: dict[int, Sampled] = {}  # by the index of their state
         scores: list[TokenLogprob] = []
+        hidden: list[npt.NDArray[np.float32]] = []
         failed: list[int] = []
         for first, stop in self._slices(batch):
             wanted = _rows_between(rows, first, stop, batch)
             part = slice_rows(batch.attention, first, stop)
-            if not len(wanted):
+            kept = NO_ROWS
+            if batch.embedded is not None:
+                kept = _rows_between(batch.embedded, first, stop, batch) - first
+            if len(kept):
+                drawn_rows = wanted - first if len(wanted) else FIRST_ROW
+                out, states_of = self._model.forward_and_hidden(
+                    batch.token_ids[first:stop], part, drawn_rows, kept
+                )
+                failed += self._evaluate([out, states_of], first)
+                hidden.append(np.array(states_of))
+            elif len(wanted):
+                out = self._model.forward(batch.token_ids[first:stop], part, wanted - first)
+                failed += self._evaluate([out], first)
+            else:
                 failed += self._write(batch.token_ids[first:stop], part, first)
+            if not len(wanted):
                 continue
-            out = self._model.forward(batch.token_ids[first:stop], part, wanted - first)
-            failed += self._evaluate([out], first)
             which = [i for i, row in enumerate(batch.sample_rows.tolist()) if first <= row < stop]
             places = np.searchsorted(wanted, batch.sample_rows[which]).tolist()
             samples.update(
@@ -124,7 +140,12 @@ class PagedRunner:
             if batch.scored is not None:
                 scores += self._score(batch.scored, out, wanted.tolist(), failed)
         drawn = [samples[i] for i, _ in enumerate(states)]
-        return RunOutput(_with_failures(drawn, batch, failed), tuple(failed), tuple(scores))
+        return RunOutput(
+            _with_failures(drawn, batch, failed),
+            tuple(failed),
+            tuple(scores),
+            np.concatenate(hidden) if hidden else None,
+        )
 
     def _score(
         self, scored: ScoredRows, logits: mx.array, rows: list[int], failed: list[int]

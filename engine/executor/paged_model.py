@@ -94,6 +94,14 @@ class PagedModel:
         """Only the K/V of the step, for rows that nobody draws from; evaluated like ``forward``."""
         self._step(self._build_nothing, token_ids, metadata, FIRST_ROW)
 
+    def forward_and_hidden(
+        self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints, hidden_rows: Ints
+    ) -> tuple[mx.array, mx.array]:
+        """Logits as ``forward``, and what the output head gets of ``hidden_rows``, float32 [P, D]; evaluated
+        like them. HookError where the head is not known."""
+        logits, hidden = self._step(self._build_hidden, token_ids, metadata, rows, hidden_rows)
+        return logits, hidden
+
     def choose(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints) -> Choices:
         """The greedy choice of each of those rows, without their logits; evaluated like ``forward``.
 
@@ -133,12 +141,13 @@ class PagedModel:
         return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 
     def _step(
-        self, build: Build, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None
+        self, build: Build, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None, *more: Ints
     ) -> list[mx.array]:
         self._context.begin(metadata)
         if self._recurrent is not None and self.states is not None:
             self._recurrent.begin(self.states, StateStep(metadata))
         values = [token_ids, metadata.positions] if rows is None else [token_ids, metadata.positions, rows]
+        values += more
         if self.replay is not None:
             return self.replay(build, values)
         return build([mx.array(value) for value in values], False)
@@ -161,6 +170,20 @@ class PagedModel:
         """The same without results: the output head stays without a reader."""
         self._build_logits(arrays, traced)
         return []
+
+    def _build_hidden(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+        """Logits and hidden states."""
+        if self.selection is None:
+            raise HookError("the output head is not known, nor what it gets")
+        *rest, self.selection.kept_rows = arrays
+        try:
+            (logits,) = self._build_logits(rest, traced)
+            kept = self.selection.kept
+        finally:
+            self.selection.kept_rows = self.selection.kept = None
+        if kept is None:
+            raise HookError("the output head was not called")
+        return [logits, kept.squeeze(1).astype(mx.float32)]
 
     def _build_choices(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
         """The same, ending in what the head chose: logits of the graph stay without a reader."""

@@ -108,6 +108,10 @@ class Admission:
         self.check_ids("prompt", prompt_ids)
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
+        if params.pooling is not None and not self._info.embeds:
+            raise InvalidRequest(
+                f"{self._info.name} has no embeddings: its output head was not found, nor what it gets"
+            )
         self._check_something_may_come(params)
         after = self._quantize_after(params)
         return Request(

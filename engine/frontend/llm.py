@@ -15,11 +15,12 @@ from typing import Self, TypeAlias, cast
 from tqdm import tqdm
 
 from ..api.config import EngineConfig
+from ..api.embedding import finished
 from ..api.engine_info import ModelInfo
-from ..api.errors import EngineDead, EngineStopping, InvalidRequest
+from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, RequestOutput
-from ..api.sampling_params import SamplingParams
+from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
 from ..core.commands import AnswerT, Command, GetPageKind
 from ..core.engine_core import EngineCore
@@ -92,6 +93,32 @@ class LLM:
                     if not collector.is_done:
                         self._thread.abort(collector.request)
         return [collector.output() for collector in collectors.values()]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        progress: bool | None = None,
+    ) -> list[list[float]]:
+        """One embedding per prompt, in their order, of the states that the output head would get.
+
+        pooling     of the last token, or the mean of all. What of a prompt is cached is not computed again
+                    for the last token; for the mean it is
+        normalize   to length 1
+        dimensions  the first so many numbers (Matryoshka embeddings; None: all of them)
+
+        Raises InvalidRequest, and RequestFailed for the first that fails.
+        """
+        params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=pooling)
+        vectors = []
+        for output in self.generate(prompts, params, progress=progress):
+            if output.embedding is None:
+                raise RequestFailed(output.outputs[0].error or "the request ended without an embedding")
+            vectors.append(finished(output.embedding, dimensions=dimensions, normalize=normalize))
+        return vectors
 
     def chat(
         self,
@@ -237,6 +264,7 @@ class _Collector:
             ttft_s=(self._done_at if first_at is None else first_at) - arrived_at,
             latency_s=self._done_at - arrived_at,
             prompt_logprobs=next((w.prompt_logprobs for w in wholes if w.prompt_logprobs), None),
+            embedding=next((w.embedding for w in wholes if w.embedding), None),
         )
 
 

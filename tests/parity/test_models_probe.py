@@ -103,7 +103,8 @@ def test_models_with_attention_of_their_own_gather(tmp_path: Path, backend: Atte
 def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: AttentionBackend) -> None:
     """ministral3 inside of mistral3 masks windows over caches that keep everything."""
     model, _ = load(tmp_path, "ministral3")
-    object.__setattr__(model, "make_cache", lambda: [KVCache() for _ in model.layers])
+    full: Any = KVCache
+    object.__setattr__(model, "make_cache", lambda: [full() for _ in model.layers])
     layout = discover_layout(model, "ministral3")
     assert [spec.window for spec in layout.layers] == [tiny_models.WINDOW, None] * 2
     selection = select_rows(model, vocab_size=layout.vocab_size)

@@ -100,9 +100,12 @@ async def test_what_is_not_there_is_unimplemented() -> None:
     async with worker() as its:
         calls = {
             grpc.StatusCode.UNIMPLEMENTED: (
-                its.stub.Embed(pb.EmbedRequest()),
                 its.stub.StartProfile(common_pb2.StartProfileRequest()),
                 its.stub.StopProfile(common_pb2.StopProfileRequest()),
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT: (  # a model whose output head is not known, and no prompt
+                its.stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[1, 2]))),
+                its.stub.Embed(pb.EmbedRequest()),
             ),
             grpc.StatusCode.NOT_FOUND: (its.stub.GetTokenizer(common_pb2.GetTokenizerRequest()).read(),),
         }

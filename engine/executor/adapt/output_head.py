@@ -39,7 +39,7 @@ class RowSelection:
     """Which rows of the batch the head is to compute; None: all of them.
 
     With ``choosing`` set the head leaves its own choice in ``choice``, where it can make one.
-    ``take(x, rows)`` is x[rows].
+    With ``kept_rows`` set what the head gets of those rows is left in ``kept``. ``take(x, rows)`` is x[rows].
     """
 
     def __init__(self, take: TakeRows = operator.getitem) -> None:
@@ -47,9 +47,13 @@ class RowSelection:
         self.rows: mx.array | None = None
         self.choosing = False
         self.choice: HeadChoice | None = None
+        self.kept_rows: mx.array | None = None
+        self.kept: mx.array | None = None
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
         """The logits ``compute`` gives of the wanted rows of x; ``head`` is the module that owns them."""
+        if self.kept_rows is not None:
+            self.kept = self._take(x, self.kept_rows)
         x = x if self.rows is None else self._take(x, self.rows)
         logits = compute(x)
         if self.choosing and hasattr(head, "argmax"):

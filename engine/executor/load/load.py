@@ -193,6 +193,7 @@ def _info(
 ) -> ModelInfo:
     return ModelInfo(
         name=(config.served_model_name or (served_name(config.model),))[0],
+        embeds=result.selects_rows,
         aliases=config.served_model_name[1:],
         chat_template=config.chat_template,
         path=resolve_model(config.model, config.revision),

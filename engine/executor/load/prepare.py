@@ -77,7 +77,13 @@ def make_ready(
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     report = materialize(model, ops, exact=exact, fuse=fuse)
     result = probe(
-        model, layout, choice.backend, selection, architecture=loaded.architecture, latents=latents
+        model,
+        layout,
+        choice.backend,
+        selection,
+        architecture=loaded.architecture,
+        kernels=ops.recurrences if layout.mixers else None,
+        latents=latents,
     )
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":

@@ -19,9 +19,11 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 import octavo
 
+from ...api.embedding import finished
 from ...api.errors import RequestFailed
 from ...api.outputs import FinishReason
-from ..request_handler import Intake
+from ...api.sampling_params import SamplingParams
+from ..request_handler import Intake, check_num_ids
 from ..status import Context, errors_as_status
 from . import kv_events, model_files
 from . import messages as vllm_messages
@@ -168,8 +170,23 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> common_pb2.FlushCacheResponse:
         return await kv_events.flush_cache(self._intake, request, context)
 
-    async def Embed(self, _request: pb.EmbedRequest, context: Context) -> Any:
-        await _unimplemented(context, "this server generates text; it has no embeddings")
+    @errors_as_status
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """The last token's state, normalized, as vLLM does by default for models that generate."""
+        ids = request.tokenized.input_ids
+        check_num_ids(len(ids), self._engine.info.max_model_len)
+        params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
+        deltas = self._intake.generate(
+            list(ids), params, context=context, request_id=request.request_id, final_only=True
+        )
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if delta.embedding is not None:
+                    vector = finished(delta.embedding)
+                    return pb.EmbedResponse(
+                        embedding=vector, prompt_tokens=delta.prompt_tokens, embedding_dim=len(vector)
+                    )
+        raise RequestFailed(delta.error or "the request ended before its embedding was computed")
 
     async def StartProfile(self, _request: common_pb2.StartProfileRequest, context: Context) -> Any:
         await _unimplemented(context, "this server has no profiler; see `octavo bench`")
