@@ -97,7 +97,9 @@ LATENT: dict[str, dict[str, Any]] = {
 }
 """Architectures that cache latents."""
 
-GATHERED: dict[str, dict[str, Any]] = {"plamo": {"n_shared_head": 2}}
+GATHERED: dict[str, dict[str, Any]] = {
+    "gear": {"layer_types": ["full_attention"] * 4, "attn_logit_softcapping": 2.0}
+}
 """Architectures whose attention does its own arithmetic on K and V."""
 
 

@@ -95,9 +95,24 @@ def test_latents_are_gathered_where_pages_cannot_be_read_as_such(tmp_path: Path)
 
 
 def test_models_with_attention_of_their_own_gather(tmp_path: Path, backend: AttentionBackend) -> None:
-    result = run_probe(tmp_path, "plamo", backend, dtype=mx.float32)
+    result = run_probe(tmp_path, "gear", backend, dtype=mx.float32)
     assert result.tier == "gather"
     assert "paged: " in result.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("plamo", {"n_shared_head": 2}),
+        ("gpt_bigcode", {"n_embd": 64, "n_layer": 2, "n_inner": 128, "n_head": 4, "n_positions": 512}),
+    ],
+)
+def test_functions_of_mlx_and_numpy_meet_handles(
+    tmp_path: Path, backend: AttentionBackend, name: str, config: dict[str, Any]
+) -> None:
+    """plamo tiles K and V, gpt_bigcode counts positions from an offset: in other words than most."""
+    result = run_probe(tmp_path, name, backend, dtype=mx.float32, layer_norm_epsilon=1e-5, **config)
+    assert result.tier == "paged", probe.describe(result)
 
 
 def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: AttentionBackend) -> None:

@@ -90,23 +90,28 @@ class Handle:
     the probe turns into the gather tier.
     """
 
-    def __init__(self, shim: LayerShim, *, dtype: mx.Dtype, is_value: bool) -> None:
+    def __init__(self, shim: LayerShim, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
         self.shim = shim
         self.dtype = dtype
         self.is_value = is_value
+        self.tiles = tiles  # its heads are repeated so often, all of them after each other
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
         """Its length is each row's own, int32 [T]: model code that takes a position from it gets every row's,
         and what needs one number for all of them is refused by MLX."""
         context = self.shim.context
-        heads = self.shim.spec.num_kv_heads
+        heads = self.shim.spec.num_kv_heads * self.tiles
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
         return context.metadata.num_tokens, heads, context.positions + 1, dim
 
     def astype(self, dtype: mx.Dtype) -> Handle:
         """Attention computes in the queries' dtype, whatever the pages hold."""
-        return Handle(self.shim, dtype=dtype, is_value=self.is_value)
+        return Handle(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
+
+    def tiled(self, count: int) -> Handle:
+        """With its heads repeated ``count`` times."""
+        return Handle(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
         """What a layer of latent attention does with its rotary keys; see latents.py."""
@@ -217,7 +222,22 @@ def _paged_attention(
         raise HookError("the model attends over K and V of different caches")
     if keys.is_value or not values.is_value:
         raise HookError("the model attends over K in the place of V, or V in the place of K")
-    return keys.shim.attend(queries.squeeze(2), scale=scale, sinks=sinks)[:, :, None, :]
+    if keys.tiles != values.tiles or (keys.tiles > 1 and sinks is not None):
+        raise HookError("the model repeats the heads of K otherwise than those of V")
+    rows = queries.squeeze(2)
+    if keys.tiles > 1:
+        return _tiled_attention(rows, keys, scale=scale)[:, :, None, :]
+    return keys.shim.attend(rows, scale=scale, sinks=sinks)[:, :, None, :]
+
+
+def _tiled_attention(queries: mx.array, keys: Handle, *, scale: float) -> mx.array:
+    """Queries [T, Hq, D], in the order of tiles and then KV heads; [T, Hq, Dv] in that order."""
+    tokens, num_heads, dim = queries.shape
+    tiles, heads = keys.tiles, keys.shim.spec.num_kv_heads
+    by_head = queries.reshape(tokens, tiles, heads, -1, dim).swapaxes(1, 2).reshape(tokens, num_heads, dim)
+    out = keys.shim.attend(by_head, scale=scale)
+    out = out.reshape(tokens, heads, tiles, -1, out.shape[-1]).swapaxes(1, 2)
+    return out.reshape(tokens, num_heads, -1)
 
 
 def _latent_attention(

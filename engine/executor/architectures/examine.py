@@ -20,6 +20,7 @@ from octavo.kernels.interface import PoolSpec
 
 from ...api.errors import ModelLoadError
 from ..adapt.cache_adapter import install_hook
+from ..adapt.module_names import install_names
 from ..adapt.softcap import install_softcap
 from ..load.discover import CacheLayout, discover_layout
 from ..load.loader import LoadedModel, describe_weights
@@ -99,6 +100,7 @@ def _tiny_model(name: str) -> Module:
     model.update(tree_map(_random, model.parameters()))
     install_hook()
     install_softcap()
+    install_names()
     model.eval()
     return model
 
