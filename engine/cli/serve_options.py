@@ -75,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vllm-metrics",
         action="store_true",
-        help="export queue depth, running requests, cache usage and cache shape under vLLM's names too, "
-        "for schedulers of inference gateways such as llm-d's",
+        help="export metrics under vLLM's names too, for dashboards and for schedulers of inference gateways "
+        "such as llm-d's",
     )
     parser.add_argument(
         "--otlp-traces-endpoint",

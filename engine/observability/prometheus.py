@@ -33,6 +33,7 @@ from ..api.engine_info import ModelInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
 from .store_metrics import StoreCollector
+from .vllm_mirror import render_mirror
 from .vllm_names import DraftCounts, render_vllm
 
 # Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
@@ -221,6 +222,7 @@ class Metrics:
         text: bytes = generate_latest(self.registry)
         if self._with_vllm_names and self._info is not None:
             text += render_vllm(self._gauges, self._info, self._draft_counts)
+            text += render_mirror(self.registry, self._info)
         return text
 
 
