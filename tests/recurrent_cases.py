@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from octavo.kernels.cpu import recurrent
 from octavo.kernels.cpu.recurrent import DeltaGates, SsdParameters, StateArrays
 from octavo.kernels.reference import recurrent as truth
-from octavo.kernels.state_metadata import NO_STATE, StateMetadata
+from octavo.kernels.state_segments import NO_STATE, StateSegments
 
 Array = NDArray[Any]
 Kernel = Callable[..., tuple[mx.array, mx.array]]
@@ -51,7 +51,7 @@ def floats(x: mx.array) -> Array:
 
 
 def call(
-    case: Case, pool: mx.array, step: StateMetadata, rows: Sequence[mx.array]
+    case: Case, pool: mx.array, step: StateSegments, rows: Sequence[mx.array]
 ) -> tuple[mx.array, mx.array]:
     step.check(NUM_SLOTS)
     pool, y = case.kernel(pool, StateArrays.of(step), *rows)
@@ -69,7 +69,7 @@ def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array,
             part = [mx.concatenate([x[3:5], y, x[7:10]]) for x, y in zip(case.rows, part, strict=True)]
             lengths, source = [2, size, 3, 0], [NO_STATE, *source, 1 if at else NO_STATE, NO_STATE]
             target = [4, SLOT, 1, 0]
-        pool, y = call(case, pool, StateMetadata.of(lengths, source=source, target=target), part)
+        pool, y = call(case, pool, StateSegments.of(lengths, source=source, target=target), part)
         outputs.append(bits(y)[2 if mates else 0 :][:size])
         at += size
     assert at == case.length
@@ -120,7 +120,7 @@ def _gate_case(kind: Any, vector: bool, rows: tuple[mx.array, ...], A_log: Array
         return recurrent.gated_delta(pool, step, *parts, gates=gates)
 
     def reference(
-        states: Array, step: StateMetadata, q: Array, k: Array, v: Array, a: Array, b: Array
+        states: Array, step: StateSegments, q: Array, k: Array, v: Array, a: Array, b: Array
     ) -> Array:
         g = truth.delta_decay(a, floats(A).ravel(), floats(bias), bound)
         return truth.gated_delta(states, step, q, k, v, g, 2 * truth.sigmoid(b))
@@ -151,7 +151,7 @@ def _conv_case(
     def kernel(pool: mx.array, step: StateArrays, x: mx.array) -> tuple[mx.array, mx.array]:
         return recurrent.causal_conv(pool, step, x, weight, bias, silu=silu)
 
-    def reference(windows: Array, step: StateMetadata, x: Array) -> Array:
+    def reference(windows: Array, step: StateSegments, x: Array) -> Array:
         offset = None if bias is None else floats(bias)
         return truth.causal_conv(windows, step, x, floats(weight), offset, silu=silu)
 
@@ -178,7 +178,7 @@ def _ssd_case(name: str, rows: tuple[mx.array, ...], parameters: SsdParameters) 
     def kernel(pool: mx.array, step: StateArrays, *parts: mx.array) -> tuple[mx.array, mx.array]:
         return recurrent.ssd(pool, step, *parts, parameters=parameters)
 
-    def reference(states: Array, step: StateMetadata, x: Array, B: Array, C: Array, dt: Array) -> Array:
+    def reference(states: Array, step: StateSegments, x: Array, B: Array, C: Array, dt: Array) -> Array:
         A_log, dt_bias, D = (floats(part) for part in (parameters.A_log, parameters.dt_bias, parameters.D))
         d = np.clip(truth.softplus(dt + dt_bias), parameters.lowest, parameters.highest)
         return truth.ssd(states, step, x, B, C, d, A_log, D)
@@ -198,7 +198,7 @@ def lightning_cases() -> Iterator[Case]:
         ) -> tuple[mx.array, mx.array]:
             return recurrent.lightning(pool, step, *parts, log_decay=slope, scale=0.25)
 
-        def reference(states: Array, step: StateMetadata, *parts: Array, slope: mx.array = slope) -> Array:
+        def reference(states: Array, step: StateSegments, *parts: Array, slope: mx.array = slope) -> Array:
             return truth.lightning(states, step, *parts, log_decay=floats(slope), scale=0.25)
 
         name = f"lightning attention, {H} heads, {Dk} x {Dv}, {dtype}"
@@ -219,7 +219,7 @@ def scan_cases() -> Iterator[Case]:
             return recurrent.selective_scan(pool, step, *parts, A=A, D=D)
 
         def reference(
-            states: Array, step: StateMetadata, *parts: Array, A: mx.array = A, D: mx.array = D
+            states: Array, step: StateSegments, *parts: Array, A: mx.array = A, D: mx.array = D
         ) -> Array:
             return truth.selective_scan(states, step, *parts, A=floats(A), D=floats(D))
 
@@ -237,7 +237,7 @@ def lru_cases() -> Iterator[Case]:
         ) -> tuple[mx.array, mx.array]:
             return recurrent.rg_lru(pool, step, *parts, c=c)
 
-        def reference(states: Array, step: StateMetadata, *parts: Array, c: mx.array = c) -> Array:
+        def reference(states: Array, step: StateSegments, *parts: Array, c: mx.array = c) -> Array:
             return truth.rg_lru(states, step, *parts, c=floats(c))
 
         yield Case(f"RG-LRU, {W} channels, {dtype}", (W,), mx.float32, rows, kernel, reference)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels import _ext
-from octavo.kernels.state_metadata import NO_STATE, StateMetadata
+from octavo.kernels.state_segments import NO_STATE, StateSegments
 from recurrent_cases import LENGTH, NUM_SLOTS, SLOT, Case, all_cases, bits, call, floats, run
 
 CUTS = ([1] * LENGTH, [3, 9, 1, 1, 13, 13], [LENGTH - 1, 1], [33, 7])
@@ -17,7 +17,7 @@ ROUNDING = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11, mx.float32: 0.0}
 def check_truth(case: Case) -> None:
     """y and the states of two sequences against float64."""
     half = case.length // 2
-    step = StateMetadata.of([half, case.length - half], source=[NO_STATE, NO_STATE], target=[SLOT, 4])
+    step = StateSegments.of([half, case.length - half], source=[NO_STATE, NO_STATE], target=[SLOT, 4])
     pool, y = call(case, case.pool(), step, case.rows)
     states = np.zeros((NUM_SLOTS, *case.state))
     exact = case.truth(states, step, *(floats(x) for x in case.rows))
@@ -46,7 +46,7 @@ def check_bits(case: Case) -> None:
 def check_checkpoints(case: Case) -> None:
     """A state kept inside a chunk is that of the shorter sequence; from there it goes on as it did."""
     kept = {0: 3, 6: 5, 35: 0, case.length - 1: 1}
-    step = StateMetadata.of(
+    step = StateSegments.of(
         [case.length], source=[NO_STATE], target=[SLOT], checkpoints=[*kept.items(), (-1, 4)]
     )
     pool, y = call(case, case.pool(), step, case.rows)
@@ -54,11 +54,11 @@ def check_checkpoints(case: Case) -> None:
     assert np.array_equal(bits(y), whole[0])
     assert np.array_equal(bits(pool)[SLOT], whole[1])
     for row, slot in kept.items():
-        part = StateMetadata.of([row + 1], source=[NO_STATE], target=[SLOT])
+        part = StateSegments.of([row + 1], source=[NO_STATE], target=[SLOT])
         alone, _ = call(case, case.pool(), part, [x[: row + 1] for x in case.rows])
         assert np.array_equal(bits(pool)[slot], bits(alone)[SLOT]), f"{case.name}: the state after row {row}"
     before = bits(pool)[5].copy()
-    rest = StateMetadata.of([case.length - 7], source=[5], target=[4])
+    rest = StateSegments.of([case.length - 7], source=[5], target=[4])
     pool, y = call(case, pool, rest, [x[7:] for x in case.rows])
     assert np.array_equal(bits(y), whole[0][7:]), f"{case.name}: from the state after row 6"
     assert np.array_equal(bits(pool)[4], whole[1])

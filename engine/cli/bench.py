@@ -17,6 +17,7 @@ BENCHES = {
     "prefix": "what the prefix cache does for time to first token",
     "quality": "what each page format costs in predictions, and saves in memory",
     "invariance": "whether a request's output depends on how it is served, to the bit",
+    "schedule": "who waits how long under each order of admission, simulated",
     "scheduler": "time per step of the control plane, without a model",
 }
 

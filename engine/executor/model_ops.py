@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 from octavo.kernels.interface import AttentionBackend
 
 from .adapt.output_head import TakeRows
+from .recurrent.recurrences import Recurrences
 from .sampling.logit_rows import NumpySampling, Sampling
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ class ModelOps(Protocol):
     @property
     def take_rows(self) -> TakeRows:
         """Rows of activations: ``take_rows(x, rows)`` is x[rows]."""
+        ...
+
+    @property
+    def recurrences(self) -> Recurrences | None:
+        """Kernels of recurrent layers; None where mlx-lm's operations compute them."""
         ...
 
     def loading(self) -> AbstractContextManager[None]:
@@ -73,6 +79,7 @@ class MLXOps:
     """``ModelOps`` of MLX's own modules."""
 
     fusion: Fusion | None = None
+    recurrences: Recurrences | None = None
     take_rows: TakeRows = operator.getitem
 
     def loading(self) -> AbstractContextManager[None]:

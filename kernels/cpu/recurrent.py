@@ -2,7 +2,7 @@
 
 Every function takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and
 y. The old handle is the same memory and must not be used again. Each evaluation advances the states: see
-``StateMetadata``. Bits of y and of states depend on the instruction level and on a sequence's own tokens.
+``StateSegments``. Bits of y and of states depend on the instruction level and on a sequence's own tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import _ext
-from ..state_metadata import StateMetadata
+from ..state_segments import StateSegments
 
 MAX_KEY_DIM = 256
 KEY_DIM_MULTIPLE = 16
@@ -27,7 +27,7 @@ class StateArrays:
     checkpoints: mx.array
 
     @classmethod
-    def of(cls, step: StateMetadata) -> StateArrays:
+    def of(cls, step: StateSegments) -> StateArrays:
         """Of a step that was checked against the pool: kernels stop the process at indices outside of it."""
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..state_metadata import StateMetadata
+from ..state_segments import StateSegments
 
 Array = NDArray[Any]
 Token = Callable[[Array, int], tuple[Array, Array]]
@@ -28,7 +28,7 @@ def softplus(x: Array) -> Array:
 
 
 def gated_delta(
-    states: Array, step: StateMetadata, q: Array, k: Array, v: Array, g: Array, beta: Array
+    states: Array, step: StateSegments, q: Array, k: Array, v: Array, g: Array, beta: Array
 ) -> Array:
     """S = S diag(g);  u = beta (v - S k);  S += u k';  y = S q (Yang et al. 2024, arXiv:2412.06464).
 
@@ -56,7 +56,7 @@ def delta_decay(a: Array, A_log: Array, dt_bias: Array, lower_bound: float | Non
 
 
 def causal_conv(
-    windows: Array, step: StateMetadata, x: Array, weight: Array, bias: Array | None, *, silu: bool
+    windows: Array, step: StateSegments, x: Array, weight: Array, bias: Array | None, *, silu: bool
 ) -> Array:
     """y[t] = f(bias + sum_j weight[j] x[t - K + 1 + j]) per channel; f the identity or x sigmoid(x).
 
@@ -72,7 +72,7 @@ def causal_conv(
 
 
 def ssd(
-    states: Array, step: StateMetadata, x: Array, B: Array, C: Array, d: Array, A_log: Array, D: Array
+    states: Array, step: StateSegments, x: Array, B: Array, C: Array, d: Array, A_log: Array, D: Array
 ) -> Array:
     """S = S exp(-exp(A_log) d) + (d x) B';  y = S C + D x (Dao and Gu 2024, arXiv:2405.21060).
 
@@ -91,7 +91,7 @@ def ssd(
 
 
 def lightning(
-    states: Array, step: StateMetadata, q: Array, k: Array, v: Array, *, log_decay: Array, scale: float
+    states: Array, step: StateSegments, q: Array, k: Array, v: Array, *, log_decay: Array, scale: float
 ) -> Array:
     """S = exp(log_decay) S + k v';  y = scale S' q (Qin et al. 2024, arXiv:2401.04658).
 
@@ -106,7 +106,7 @@ def lightning(
 
 
 def selective_scan(
-    states: Array, step: StateMetadata, x: Array, d: Array, B: Array, C: Array, *, A: Array, D: Array
+    states: Array, step: StateSegments, x: Array, d: Array, B: Array, C: Array, *, A: Array, D: Array
 ) -> Array:
     """S = S exp(d A) + d x B;  y = S . C + D x for each channel (Gu and Dao 2023, arXiv:2312.00752).
 
@@ -121,7 +121,7 @@ def selective_scan(
 
 
 def rg_lru(
-    states: Array, step: StateMetadata, x: Array, input_gate: Array, a_gate: Array, *, c: Array
+    states: Array, step: StateSegments, x: Array, input_gate: Array, a_gate: Array, *, c: Array
 ) -> Array:
     """h = a h + m x sigmoid(input_gate), a = exp(c sigmoid(a_gate)) (De et al. 2024, arXiv:2402.19427).
 
@@ -141,7 +141,7 @@ def rg_lru(
 
 
 def wkv7(
-    states: Array, step: StateMetadata, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array
+    states: Array, step: StateSegments, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array
 ) -> Array:
     """S = S diag(w) + (S a) b' + v k';  y = S r (Peng et al. 2025, arXiv:2503.14456).
 
@@ -156,7 +156,7 @@ def wkv7(
     return _walk(states, step, token, r.shape)
 
 
-def _walk(states: Array, step: StateMetadata, token: Token, shape: tuple[int, ...]) -> Array:
+def _walk(states: Array, step: StateSegments, token: Token, shape: tuple[int, ...]) -> Array:
     """Tokens of each segment in order; what a segment reads was there before the step."""
     kept = {int(row): int(slot) for row, slot in step.checkpoints if row >= 0}
     y = np.zeros(shape, states.dtype)

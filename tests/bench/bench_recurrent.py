@@ -22,11 +22,12 @@ import numpy as np
 from mlx.nn.layers.activations import silu
 from mlx.nn.layers.convolution import Conv1d
 from mlx_lm.models import gated_delta as mlx_lm_delta
+from mlx_lm.models import ssm as mlx_lm_ssm
 
 from octavo.kernels import _ext
 from octavo.kernels.cpu import recurrent
-from octavo.kernels.cpu.recurrent import DeltaGates, StateArrays
-from octavo.kernels.state_metadata import StateMetadata
+from octavo.kernels.cpu.recurrent import DeltaGates, SsdParameters, StateArrays
+from octavo.kernels.state_segments import StateSegments
 
 BURST = 0.05  # seconds
 POOL_BYTES = 128 * 1024**2
@@ -53,7 +54,7 @@ def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 def steps(num_slots: int, sequences: int, tokens: int) -> list[StateArrays]:
     order = draw.permutation(num_slots).tolist()
     groups = [order[i : i + sequences] for i in range(0, num_slots - sequences + 1, sequences)]
-    return [StateArrays.of(StateMetadata.of([tokens] * sequences, source=group)) for group in groups]
+    return [StateArrays.of(StateSegments.of([tokens] * sequences, source=group)) for group in groups]
 
 
 def runs(
@@ -136,10 +137,74 @@ def conv(sequences: int, tokens: int, *, dtype: mx.Dtype = mx.bfloat16) -> Subje
     return Subject(f"convolution and silu, {dtype}", C // 128, native, plain, None)
 
 
+def ssd(sequences: int, tokens: int) -> Subject:
+    """Granite 4's and Nemotron-H's shape."""
+    H, G, Dh, Ds = 64, 8, 64, 128
+    rows = sequences * tokens
+    x, B, C, dt = normal(rows, H, Dh), normal(rows, G, Ds), normal(rows, G, Ds), normal(rows, H)
+    A_log, dt_bias, D = normal(H), normal(H), normal(H)
+    parameters = SsdParameters(A_log=A_log, dt_bias=dt_bias, D=D, lowest=0.001, highest=100.0)
+    mx.eval(x, B, C, dt, A_log, dt_bias, D)
+    native, bound, _ = runs(
+        (H, Dh, Ds),
+        mx.float32,
+        sequences,
+        tokens,
+        lambda pool, step: recurrent.ssd(pool, step, x, B, C, dt, parameters=parameters),
+    )
+    x4, B4, C4, dt4 = [part.reshape(sequences, tokens, *part.shape[1:]) for part in (x, B, C, dt)]
+    states = [normal(sequences, H, Dh, Ds) for _ in range(4)]
+
+    def plain(n: int) -> None:
+        y, states[n % 4] = mlx_lm_ssm.ssm_attn(x4, A_log, B4, C4, D, dt4, dt_bias, states[n % 4])
+        mx.eval(y, states[n % 4])
+
+    return Subject("SSD", H, native, plain, bound)
+
+
+def scan(sequences: int, tokens: int) -> Subject:
+    """Falcon-Mamba's shape, as mlx-lm's loop over tokens without its linear layers; a unit is a channel."""
+    W, Ds = 8192, 16
+    rows = sequences * tokens
+    x, d, B, C, D = (
+        normal(rows, W),
+        mx.abs(normal(rows, W)) / 10,
+        normal(rows, Ds),
+        normal(rows, Ds),
+        normal(W),
+    )
+    A = -mx.broadcast_to(mx.arange(1, Ds + 1).astype(mx.float32), (W, Ds))
+    A = mx.contiguous(A)
+    mx.eval(x, d, B, C, A, D)
+    native, bound, _ = runs(
+        (W, Ds),
+        mx.float32,
+        sequences,
+        tokens,
+        lambda pool, step: recurrent.selective_scan(pool, step, x, d, B, C, A=A, D=D),
+    )
+    xs, ds, bs, cs = (part.reshape(sequences, tokens, -1) for part in (x, d, B, C))
+    states = [normal(sequences, W, Ds) for _ in range(4)]
+
+    def plain(n: int) -> None:
+        state, out = states[n % 4], []
+        for t in range(tokens):
+            new = mx.expand_dims(ds[:, t] * xs[:, t], -1) * mx.expand_dims(bs[:, t], 1)
+            state = new + state * mx.exp(mx.expand_dims(ds[:, t], -1) * A)
+            out.append((state @ mx.expand_dims(cs[:, t], -1)).squeeze(2) + D * xs[:, t])
+        y = mx.stack(out, axis=1)
+        mx.eval(y, state)
+        states[n % 4] = state
+
+    return Subject("selective scan", W, native, plain, bound)
+
+
 KERNELS: dict[str, Callable[[int, int], Subject]] = {
     "delta": delta,
     "vector": lambda sequences, tokens: delta(sequences, tokens, vector=True),
     "conv": conv,
+    "ssd": ssd,
+    "scan": scan,
 }
 
 

@@ -15,7 +15,7 @@ _ext = require_extension()
 
 from octavo.kernels.cpu import recurrent  # noqa: E402
 from octavo.kernels.cpu.recurrent import DeltaGates, StateArrays  # noqa: E402
-from octavo.kernels.state_metadata import NO_STATE, StateMetadata  # noqa: E402
+from octavo.kernels.state_segments import NO_STATE, StateSegments  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def close(a: mx.array, b: mx.array, tolerance: float) -> bool:
 
 def fresh(lengths: list[int]) -> StateArrays:
     """Segments of new sequences, each in the slot of its number."""
-    step = StateMetadata.of(lengths, source=[NO_STATE] * len(lengths), target=range(len(lengths)))
+    step = StateSegments.of(lengths, source=[NO_STATE] * len(lengths), target=range(len(lengths)))
     step.check(len(lengths))
     return StateArrays.of(step)
 
@@ -115,8 +115,8 @@ def test_a_pool_is_written_in_place() -> None:
 def test_recorded_programs_take_other_slots_in_every_run() -> None:
     T, H, D = 3, 2, 16
     rows = [mx.random.normal((T, H, D)) / 4 for _ in range(3)] + [mx.sigmoid(mx.random.normal((T, H)))] * 2
-    first = StateMetadata.of([1, 2], source=[0, 1], checkpoints=[(-1, 0)])
-    later = StateMetadata.of([2, 1], source=[3, 2], checkpoints=[(0, 1)])
+    first = StateSegments.of([1, 2], source=[0, 1], checkpoints=[(-1, 0)])
+    later = StateSegments.of([2, 1], source=[3, 2], checkpoints=[(0, 1)])
     pools = [mx.random.normal((4, H, D, D)) for _ in range(2)]
     pools[1] = pools[0] + 0
     mx.eval(rows, pools)

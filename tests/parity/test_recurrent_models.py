@@ -14,11 +14,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 import recurrent_models
+from native import require_extension
 from octavo.engine.executor.adapt.cache_adapter import install_hook
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.paged_model import PagedModel, slice_rows
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
 from octavo.engine.executor.recurrent.no_attention import NoAttentionCache
+from octavo.engine.executor.recurrent.recurrences import Recurrences
 from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers, StateTier
 from octavo.engine.executor.recurrent.state_pool import StatePool
 from octavo.kernels.interface import PoolSpec
@@ -47,9 +49,16 @@ Work = tuple[int, int]  # a sequence, and how many of its tokens come next
 class Run:
     """Sequences of known tokens, driven through mixed steps; the logits that came out, by position."""
 
-    def __init__(self, model: Module, name: str, tier: StateTier, tokens: dict[int, list[int]]) -> None:
+    def __init__(
+        self,
+        model: Module,
+        name: str,
+        tier: StateTier,
+        tokens: dict[int, list[int]],
+        kernels: Recurrences | None = None,
+    ) -> None:
         layout = discover_layout(model, name)
-        self.layers = RecurrentLayers(layout.mixers, tier)
+        self.layers = RecurrentLayers(layout.mixers, tier, kernels)
         self.states = StatePool(8)
         self.tokens = tokens
         self.at: dict[int, int] = {}
@@ -248,6 +257,62 @@ def test_a_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
     install_hook()
     install_cut_points()
     with released(Run(model, "lfm2", "ragged", tokens)) as run:
+        run.open(0, 0)
+        run.open(1, 1)
+        run.step((0, 5), (1, 4))
+        assert run.model.nonfinite_rows() == []
+        name = next(iter(run.states.entries))
+        run.states._arrays[name][1] = mx.array(float("nan"))
+        run.step((0, 1), (1, 2))
+        assert run.model.nonfinite_rows()[-1:] == [2]
+        assert 0 not in run.model.nonfinite_rows()
+
+
+KERNELS = {
+    "qwen3_5": 6, "kimi_linear": 12, "olmo_hybrid": 12, "falcon_h1": 8, "lfm2": 2, "mamba2": 6, "rwkv7": 3,
+    "bailing_hybrid": 2, "bailing_moe_linear": 2,
+}  # fmt: skip
+"""Of these models, how many states native kernels keep."""
+
+ROUNDED_KEYS = 1e-4
+"""What other float32 sums may change where K is stored in 16 bits: some of it goes to the other side."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("qwen3_5", "mamba2", "rwkv7") else pytest.param(name, marks=pytest.mark.slow)
+        for name in KERNELS
+    ],
+)
+def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
+    require_extension()
+    from octavo.engine.executor.native.recurrences import NativeRecurrences
+
+    model, tokens = recurrent_models.build(name), sequences()
+    install_hook()
+    install_cut_points()
+    wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
+    kernels = NativeRecurrences()
+    with released(Run(model, name, "ragged", tokens, kernels)) as run:
+        schedule(run)
+        assert run.states.num_advanced == KERNELS[name]
+        limit = ROUNDED_KEYS if run.model.kv_cache.storages else 1e-5
+        assert largest_error(run.logits, wanted) < limit
+    with released(Run(model, name, "ragged", tokens, kernels)) as run:
+        schedule(run, swap=True)
+        last = {s: {run.at[s] - 1: rows[run.at[s] - 1]} for s, rows in run.logits.items()}
+        assert largest_error(last, wanted) > 1e-3, "exchanged states are not noticed"
+
+
+def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
+    require_extension()
+    from octavo.engine.executor.native.recurrences import NativeRecurrences
+
+    model, tokens = recurrent_models.build("lfm2"), sequences()
+    install_hook()
+    install_cut_points()
+    with released(Run(model, "lfm2", "ragged", tokens, NativeRecurrences())) as run:
         run.open(0, 0)
         run.open(1, 1)
         run.step((0, 5), (1, 4))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import recurrent_models
+from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, RequestFailed
 from octavo.engine.api.outputs import FinishReason
@@ -110,6 +111,25 @@ async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
     core.check()
 
 
+async def test_native_kernels_stream_the_same_however_they_are_served(tmp_path: Path) -> None:
+    """On the CPU backend, in steps of 16 tokens and of 7, on one thread and on two."""
+    require_extension()
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
+    native = {"backend": "cpu", "weights": "keep"}
+    core = RealCore()
+    async with served(core, config=config(folder, threads=1, prefix_cache=False, **native)) as its:  # type: ignore[arg-type]
+        alone = [(await collect(its.client.generate(prompt, GREEDY)))[0].token_ids for prompt in PROMPTS]
+        assert "ragged" in its.engine.info.state_tier
+    assert len(set(alone)) > 1
+    core = RealCore()
+    changes = {"threads": 2, "max_step_tokens": 7, **native}
+    async with served(core, config=config(folder, **changes)) as its:  # type: ignore[arg-type]
+        for _ in range(2):  # cold, then from snapshots
+            got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
+            assert [deltas[0].token_ids for deltas in got] == alone
+    core.check()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"cache_dir": Path("pages")}, "cache_dir"), ({"save_dir": Path("saved")}, "save_dir"),
@@ -132,17 +152,18 @@ async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
         await anext(victim)
         assert core.core is not None
         states = core.core._runner._model.states  # type: ignore[attr-defined]
-        stored = states._store
+        committed = states.commit
 
-        def broken(name: str, parts: Any) -> None:
-            stored(name, parts)
+        def broken() -> None:
+            committed()
             (running,) = [s.table.state.running for s in core.core._scheduler._roster.running if s.table][:1]  # type: ignore[union-attr]
-            states._arrays[name][running] = mx.array(float("nan"), states._arrays[name].dtype)
+            for array in states._arrays.values():
+                array[running] = mx.array(float("nan"), array.dtype)
 
-        states._store = broken
+        states.commit = broken
         with pytest.raises(RequestFailed, match="not finite"):
             await collect(victim)
-        states._store = stored
+        states.commit = committed
         assert (await collect(its.client.generate(PROMPTS[1], GREEDY)))[0].token_ids == wanted
         again = its.client.generate(PROMPTS[0], GREEDY)
         assert (await collect(again))[0].finish_reason is FinishReason.LENGTH, "nothing of it was published"

@@ -71,8 +71,8 @@ ENGINE_ROOMS = {  # room of engine: the rooms it may import
     "client": {"api", "grpc"},
     "arguments": {"api", "client", "grpc", "memory"},
     "bench": {
-        "api", "arguments", "client", "core", "executor", "frontend", "kv_store", "memory", "plots",
-        "tokenizer",
+        "api", "arguments", "cache_sim", "client", "core", "executor", "frontend", "kv_store", "memory",
+        "plots", "tokenizer",
     },
     "cli": {
         "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "http", "memory",
@@ -84,7 +84,7 @@ ON_TENSORS = {  # parts of kernels that import MLX or are of use with it alone: 
     "octavo.kernels._ext": {"executor"},
     "octavo.kernels.backends": {"executor", "bench", "cli"},
     "octavo.kernels.bench": {"bench"},
-    "octavo.kernels.cpu": set(),
+    "octavo.kernels.cpu": {"executor"},  # its recurrences, of use to executor/native alone, as _ext is
     "octavo.kernels.kv_cache": {"executor"},
     "octavo.kernels.metal": set(),
     "octavo.kernels.reference": set(),

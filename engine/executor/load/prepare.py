@@ -69,7 +69,14 @@ def make_ready(
         fuse = False
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     report = materialize(model, ops, exact=exact, fuse=fuse)
-    result = probe(model, layout, choice.backend, selection, architecture=loaded.architecture)
+    result = probe(
+        model,
+        layout,
+        choice.backend,
+        selection,
+        architecture=loaded.architecture,
+        kernels=ops.recurrences if layout.mixers else None,
+    )
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":
         chosen = selection if result.selects_rows else None

@@ -26,6 +26,7 @@ from ..adapt.output_head import RowSelection
 from ..paged_model import PagedModel
 from ..recurrent.mixers import Mixer, describe_mixers
 from ..recurrent.no_attention import NoAttentionCache
+from ..recurrent.recurrences import Recurrences
 from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
 from ..recurrent.state_pool import EntrySpec, StatePool
 from .attention_check import find_mistake
@@ -66,6 +67,7 @@ def probe(
     selection: RowSelection,
     *,
     architecture: str,
+    kernels: Recurrences | None = None,
 ) -> ProbeResult:
     """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
     steps = _steps(layout)
@@ -81,7 +83,7 @@ def probe(
         recurrent = None
         try:
             if state_tier is not None:
-                recurrent = RecurrentLayers(layout.mixers, state_tier)
+                recurrent = RecurrentLayers(layout.mixers, state_tier, kernels)
             paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
             errors = _compare(paged, reference, steps)
             refusal = _judge(errors, reference) or _find_wrong(paged, layout, backend, reference)

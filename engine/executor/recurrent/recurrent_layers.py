@@ -22,6 +22,7 @@ from ..load.mlx_lm_import import cache as caches_of_mlx_lm
 from .bending import Call, bend, unbend
 from .cut_points import FUNCTIONS, CutPoint, catching
 from .mixers import Mixer, MixerError
+from .recurrences import Advance, Recurrences
 from .segments import SegmentGroup, StateStep, cut_value, join_values
 from .state_pool import StatePool
 
@@ -90,10 +91,12 @@ class ListShim:
 
 
 class RecurrentLayers:
-    """The mixers of a model, bent until ``release``. ``tier`` is what those get that can be ragged."""
+    """The mixers of a model, bent until ``release``. ``tier`` is what those get that can be ragged;
+    ``kernels`` compute their cut points where they can, mlx-lm's operations the others."""
 
-    def __init__(self, mixers: Sequence[Mixer], tier: StateTier) -> None:
+    def __init__(self, mixers: Sequence[Mixer], tier: StateTier, kernels: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
+        self.kernels = kernels
         self.tier = tier
         self.num_ragged = sum(mixer.can_be_ragged for mixer in mixers) if tier == "ragged" else 0
         self._pool: StatePool | None = None
@@ -210,13 +213,26 @@ class _Cuts:
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A function among ``FUNCTIONS``, in groups."""
+        """A function among ``FUNCTIONS``, by a kernel or in groups."""
+        if (kernels := self._layers.kernels) is not None:
+            advance = kernels.function(name, args, kwargs)
+            if advance is not None:
+                return self._advance(f"{self._mixer.name}.{name}", advance), None
         return self._in_groups(f"{self._mixer.name}.{name}", plain, FUNCTIONS[name], args, kwargs)
+
+    def _advance(self, name: str, advance: Advance) -> mx.array:
+        kernels, pool = self._layers.kernels, self._layers.pool
+        assert kernels is not None
+        return pool.advance(name, advance, kernels)
 
     def method(self, name: str, plain: Call, cut: CutPoint) -> Call:
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
                 return plain(module, *args, **kwargs)
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.function(name.rsplit(".", 1)[-1], args, kwargs)
+                if advance is not None:
+                    return self._advance(name, advance), None
             return self._in_groups(
                 name, lambda *given, **named: plain(module, *given, **named), cut, args, kwargs
             )
@@ -261,6 +277,10 @@ class _Cuts:
             step, pool = self._layers.step, self._layers.pool
             if x.shape[:2] != (1, keep + step.num_rows):
                 raise MixerError(f"a convolution over {x.shape}, not over the rows of the step")
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.conv(module, x[0, keep:])
+                if advance is not None:
+                    return self._advance(name, advance)
             outputs = []
             for group in step.groups:
                 before = pool.read(name, group)

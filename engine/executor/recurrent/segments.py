@@ -11,6 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.state_segments import NO_STATE, StateSegments
+
+from .recurrences import Recurrences
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,46 @@ class StateStep:
             SegmentGroup(members, np.concatenate(rows), wave=wave, fresh=fresh)
             for (wave, _, fresh), (members, rows) in sorted(keyed.items(), key=lambda item: item[0][0])
         ]
+        self._arrays: Any = None
         order = np.concatenate([group.rows for group in self.groups])
         self._inverse = None if _rises(order) else mx.array(np.argsort(order).astype(np.int32))
+
+    @functools.cached_property
+    def last_rows(self) -> list[int]:
+        """The last row of each segment, in the order of rows."""
+        return sorted(row for group in self.groups for row in group.last_rows)
+
+    @functools.cached_property
+    def last_row_ids(self) -> mx.array | None:
+        """The same as an array; None: every row is one."""
+        if len(self.last_rows) == self.num_rows:
+            return None
+        return mx.array(np.array(self.last_rows, np.int32))
+
+    def arrays(self, kernels: Recurrences) -> Any:
+        """The segments as kernels take them: the same for all layers."""
+        if self._arrays is None:
+            self._arrays = kernels.arrays(self.segments())
+        return self._arrays
+
+    def segments(self) -> StateSegments:
+        """One for each sequence: waves are no matter for kernels, which copy states as they pass."""
+        rows: dict[int, tuple[int, int, int, int]] = {}
+        checkpoints: list[tuple[int, int]] = []
+        for group in self.groups:  # the first wave first
+            for segment, last in zip(group.segments, group.last_rows, strict=True):
+                if segment.snapshot is not None:
+                    checkpoints.append((last, segment.snapshot))
+                first, count, source, _ = rows.get(
+                    segment.sequence,
+                    (last + 1 - group.length, 0, NO_STATE if group.fresh else segment.slot, segment.slot),
+                )
+                rows[segment.sequence] = (first, count + group.length, source, segment.slot)
+        return StateSegments(
+            num_rows=self.num_rows,
+            segments=np.array([rows[sequence] for sequence in sorted(rows)], np.int32).reshape(-1, 4),
+            checkpoints=np.array(checkpoints, np.int32).reshape(-1, 2),
+        )
 
     def join(self, parts: list[mx.array]) -> mx.array:
         """[B, S, ..] of every group -> [T, ..]"""

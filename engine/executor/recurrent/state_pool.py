@@ -1,9 +1,10 @@
 """Slots: the recurrent state of sequences, one row in every state array of the model.
 
 A step reads the states of its slots, and what it computes is kept beside them until ``commit`` puts it
-there, once. The pool knows how many tokens each slot stands after, and a step that does not begin there is
-refused: a step that is computed twice cannot advance a state twice, and a slot that was mixed up
-is an error and no wrong answer.
+there, once; kernels (``advance``) write their slots when the step is evaluated, which is right before. The
+pool knows how many tokens each slot stands after, and a step that does not begin there is refused: a step
+that is computed twice cannot advance a state twice, and a slot that was mixed up is an error and no wrong
+answer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from .mixers import MixerError
+from .recurrences import Advance, Recurrences
 from .segments import SegmentGroup, StateStep
 
 NOTHING = -1  # position of a slot that holds no sequence's state
@@ -52,6 +54,9 @@ class StatePool:
         self._written: dict[str, list[tuple[SegmentGroup, mx.array]]] = {}
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
+        self._advanced: dict[str, mx.array] = {}  # by kernels, which write slots when they are evaluated
+        self.num_advanced = 0  # states that kernels kept in the step committed last
+        self._row_sums: mx.array | None = None  # [segments], of what those gave for last rows
 
     @property
     def entries(self) -> dict[str, EntrySpec]:
@@ -88,6 +93,8 @@ class StatePool:
             raise ValueError(f"slots of a step must be different, in [0, {self.num_slots}), got {targets}")
         self._step = step
         self._written = {}
+        self._advanced = {}
+        self._row_sums = None
 
     def read(self, name: str, group: SegmentGroup) -> mx.array | None:
         """States [B, ..] that the group's segments begin with; None if they have none yet, or if nobody
@@ -115,6 +122,27 @@ class StatePool:
                 value = value.astype(entry.dtype)
         self._written.setdefault(name, []).append((group, value))
 
+    def advance(self, name: str, advance: Advance, kernels: Recurrences) -> mx.array:
+        """What a kernel gives for all rows of the step. It writes the slots itself, those of snapshots too,
+        when it is evaluated: once, before ``commit``."""
+        entry, array = advance.entry, self._arrays.get(name)
+        if array is None:
+            if self._fixed:
+                raise MixerError(f"a kernel writes a state {name!r} that none did when the model was probed")
+            array = self._arrays[name] = mx.zeros((self.num_slots, *entry.shape), entry.dtype)
+        if (array.shape[1:], array.dtype) != (entry.shape, entry.dtype) or name in self._advanced:
+            raise MixerError(f"a kernel's state {name!r} has changed since the model was probed")
+        self._advanced[name], y = advance.run(array, self.step.arrays(kernels))
+        self._sum_rows(y)
+        return advance.finish(y)
+
+    def _sum_rows(self, y: mx.array) -> None:
+        """A state with NaN or infinity gives NaN or infinity for the row after it."""
+        ids = self.step.last_row_ids
+        rows = y if ids is None else y[ids]
+        total = rows.reshape(rows.shape[0], -1).astype(mx.float32).sum(axis=1)
+        self._row_sums = total if self._row_sums is None else self._row_sums + total
+
     def pending(self) -> list[mx.array]:
         """What a step must evaluate before ``commit``: the states, and whether they are finite."""
         sums: dict[int, tuple[SegmentGroup, mx.array]] = {}
@@ -126,7 +154,8 @@ class StatePool:
                     sums[id(group)] = (group, total if before is None else before[1] + total)
         self._sums = list(sums.values())
         states = [value for parts in self._written.values() for _, value in parts]
-        return [*states, *(total for _, total in self._sums)]
+        rows = [] if self._row_sums is None else [self._row_sums]
+        return [*states, *self._advanced.values(), *(total for _, total in self._sums), *rows]
 
     def commit(self) -> None:
         """Put the states of the evaluated step into their slots, and copies into those of snapshots."""
@@ -137,6 +166,13 @@ class StatePool:
             finite = np.isfinite(np.array(total))
             self._failed += [row for row, ok in zip(group.last_rows, finite, strict=True) if not ok]
         self._sums = []
+        if self._row_sums is not None:
+            finite = np.isfinite(np.array(self._row_sums))
+            self._failed += [row for row, ok in zip(step.last_rows, finite, strict=True) if not ok]
+            self._row_sums = None
+        self.num_advanced = len(self._advanced)
+        self._arrays |= self._advanced
+        self._advanced = {}
         for name, parts in written.items():
             self._store(name, parts)
         mx.eval(list(self._arrays.values()))
@@ -147,7 +183,7 @@ class StatePool:
 
     def nonfinite_rows(self) -> list[int]:
         """The last rows of the segments of the committed step whose state holds NaN or infinity."""
-        return sorted(self._failed)
+        return sorted(set(self._failed))
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy slot ``source`` onto slot ``target``, all at once. Between steps."""

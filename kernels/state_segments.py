@@ -17,7 +17,7 @@ NO_STATE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateMetadata:
+class StateSegments:
     """T rows of B segments; the rows of a segment are adjacent, in order and of one sequence.
 
     num_rows     T
@@ -42,7 +42,7 @@ class StateMetadata:
         source: Sequence[int],
         target: Sequence[int] | None = None,
         checkpoints: Sequence[tuple[int, int]] = (),
-    ) -> StateMetadata:
+    ) -> StateSegments:
         """Segments one after the other; ``target`` is ``source`` where it is not given."""
         starts = np.cumsum([0, *lengths])
         columns = (starts[:-1], lengths, source, source if target is None else target)

@@ -1,0 +1,45 @@
+"""What computes a recurrence for all segments of a step at once, where there is something that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from octavo.kernels.state_segments import StateSegments
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The state that a kernel keeps in each slot."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """``run(pool, arrays)`` gives the pool's new handle and y of all rows; ``finish`` makes of y what
+    mlx-lm's function would have returned."""
+
+    entry: Entry
+    run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]
+    finish: Callable[[mx.array], mx.array]
+
+
+class Recurrences(Protocol):
+    """Kernels for cut points; None where none fits the arguments."""
+
+    def arrays(self, segments: StateSegments) -> Any:
+        """The segments of a step as its kernels take them."""
+        ...
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
+        """For a call of mlx-lm's function, rows [1, T, ..]."""
+        ...
+
+    def conv(self, module: Any, rows: mx.array) -> Advance | None:
+        """For a depthwise convolution over rows [T, C], without those before them."""
+        ...
