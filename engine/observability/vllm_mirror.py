@@ -52,7 +52,8 @@ def _family(family: Metric, name: str, model: str) -> Iterator[str]:
             continue
         labels = {"model_name": model} | {LABELS.get(key, key): text for key, text in sample.labels.items()}
         suffix = sample.name.removeprefix(family.name)
-        yield f"vllm:{name}{suffix}{_labels(labels)} {floatToGoString(sample.value)}"
+        number = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
+        yield f"vllm:{name}{suffix}{_labels(labels)} {number}"
 
 
 def _labels(labels: dict[str, str]) -> str:
