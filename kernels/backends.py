@@ -17,7 +17,7 @@ from .verify.selftest import first_failure
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """Set to 1, Metal kernels write pages in place, where a self-test shows that the device allows it."""
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """Of the native extension's interface; csrc/module.cpp has the other one."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]
