@@ -8,7 +8,7 @@ from collections.abc import Sequence as Run
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from octavo.block_manager import BlockManager, PageTable
+from octavo.block_manager import BlockManager, PageTable, RecurrentState
 from octavo.block_manager.policies import DEFAULT_POLICY
 
 from .trace import TraceRequest
@@ -52,6 +52,7 @@ def replay(
     *,
     policy: str = DEFAULT_POLICY,
     token_ms: float | None = None,
+    states: RecurrentState | None = None,
 ) -> Replayed:
     """Look up and publish each prompt in order, and release it when the request is done.
 
@@ -62,9 +63,10 @@ def replay(
     policy      which idle pages go first, see block_manager/policies
     token_ms    None: done at once. Otherwise a request holds its pages for so many milliseconds
                 per generated token, and one that finds no room waits for the next to end
+    states      slots of recurrent layers: a hit then also needs a snapshot
     """
     total = sum(len(request.page_ids) for request in requests)
-    blocks = BlockManager(total if num_pages is None else num_pages, 1, policy=policy)
+    blocks = BlockManager(total if num_pages is None else num_pages, 1, policy=policy, states=states)
     prompts = [[*request.page_ids, 0] for request in requests]
     holding = _Holding(blocks, token_ms)
     skipped = prompt_pages = hit_pages = 0
@@ -103,6 +105,11 @@ class _Holding:
             self._release_one()
             table = blocks.open(tokens, salt=request.salt)
         num_hit = table.num_written
+        blocks.copied(table.copies)
+        table.copies = []
+        if blocks.states is not None and (full := len(tokens) - 1 - request.ends_partial) > num_hit:
+            blocks.plan_snapshots(table, num_hit, full, ends=True)
+            blocks.commit(table, tokens, full)
         blocks.commit(table, tokens, len(tokens) - 1)
         if self._token_ms is None:
             blocks.close(table)

@@ -21,12 +21,14 @@ from ..api.errors import InvalidRequest
 class TraceRequest:
     """page_ids   one number per page of the prompt, equal where the trace's ids are equal
     salt       who may share the pages, from the trace's salt field
+    ends_partial   the last page is not full: no state stands at its end
     """
 
     timestamp_ms: float
     output_tokens: int
     page_ids: list[int]
     salt: bytes = b""
+    ends_partial: bool = False
 
 
 def read_trace(path: Path, *, page_size: int = 512, salt_field: str | None = None) -> list[TraceRequest]:
@@ -71,4 +73,5 @@ def _parse(
         output_tokens=int(row["output_length"]),
         page_ids=[numbers.setdefault(value, len(numbers)) for value in hash_ids],
         salt=b"" if salt_field is None else json.dumps(row.get(salt_field)).encode(),
+        ends_partial=length % page_size > 0,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.residual import ResidualSpec
@@ -18,6 +20,9 @@ from ..arguments.options import (
     print_json,
 )
 from ..arguments.usage import checked, positive
+
+if TYPE_CHECKING:
+    from ..memory.planner import ObservedCaches
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +56,19 @@ def run(args: argparse.Namespace) -> int:
         residual=_residual(args),
         max_kv_size=args.max_kv_size,
         keep_tokens=args.keep_tokens,
+        observe=_observe,
     )
     print(render(result))
     if args.json:
         print_json(result)
     return 0 if result["fits"] else 1
+
+
+def _observe(path: Path) -> ObservedCaches:
+    """What a model caches whose config.json does not tell."""
+    from ..executor.load.observe import observe_caches  # loads MLX
+
+    return observe_caches(path)
 
 
 def _residual(args: argparse.Namespace) -> ResidualSpec | None:

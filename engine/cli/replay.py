@@ -6,8 +6,9 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from ..arguments.options import add_json_argument, print_json
-from ..arguments.usage import positive, seconds
+from ..api.errors import InvalidRequest
+from ..arguments.options import add_json_argument, memory_size, print_json
+from ..arguments.usage import checked, positive, seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
     add("--compare", action="store_true",
         help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
+    add("--state-bytes", type=checked(memory_size), metavar="SIZE",
+        help="of the recurrent state of one sequence: a table of hits by what of the bytes of --num-pages "
+        "goes to snapshots (needs --page-bytes)")  # fmt: skip
+    add("--page-bytes", type=checked(memory_size), metavar="SIZE", help="with --state-bytes: of one page")
     add("--seed", type=int, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
     add("--plot", type=Path, metavar="F.png",
         help="draw hit ratio against size for every policy, and the optimum (needs matplotlib)")  # fmt: skip
@@ -43,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from ..cache_sim.compare import compare, plot, render
     from ..cache_sim.optimum import optimal_hits
     from ..cache_sim.run import replay
+    from ..cache_sim.states import compare_states
+    from ..cache_sim.states import render as render_states
     from ..cache_sim.trace import read_trace
     from ..cache_sim.workloads import WORKLOADS
     from ..plots.figure import require_matplotlib
@@ -71,6 +78,16 @@ def run(args: argparse.Namespace) -> int:
         result["optimal_hit_pages"] = bound
         print(f"a policy that knows the future would find {bound / max(replayed.prompt_pages, 1):.2%}")
     print(f"{replayed.pages_per_s:,.0f} pages per second")
+    if args.state_bytes is not None:
+        if args.page_bytes is None or args.num_pages is None:
+            raise InvalidRequest(
+                "--state-bytes is about bytes that pages and states share; add --page-bytes and --num-pages"
+            )
+        found = compare_states(
+            requests, args.num_pages, page_bytes=args.page_bytes, state_bytes=args.state_bytes
+        )
+        print(render_states(found))
+        result["states"] = [asdict(row) for row in found]
     if args.compare or args.plot is not None:
         made_up = {name: make(args.seed) for name, make in WORKLOADS.items()} if args.compare else {}
         rows = compare({args.trace.stem: requests, **made_up})

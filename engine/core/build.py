@@ -96,7 +96,7 @@ def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
     prompt, output = config.cost_per_token
     costs = Costs(prompt, output, config.tenant_weight_by_name)
     if config.fairness == "vtc":
-        return FairQueue(costs)
+        return FairQueue(costs, head_start=config.max_step_tokens * prompt)
     if config.fairness == "dlpm":
         return DeficitQueue(blocks, costs, quantum=config.fairness_quantum)
     return LongestPrefixQueue(blocks) if config.schedule_policy == "lpm" else FirstComeQueue()

@@ -6,7 +6,9 @@ allocates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from .budget import (
 )
 from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, sizing, with_max_kv_size
+from .state_sizing import plan_states
 
 # Where mlx-lm fills in what a config.json may leave out.
 _DEFAULTS: dict[str, dict[str, int]] = {
@@ -41,12 +44,23 @@ _ALIASES = {
     "hidden_size": ("n_embd", "d_model"),
 }
 # Settings of layers whose cache is not one K and one V per layer of one shape.
-_OTHER_CACHES = ("kv_lora_rank", "num_kv_shared_layers", "ssm_state_size", "mamba_d_state", "conv_L_cache")
+_OTHER_CACHES = (
+    "kv_lora_rank", "num_kv_shared_layers", "ssm_state_size", "mamba_d_state", "conv_L_cache", "conv_window",
+    "layer_group_size", "linear_num_value_heads", "linear_attn_config", "block_types",
+)  # fmt: skip
 _ATTENTION = {"full_attention", "sliding_attention"}
 # Where mlx-lm gives layers a window: every n-th layer sees everything, or config.json lists the kinds.
 _WINDOWS = {"gemma3": 512, "gemma3_text": 512, "cohere2": 4096, "gpt_oss": 128}
 _PATTERNS = {"gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 _LISTED = {"llama", "mistral", "ministral3", "olmo3", "gpt_oss"}
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCaches:
+    """What a model was seen to cache. ``slot_bytes``: of the recurrent state of one sequence."""
+
+    layers: tuple[LayerSpec, ...]
+    slot_bytes: int = 0
 
 
 def plan(
@@ -59,11 +73,13 @@ def plan(
     residual: ResidualSpec | None = None,
     max_kv_size: int | None = None,
     keep_tokens: int | None = None,
+    observe: Callable[[Path], ObservedCaches] | None = None,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
     cannot hold this model's rows. ``residual``: what is read in 16 bits beside quantized pages.
-    ``max_kv_size``, ``keep_tokens``: as in EngineConfig.
+    ``max_kv_size``, ``keep_tokens``: as in EngineConfig. ``observe``: asked what a model caches whose
+    config.json does not tell, such as recurrent layers; without it such models are refused.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
     """
@@ -73,7 +89,7 @@ def plan(
         model=model, page_size=page_size, max_kv_size=max_kv_size, keep_tokens=keep_tokens
     )
     positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
-    layers = layer_specs(path, config)
+    layers, slot_bytes = _caches(path, config, observe)
     if max_kv_size is not None:
         layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
     weights = weights_bytes(path)
@@ -101,13 +117,14 @@ def plan(
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
         else:
-            rows[str(pair)] = _format_plan(size, budget, positions)
+            rows[str(pair)] = _format_plan(size, budget, positions, settings, slot_bytes)
     return {
         "model": model,
         "architecture": config["model_type"],
         "layers": len(layers),
-        "kv_heads": layers[0].num_kv_heads,
-        "head_dim": layers[0].head_dim,
+        "kv_heads": layers[0].num_kv_heads if layers else 0,
+        "head_dim": layers[0].head_dim if layers else 0,
+        "state_bytes": slot_bytes,
         "memory_bytes": memory,
         "weights_bytes": weights,
         "workspace_bytes": workspace,
@@ -118,6 +135,19 @@ def plan(
         "formats": rows,
         "refused": refused,
     }
+
+
+def _caches(
+    path: Path, config: Mapping[str, Any], observe: Callable[[Path], ObservedCaches] | None
+) -> tuple[tuple[LayerSpec, ...], int]:
+    """The attention layers, and bytes of the recurrent state of a sequence."""
+    try:
+        return layer_specs(path, config), 0
+    except InvalidConfig:
+        if observe is None:
+            raise
+    observed = observe(path)
+    return observed.layers, observed.slot_bytes
 
 
 def layer_specs(path: Path, config: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
@@ -175,10 +205,21 @@ def _check_weights(path: Path, name: str, width: int) -> None:
                 )
 
 
-def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
+def _format_plan(
+    size: Sizing, budget: int, positions: int, settings: EngineConfig, slot_bytes: int
+) -> dict[str, Any]:
     """Pages are those of the first group. "per page" and "per token" are bytes of all groups, before a
-    sequence has outgrown any window; residual windows, which are groups of their own, are not in them."""
-    pages = max(size.pages_within(budget), 0)
+    sequence has outgrown any window; residual windows, which are groups of their own, are not in them.
+    Slots of recurrent states come out of the same budget, as they do without --state-memory."""
+    states = None
+    if slot_bytes and budget:
+        shared = replace(settings, kv_memory=budget)
+        states = plan_states(shared, slot_bytes, page_bytes=sum(size.group_bytes), available=budget)
+    slots = 0 if states is None else states.num_slots
+    if sum(size.group_bytes):
+        pages = max(size.pages_within(budget - slots * slot_bytes), 0)
+    else:  # no attention: pages take nothing
+        pages = slots * -(-positions // size.page_size)
     bytes_per_page = sum(size.group_bytes[: len(size.groups)])
     groups: list[dict[str, Any]] = [
         {
@@ -199,7 +240,11 @@ def _format_plan(size: Sizing, budget: int, positions: int) -> dict[str, Any]:
         "bytes_per_page": bytes_per_page,
         "pages": pages,
         "tokens": pages * size.page_size,
-        "sequences": min(group["pages"] // group["pages_per_sequence"] for group in groups),
+        "state_slots": slots,
+        "sequences": min(
+            *(group["pages"] // group["pages_per_sequence"] for group in groups),
+            slots if slot_bytes else sys.maxsize,
+        ),
         "groups": groups,
     }
 
@@ -241,6 +286,12 @@ def render(result: Mapping[str, Any]) -> str:
         for group in groups
         if group["window"] is not None and not group["residual"]
     ]
+    if result["state_bytes"]:
+        lines += [
+            f"{name}: and {row['state_slots']} slots of recurrent state, "
+            f"{format_size(result['state_bytes'])} per sequence and snapshot"
+            for name, row in result["formats"].items()
+        ]
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     if not result["fits"]:
         lines.append("nothing is left for pages: give more memory, or a model with smaller weights")

@@ -54,9 +54,12 @@ class FairQueue(TenantLanes):
     far two tenants can be apart, with a proof: docs/guides/fairness.md.
     """
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    def __init__(self, costs: Costs | None = None, *, head_start: float = 0.0) -> None:
+        """``head_start``: how far below the others a tenant comes back, as long as it has had no more: with
+        the cost of a step's prompt tokens, a short prompt need not wait for a chunk of a long one."""
         super().__init__()
         self.costs = costs or Costs()
+        self.head_start = head_start
         self._prompt_cost: dict[str, float] = {}  # over the tenant's weight
         self._output_cost: dict[str, float] = {}
 
@@ -66,7 +69,9 @@ class FairQueue(TenantLanes):
         return found.service.get(tenant, 0.0) if found is not None else 0.0
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        return sorted(running, key=lambda s: (s.priority, self._service(s)))
+        """By what their tenants will have been charged when they are done, as in weighted fair queueing:
+        else a short prompt would be left half done for a chunk of a long one."""
+        return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
     def victim(self, candidates: list[Sequence]) -> Sequence:
         """The youngest of the tenant that has been served most, of the last priority there is."""
@@ -109,6 +114,10 @@ class FairQueue(TenantLanes):
             known[tenant] = unit / self.costs.weight_of(tenant)
         return known[tenant]
 
+    def _rest(self, sequence: Sequence) -> float:
+        """Cost of what a prompt still has to compute."""
+        return sequence.backlog * self._cost(self._prompt_cost, sequence.tenant)
+
     def _service(self, sequence: Sequence) -> float:
         return self.service_of(sequence.tenant, sequence.priority)
 
@@ -121,8 +130,11 @@ class FairQueue(TenantLanes):
             floor = min([service.get(other, 0.0) for other in priority_class.lanes])
         else:
             floor = service.get(priority_class.last_left or "", 0.0)
-        self._forget_absent(priority_class, floor)
-        service[tenant] = max(service.get(tenant, 0.0), floor)
+        level = priority_class.level = max(
+            priority_class.level, floor
+        )  # never falls, whatever head starts do
+        self._forget_absent(priority_class, level - self.head_start)
+        service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)
 
     def _forget_absent(self, priority_class: PriorityClass, floor: float) -> None:
         """Drop counters that would be lifted to ``floor`` on return anyway, where there are too many."""

@@ -20,7 +20,7 @@ class PriorityClass:
 
     lanes     of tenants that have something waiting: their sequences, the oldest first
     service   what each tenant has been charged
-    level     up to which tenants may be served, where the queue says so
+    level     what those who come back are lifted to, or up to which tenants may be served
     """
 
     lanes: dict[str, deque[Sequence]] = field(default_factory=dict)

@@ -176,7 +176,7 @@ MUTANTS = (
     Mutant(
         "tenants that come back are not lifted",
         FAIR,
-        "service[tenant] = max(service.get(tenant, 0.0), floor)",
+        "service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)",
         "service[tenant] = service.get(tenant, 0.0)",
     ),
     Mutant(

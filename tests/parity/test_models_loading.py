@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+import recurrent_models
 import tiny_models
 from format_rows import holds
 from octavo.engine.api.config import EngineConfig
@@ -19,11 +20,13 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.capture import graph_runner
 from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import load_model
+from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.memory.budget import page_bytes
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import layer_specs, plan, render
-from octavo.kernels.formats import FORMAT_NAMES, RECIPE
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
 from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
 
 FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]  # that of the tiny models
@@ -208,3 +211,37 @@ def test_failures_to_load_are_one_clear_line(tmp_path: Path, folder: Path) -> No
     assert "max_model_len is 513" in refused(folder, max_model_len=513)
     assert "are available; lower kv_memory or num_pages" in refused(folder, num_pages=10**9)
     assert issubclass(ModelLoadError, InvalidConfig)
+
+
+def test_states_of_recurrent_layers_are_planned_as_the_engine_allocates_them(tmp_path: Path) -> None:
+    path = recurrent_models.make_folder(tmp_path, "qwen3_next")
+    refusal = r"cannot be told from its config.json \(linear_num_value_heads\)"
+    with pytest.raises(InvalidConfig, match=refusal):
+        plan(model=str(path), memory=2**26)
+    result = plan(model=str(path), memory=2**26, formats=[format_pair("bf16")], observe=observe_caches)
+    row = result["formats"]["bf16"]
+    taken = row["state_slots"] * result["state_bytes"] + row["pages"] * row["bytes_per_page"]
+    assert 0.99 * result["kv_bytes"] < taken <= result["kv_bytes"]
+    assert (result["layers"], result["state_bytes"]) == (1, 58368)
+    assert "slots of recurrent state, 57.0 KiB per sequence" in render(result)
+    runner = load_paged_runner(
+        EngineConfig(model=str(path), kv_memory=result["kv_bytes"], backend="reference")
+    )
+    assert runner.info.states is not None
+    assert runner.info.states.slot_bytes == result["state_bytes"]
+    assert runner.info.states.num_slots == row["state_slots"]
+    assert runner.info.num_pages == row["pages"]
+    assert runner.info.memory.states == row["state_slots"] * result["state_bytes"]
+
+
+def test_states_that_kernels_keep_wider_stay_within_their_memory(tmp_path: Path) -> None:
+    path = recurrent_models.make_folder(tmp_path, "rwkv7", mx.bfloat16)
+    runner = load_paged_runner(EngineConfig(model=str(path), state_memory=2**20, backend="cpu", num_pages=9))
+    states = runner.info.states
+    assert states is not None
+    assert states.slot_bytes > observe_caches(path).slot_bytes, "nothing is wider here; use another model"
+    assert 0.9 * 2**20 < runner.info.memory.states == states.num_slots * states.slot_bytes <= 2**20
+    with pytest.raises(
+        InvalidConfig, match=r"takes 24.8 KiB as it is computed here, and .* give more with state_m"
+    ):
+        load_paged_runner(EngineConfig(model=str(path), state_memory=30_000, backend="cpu", num_pages=9))

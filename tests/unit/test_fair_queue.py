@@ -155,6 +155,20 @@ def test_who_comes_back_is_lifted_to_the_least_of_those_who_wait() -> None:
     assert order.index("c1") > 2, "what c did not use is not saved up"
 
 
+def test_head_starts_do_not_add_up() -> None:
+    """Or each of many who come back would be below the one before."""
+    s = scheduler(FairQueue(head_start=8.0), running=1)
+    for number in range(4):
+        s.add(request(f"a{number}"))
+        s.add(request(f"b{number}"))
+    for _ in range(4):
+        advance(s)
+    level = min(fair(s).service_of("a"), fair(s).service_of("b"))
+    for name in "cdefg":
+        s.add(request(name))
+    assert [fair(s).service_of(name) for name in "cdefg"] == [level - 8] * 5
+
+
 def test_who_comes_back_alone_is_lifted_to_the_last_who_waited() -> None:
     s = scheduler(running=1)
     for number in range(4):

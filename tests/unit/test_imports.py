@@ -71,8 +71,8 @@ ENGINE_ROOMS = {  # room of engine: the rooms it may import
     "client": {"api", "grpc"},
     "arguments": {"api", "client", "grpc", "memory"},
     "bench": {
-        "api", "arguments", "client", "core", "executor", "frontend", "kv_store", "memory", "plots",
-        "tokenizer",
+        "api", "arguments", "cache_sim", "client", "core", "executor", "frontend", "kv_store", "memory",
+        "plots", "tokenizer",
     },
     "cli": {
         "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "http", "memory",

@@ -22,10 +22,11 @@ def manager(num_slots: int = 6, *, every_page: bool = False, max_pinned: int = 0
 def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int) -> list[int]:
     """One step up to ``stop``; the positions of its snapshots."""
     assert blocks.reserve(table, stop)
+    assert table.state is not None
+    assert all(copy.target == table.state.running for copy in table.copies)
     blocks.copied(table.copies)
     table.copies = []
     blocks.plan_snapshots(table, table.num_written, stop, ends=stop == len(tokens))
-    assert table.state is not None
     taken = [planned.position for planned in table.state.planned]
     blocks.commit(table, tokens, stop)
     blocks.check()

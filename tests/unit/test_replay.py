@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.block_manager import RecurrentState
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.cache_sim.optimum import optimal_hits
 from octavo.engine.cache_sim.run import replay
@@ -125,3 +126,27 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     for arguments in wrong:
         assert main(["replay", *arguments]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_with_room_for_every_state_a_recurrent_model_finds_what_attention_does() -> None:
+    chains = [[1, 2, 3], [1, 2, 4], [1, 2, 4, 5], [1, 2, 6]]
+    dense = RecurrentState(num_slots=30, slot_bytes=1, every_page=True)
+    assert (
+        replay(requests_of(chains), 20, states=dense).hit_pages == replay(requests_of(chains), 20).hit_pages
+    )
+    sparse = RecurrentState(num_slots=30, slot_bytes=1)
+    # The second makes the junction at [1, 2] and finds nothing; the third has all that the second left.
+    assert replay(requests_of(chains), 20, states=sparse).hit_pages == 0 + 0 + 3 + 2
+
+
+def test_states_share_the_bytes_of_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num-pages", "2000", "--page-bytes", "1MiB", "--state-bytes", "16MiB", "--json"]
+    assert main(["replay", str(EXCERPT), *flags]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["states"]
+    assert {row["snapshots"] for row in rows} == {"none needed", "tail and junction", "every page"}
+    assert all(row["num_pages"] + 16 * row["num_slots"] <= 2000 for row in rows)
+    best = {name: max(r["hit_ratio"] for r in rows if r["snapshots"] == name) for name in
+            ("none needed", "tail and junction", "every page")}  # fmt: skip
+    assert best["every page"] < best["tail and junction"] <= best["none needed"]
+    assert main(["replay", str(EXCERPT), "--state-bytes", "16MiB"]) == 2
+    assert "add --page-bytes and --num-pages" in capsys.readouterr().err

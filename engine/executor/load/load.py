@@ -19,7 +19,7 @@ from ...api.errors import InvalidConfig
 from ...memory.budget import available_memory, format_size, workspace_bytes
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
-from ...memory.state_sizing import plan_states
+from ...memory.state_sizing import MIN_SLOTS, plan_states
 from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
@@ -49,13 +49,16 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available_memory()
     )
     num_pages = _num_pages(config, size, max_model_len, states)
-    ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse)
+    ready = make_ready(
+        loaded, probed, choice, exact=config.exact, fuse=config.fuse, latents=not size.residual
+    )
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
     )
-    pool = None if states is None else _create_states(loaded.architecture, states, result)
+    states = None if states is None else _as_written(loaded.architecture, states, result)
+    pool = None if states is None else StatePool(states.num_slots, result.entries)
     model = PagedModel(
         loaded.model,
         layout,
@@ -110,16 +113,26 @@ def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: 
     )
 
 
-def _create_states(architecture: str, states: RecurrentState, result: ProbeResult) -> StatePool:
-    """The slots, as the model was seen to fill them."""
-    if slot_bytes(result.entries) != states.slot_bytes:
-        log.warning(
-            "%s: a slot of recurrent state takes %s, planned were %s",
-            architecture,
-            format_size(slot_bytes(result.entries)),
-            format_size(states.slot_bytes),
+def _as_written(architecture: str, states: RecurrentState, result: ProbeResult) -> RecurrentState:
+    """The slots as the model was seen to fill them, as many as the bytes that were planned hold: native
+    kernels keep in float32 what mlx-lm may keep in 16 bits. InvalidConfig if two do not fit."""
+    taken, planned = slot_bytes(result.entries), states.num_slots * states.slot_bytes
+    if taken == states.slot_bytes:
+        return states
+    num_slots = planned // taken
+    if num_slots < MIN_SLOTS:
+        raise InvalidConfig(
+            f"the recurrent state of one sequence takes {format_size(taken)} as it is computed here, and "
+            f"there must be room for {MIN_SLOTS} in {format_size(planned)}; give more with state_memory"
         )
-    return StatePool(states.num_slots, result.entries)
+    log.info(
+        "%s: a slot of recurrent state takes %s instead of %s: there are %d of them",
+        architecture,
+        format_size(taken),
+        format_size(states.slot_bytes),
+        num_slots,
+    )
+    return replace(states, num_slots=num_slots, slot_bytes=taken)
 
 
 def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None) -> int:

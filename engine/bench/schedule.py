@@ -1,0 +1,155 @@
+"""``octavo bench schedule``: orders of admission compared on a simulated clock.
+
+The scheduler and the block manager are the real ones; a step takes what a linear cost model says, so hours
+of traffic take seconds and nothing depends on this machine. The default costs were measured on two cores of a
+CPU with a model of 0.6 billion parameters and 4-bit weights: they are one machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits
+
+from ..api.config import EngineConfig
+from ..api.errors import InvalidRequest
+from ..cache_sim.trace import read_trace
+from ..core.build import waiting_queue
+from ..plots.figure import picture, require_matplotlib
+from .schedule_sim import Arrival, StepModel, simulate
+
+ORDERS = {
+    "fcfs": EngineConfig(),
+    "lpm": EngineConfig(schedule_policy="lpm"),
+    "vtc": EngineConfig(fairness="vtc"),
+    "dlpm": EngineConfig(fairness="dlpm"),
+}
+PAGE_SIZE = 32
+TRACE_PAGE = 512  # tokens that one id of a trace stands for
+VOCABULARY = 150_000
+
+
+def light(rng: random.Random) -> list[Arrival]:
+    """One tenant alone: a prompt of 600 tokens about every ten seconds."""
+    return [
+        Arrival(10.0 * n + rng.random(), "light", _prompt(rng, 600), 32) for n in range(20)
+    ]  # fmt: skip
+
+
+def flood(rng: random.Random) -> list[Arrival]:
+    """The same beside another tenant's 64 prompts of 2,000 tokens, all at the start."""
+    burst = [Arrival(0.0, "heavy", _prompt(rng, 2000), 64) for _ in range(64)]
+    return burst + light(rng)
+
+
+def shared(rng: random.Random) -> list[Arrival]:
+    """Four tenants with eight long beginnings each, more than the pool holds, in bursts."""
+    heads = {(t, h): _prompt(rng, 1024) for t in range(4) for h in range(8)}
+    arrivals = []
+    for n in range(400):
+        tenant, head = rng.randrange(4), rng.randrange(8)
+        prompt = heads[tenant, head] + _prompt(rng, 64)
+        arrivals.append(Arrival(10.0 * (n // 100), f"t{tenant}", prompt, 16, str(tenant).encode()))
+    return arrivals
+
+
+TRAFFIC: dict[str, Callable[[random.Random], list[Arrival]]] = {
+    "light": light,
+    "flood": flood,
+    "shared": shared,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--traffic", choices=TRAFFIC, action="append", help="what is sent; may be repeated (all)")
+    add("--trace", type=Path, metavar="FILE", help="a recorded trace instead, see octavo replay")
+    add("--tenant-field", metavar="NAME", help="a field of the trace's requests that separates tenants")
+    add("--requests", type=int, default=200, metavar="N", help="of the trace, the first ones (200)")
+    add("--speed", type=float, default=1.0, metavar="X", help="arrivals of the trace so much faster (1)")
+    add("--order", choices=ORDERS, action="append", help="who is next; may be repeated (all)")
+    add("--num-pages", type=int, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
+    add("--max-running", type=int, default=64, metavar="N", help="(64)")
+    add("--max-step-tokens", type=int, default=512, metavar="N", help="(512)")
+    add("--target-itl", type=float, metavar="MS", help="cut prompts to this target (whole chunks)")
+    add("--good-ttft", type=float, default=10.0, metavar="S", help="goodput: time to first token (10)")
+    add("--good-itl", type=float, default=1.5, metavar="S", help="goodput: longest gap between tokens (1.5)")
+    for name, value, text in (
+        ("step", 28.0, "a step"),
+        ("row", 0.5, "a decoding row"),
+        ("prompt-token", 1.6, "a prompt token"),
+        ("position", 0.2, "attending to 1,000 positions"),
+    ):
+        add(f"--{name}-ms", type=float, default=value, metavar="MS", help=f"cost of {text} ({value:g})")
+    add("--plot", type=Path, metavar="FILE", help="draw times to first token; needs matplotlib")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Simulate, print the table, return what --json prints."""
+    require_matplotlib(args.plot)
+    model = StepModel(args.step_ms, args.row_ms, args.prompt_token_ms, args.position_ms)
+    limits = Limits(
+        args.max_step_tokens,
+        min(args.max_running, args.max_step_tokens),
+        target_itl=None if args.target_itl is None else args.target_itl / 1e3,
+    )
+    results: dict[str, dict[str, Any]] = {}
+    times: dict[str, list[float]] = {}
+    for name, arrivals in _traffic(args).items():
+        for order in args.order or ORDERS:
+            blocks = BlockManager(args.num_pages, PAGE_SIZE, max_chunk=args.max_step_tokens)
+            outcome = simulate(arrivals, blocks, limits, waiting_queue(ORDERS[order], blocks), model)
+            figures = outcome.to_json(args.good_ttft, args.good_itl)
+            results.setdefault(name, {})[order] = figures
+            times[f"{name}, {order}"] = sorted(each.ttft for each in outcome.served)
+            _print_row(name, order, figures)
+    if args.plot is not None:
+        _plot(times, args.plot)
+    return {"bench": "schedule", "page_size": PAGE_SIZE, "num_pages": args.num_pages, "traffic": results}
+
+
+def _traffic(args: argparse.Namespace) -> dict[str, list[Arrival]]:
+    if args.trace is None:
+        return {
+            name: sorted(TRAFFIC[name](random.Random(1)), key=lambda a: a.at_s)
+            for name in args.traffic or TRAFFIC
+        }
+    requests = read_trace(args.trace, page_size=TRACE_PAGE, salt_field=args.tenant_field)[: args.requests]
+    room = args.num_pages * PAGE_SIZE
+    arrivals = []
+    for request in requests:
+        prompt = [page % VOCABULARY for page in request.page_ids for _ in range(TRACE_PAGE)]
+        if len(prompt) + request.output_tokens <= room:
+            tenant, at_s = request.salt.decode(), request.timestamp_ms / 1e3 / args.speed
+            arrivals.append(Arrival(at_s, tenant, prompt, max(1, request.output_tokens), request.salt))
+    if not arrivals:
+        raise InvalidRequest(f"no request of {args.trace} fits {room} positions; raise --num-pages")
+    print(f"{len(arrivals)} requests of {args.trace}; {len(requests) - len(arrivals)} do not fit the pool")
+    return {args.trace.name: arrivals}
+
+
+def _print_row(traffic: str, order: str, figures: dict[str, Any]) -> None:
+    ttft = ", ".join(f"{tenant or 'all'} {value:.2f}" for tenant, value in figures["ttft_p95_s"].items())
+    print(
+        f"{traffic:>12} {order:>5}: {figures['tokens_per_s']:7.1f} tokens/s, goodput "
+        f"{figures['goodput_per_s']:.3f}/s, hits {figures['hit_ratio']:6.1%}, preemptions "
+        f"{figures['preemptions']}, service gap {figures['service_gap']:.0f}, p95 TTFT (s): {ttft}"
+    )
+
+
+def _prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(length)]
+
+
+def _plot(times: dict[str, list[float]], path: Path) -> None:
+    with picture(path) as (axis,):
+        for label, values in times.items():
+            axis.plot(values, [100 * (n + 1) / len(values) for n in range(len(values))], label=label)
+        axis.set(xlabel="time to first token, s", ylabel="requests, %", ylim=(0, 100))
+        axis.grid(alpha=0.3)
+        axis.legend()

@@ -1,0 +1,163 @@
+"""Traffic served by the real scheduler and block manager on a clock of its own: no model, a cost per step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Run
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler.step_cost import shape_of
+from octavo.scheduler.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """at_s   seconds after the start; prompts are token ids"""
+
+    at_s: float
+    tenant: str
+    prompt: list[int]
+    output_tokens: int
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Milliseconds of a step, of each decoding row and prompt token in it, of 1,000 positions attended to."""
+
+    step_ms: float
+    row_ms: float
+    prompt_token_ms: float
+    position_ms: float
+
+    def seconds(self, step: Step) -> float:
+        shape = shape_of(step.work)
+        positions = shape.num_positions + shape.chunk_positions
+        return (
+            self.step_ms
+            + self.row_ms * shape.num_decodes
+            + self.prompt_token_ms * shape.num_chunk_tokens
+            + self.position_ms * positions / 1000
+        ) / 1000
+
+
+@dataclass(slots=True)
+class Served:
+    """One request's times, in seconds of the simulation."""
+
+    arrival: Arrival
+    sequence: Sequence
+    first_at: float | None = None
+    last_at: float = 0.0
+    worst_gap: float = 0.0
+
+    @property
+    def ttft(self) -> float:
+        assert self.first_at is not None
+        return self.first_at - self.arrival.at_s
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation found; ``gap`` is the largest difference of service between two tenants who both
+    had something waiting, as growth over any interval, in prompt tokens (an output token counts as two)."""
+
+    served: list[Served]
+    seconds: float
+    preemptions: int
+    hit_tokens: int
+    prompt_tokens: int
+    gap: float
+
+    def to_json(self, ttft_s: float, itl_s: float) -> dict[str, Any]:
+        """Figures for programs; goodput is the rate of requests within both targets."""
+        good = sum(each.ttft <= ttft_s and each.worst_gap <= itl_s for each in self.served)
+        tokens = (
+            sum(each.arrival.output_tokens for each in self.served) + self.prompt_tokens - self.hit_tokens
+        )
+        by_tenant: dict[str, list[float]] = defaultdict(list)
+        for each in self.served:
+            by_tenant[each.arrival.tenant].append(each.ttft)
+        return {
+            "seconds": self.seconds,
+            "tokens_per_s": tokens / self.seconds,
+            "requests_per_s": len(self.served) / self.seconds,
+            "goodput_per_s": good / self.seconds,
+            "hit_ratio": self.hit_tokens / self.prompt_tokens,
+            "preemptions": self.preemptions,
+            "longest_wait_s": max(each.ttft for each in self.served),
+            "service_gap": self.gap,
+            "ttft_p95_s": {tenant: quantile(times, 0.95) for tenant, times in sorted(by_tenant.items())},
+        }
+
+
+@dataclass(slots=True)
+class _Gap:
+    """The range of the difference of two tenants' service while both wait."""
+
+    service: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    largest: float = 0.0
+
+    def note(self, waiting: set[str]) -> None:
+        pairs = {(a, b) for a in waiting for b in waiting if a < b}
+        for pair in [pair for pair in self.ranges if pair not in pairs]:
+            del self.ranges[pair]  # the interval is over
+        for pair in pairs:
+            difference = self.service[pair[0]] - self.service[pair[1]]
+            low, high = self.ranges.get(pair, (difference, difference))
+            self.ranges[pair] = low, high = min(low, difference), max(high, difference)
+            self.largest = max(self.largest, high - low)
+
+
+def simulate(
+    arrivals: Run[Arrival], blocks: BlockManager, limits: Limits, queue: WaitingQueue, model: StepModel
+) -> Outcome:
+    """Serve all of it; arrivals are in the order of time."""
+    scheduler = Scheduler(blocks, limits, waiting=queue)
+    served: dict[Sequence, Served] = {}
+    gap, now, index, hits = _Gap(), 0.0, 0, 0
+    while index < len(arrivals) or scheduler.has_work:
+        if not scheduler.has_work:
+            now = max(now, arrivals[index].at_s)
+        while index < len(arrivals) and arrivals[index].at_s <= now:
+            each = arrivals[index]
+            sequence = Sequence(
+                str(index), list(each.prompt), each.output_tokens, each.salt, tenant=each.tenant
+            )
+            served[sequence] = Served(each, sequence)
+            scheduler.add(sequence)
+            index += 1
+        step = scheduler.plan()
+        assert step is not None
+        hits += sum(lookup.num_hit for lookup in step.lookups)
+        seconds = model.seconds(step)
+        now += seconds
+        for item in step.work:
+            new = min(item.stop, item.sequence.num_prompt) - item.start
+            gap.service[item.sequence.tenant] += max(0, new) + 2 * item.samples
+        scheduler.commit(step, [Result(1)] * len(step.sampled()))
+        scheduler.observe(step, seconds)
+        _note_tokens(step, served, now)
+        gap.note({s.arrival.tenant for s in served.values() if s.sequence.status is Status.WAITING})
+    return Outcome(
+        list(served.values()), now, scheduler.num_preemptions, hits,
+        sum(len(each.prompt) for each in arrivals), gap.largest,
+    )  # fmt: skip
+
+
+def quantile(values: Run[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def _note_tokens(step: Step, served: dict[Sequence, Served], now: float) -> None:
+    for sequence in step.sampled():
+        each = served[sequence]
+        if each.first_at is None:
+            each.first_at = now
+        else:
+            each.worst_gap = max(each.worst_gap, now - each.last_at)
+        each.last_at = now

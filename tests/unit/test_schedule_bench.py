@@ -1,0 +1,38 @@
+"""The simulated benchmark: its contract, and what its orders are for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from octavo.engine.bench import schedule as bench
+
+
+def results(*options: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    found = bench.run(parser.parse_args(options))
+    assert json.loads(json.dumps(found)) == found
+    return dict(found["traffic"])
+
+
+def test_a_flood_hardly_delays_another_tenant_under_fairness() -> None:
+    found = results("--traffic", "light", "--traffic", "flood", "--order", "fcfs", "--order", "vtc")
+    alone = found["light"]["fcfs"]["ttft_p95_s"]["light"]
+    assert found["flood"]["fcfs"]["ttft_p95_s"]["light"] > 10 * alone, "first come, first served"
+    assert found["flood"]["vtc"]["ttft_p95_s"]["light"] < 4 * alone
+    assert found["flood"]["vtc"]["tokens_per_s"] >= 0.99 * found["flood"]["fcfs"]["tokens_per_s"]
+
+
+def test_a_trace_is_served(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 100 * n, "input_length": 700, "output_length": 3, "hash_ids": [0, n], "who": n % 2}
+        for n in range(6)
+    ]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    found = results("--trace", str(trace), "--tenant-field", "who", "--order", "dlpm")["trace.jsonl"]["dlpm"]
+    assert set(found["ttft_p95_s"]) == {"0", "1"}
+    assert 0.3 < found["hit_ratio"] < 0.5

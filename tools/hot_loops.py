@@ -1,0 +1,176 @@
+"""What the compiler made of the loops that multiply: copies, spills, and the cycles that llvm-mca predicts.
+
+    python tools/hot_loops.py [--level avx512] [--cpus sapphirerapids,znver4] [--json] [BUILD]
+
+It reads the objects of a build (``build/cp*``, as the installation leaves it), so that a level is held to its
+limits on machines that lack it. A loop is an innermost one: it ends in a jump backwards, has no other jump or
+call, and at least ``MIN_PRODUCTS`` dot products (``vpdpbusd``, ``vdpbf16ps``, ``vpmaddubsw``, ``vpmaddwd``)
+or fused multiplications. It is good when vectors stay in their registers and the multipliers decide: few of
+them go to the stack, and the predicted cycles are near those of the products alone. llvm-mca knows nothing of
+caches and memory; of a loop whose data is in L1 it is right to a percent. Loops of the files written for
+AVX-512 are held to that (``why_slow``): the exit code is 1 if one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+MIN_PRODUCTS = 8
+JUDGED, JUDGED_CPU = "_avx512.cpp", "sapphirerapids"
+CYCLES = {"vdpbf16ps": 2.0}  # of a product on JUDGED_CPU by llvm-mca, as far as it is not
+CYCLES_OF_OTHERS = 1.0
+SLACK, SLACK_CYCLES = 1.3, 4.0  # unpacking, scales and the loop's own instructions
+PRODUCTS_PER_SPILL = 8
+ITERATIONS = 200
+PRODUCTS = ("vpdpbusd", "vdpbf16ps", "vpmaddubsw", "vpmaddwd", "vfmadd")
+CPUS = {"avx2": "znver3,skylake", "avx512": "sapphirerapids,znver4"}
+_LINE = re.compile(r"^ *([0-9a-f]+):\t(.*)$")
+_FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
+_JUMP = re.compile(r"^j\w+ +([0-9a-f]+) <")
+_COPY = re.compile(r"^vmov[adu]\w* +%([yz]mm\d+),%([yz]mm\d+)$")
+_SPILL = re.compile(r"^v\S+ .*\(%r[sb]p\).*")
+_VECTOR = re.compile(r"%[yz]mm\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One innermost loop: counts of one pass, and predicted cycles of one by CPU."""
+
+    source: str
+    function: str
+    products: int
+    ideal: float  # cycles of the products alone
+    copies: int
+    spills: int
+    cycles: dict[str, float] = field(default_factory=dict)
+
+    def why_slow(self) -> str | None:
+        """What this loop spends on other things than products, if that is too much."""
+        if self.spills * PRODUCTS_PER_SPILL > self.products:
+            return f"{self.spills} vectors on the stack, at most {self.products // PRODUCTS_PER_SPILL} may be"
+        limit = SLACK * self.ideal + SLACK_CYCLES
+        predicted = self.cycles.get(JUDGED_CPU, 0.0)
+        if predicted > limit:
+            return f"{predicted:.1f} cycles on {JUDGED_CPU}, at most {limit:.1f} may be"
+        return None
+
+
+def loops_of(disassembly: str, source: str) -> Iterator[tuple[Loop, list[str]]]:
+    """Innermost loops of products, with their instructions, in what ``disassembled`` returns."""
+    function, body = "?", list[tuple[int, str]]()
+    for line in (*disassembly.splitlines(), "0 <end>:"):
+        if found := _FUNCTION.match(line):
+            for code in _innermost(body):
+                if (products := _count(code, PRODUCTS)) >= MIN_PRODUCTS:
+                    slow = sum(
+                        (cycles - CYCLES_OF_OTHERS) * _count(code, (name,)) for name, cycles in CYCLES.items()
+                    )
+                    copies = sum(bool(_COPY.match(each)) for each in code)
+                    spills = sum(bool(_SPILL.match(each) and _VECTOR.search(each)) for each in code)
+                    yield (
+                        Loop(source, function, products, products * CYCLES_OF_OTHERS + slow, copies, spills),
+                        code,
+                    )
+            function, body = found[1], []
+        elif found := _LINE.match(line):
+            body.append((int(found[1], 16), found[2].split("#")[0].strip()))
+
+
+def _innermost(body: list[tuple[int, str]]) -> Iterator[list[str]]:
+    """Runs of instructions from a jump's target to that jump, with no other jump, call or return between."""
+    at = {address: index for index, (address, _) in enumerate(body)}
+    for index, (_, code) in enumerate(body):
+        jump = _JUMP.match(code)
+        first = at.get(int(jump[1], 16)) if jump else None
+        if first is None or first >= index:
+            continue
+        inner = [each for _, each in body[first:index]]
+        if not any(each.startswith(("j", "call", "ret")) for each in inner):
+            yield inner
+
+
+def _count(code: Sequence[str], names: tuple[str, ...]) -> int:
+    return sum(each.startswith(names) for each in code)
+
+
+def predicted_cycles(code: Sequence[str], cpu: str, mca: str) -> float:
+    """Of one pass through the loop, by llvm-mca; RuntimeError with its words if it cannot read the code."""
+    done = subprocess.run(
+        [mca, f"-mcpu={cpu}", f"-iterations={ITERATIONS}"],
+        input="\n".join(code), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
+    if found is None:
+        raise RuntimeError(f"{mca} -mcpu={cpu}: {done.stderr.strip()[:300]}")
+    return int(found[1]) / ITERATIONS
+
+
+def objects(build: Path, level: str) -> list[Path]:
+    """The objects of a level in a build."""
+    return sorted((build / "CMakeFiles" / f"kernels_{level}.dir").rglob("*.o"))
+
+
+def disassembled(path: Path) -> str:
+    command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def find_mca() -> str | None:
+    """The llvm-mca to ask: the newest there is."""
+    names = [f"llvm-mca-{number}" for number in range(30, 15, -1)]
+    return next((found for name in (*names, "llvm-mca") if (found := shutil.which(name))), None)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("build", nargs="?", type=Path, help="folder of a build (the newest of build/cp*)")
+    parser.add_argument("--level", choices=CPUS, default="avx512")
+    parser.add_argument("--cpus", help="that llvm-mca is to predict for (avx512: sapphirerapids,znver4)")
+    parser.add_argument(
+        "--all", action="store_true", help="print every loop, not only those that are too slow"
+    )
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    builds = sorted(Path("build").glob("cp*"), key=lambda each: each.stat().st_mtime)
+    build = args.build or (builds[-1] if builds else Path("build"))
+    paths = objects(build, args.level)
+    if not paths:
+        print(
+            f"hot_loops: no {args.level} objects in {build}; install Octavo first (make lint)",
+            file=sys.stderr,
+        )
+        return 2
+    mca, cpus = find_mca(), (args.cpus or CPUS[args.level]).split(",")
+    loops = []
+    for path in paths:
+        for loop, code in loops_of(disassembled(path), path.name.removesuffix(".o")):
+            if mca:
+                loop.cycles.update({cpu: predicted_cycles(code, cpu, mca) for cpu in cpus})
+            loops.append(loop)
+    slow = {id(loop): why for loop in loops if loop.source.endswith(JUDGED) and (why := loop.why_slow())}
+    for loop in sorted(loops, key=lambda each: -each.spills / each.products):
+        if args.all or id(loop) in slow:
+            print(_line(loop, slow.get(id(loop))))
+    predicted = f"predicted by {mca}" if mca else "no llvm-mca: cycles are not predicted (Debian: llvm-19)"
+    print(f"hot_loops: {len(loops)} loops at {args.level}, {len(slow)} too slow; {predicted}")
+    if args.json:
+        print(json.dumps([asdict(loop) for loop in loops]))
+    return 1 if slow else 0
+
+
+def _line(loop: Loop, why: str | None) -> str:
+    cycles = " ".join(f"{cpu} {value:.1f}" for cpu, value in loop.cycles.items())
+    counts = f"products {loop.products} copies {loop.copies} spills {loop.spills}"
+    return f"{loop.source}: {loop.function[:90]}: {counts} {cycles}{f': {why}' if why else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
