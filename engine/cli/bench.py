@@ -16,6 +16,7 @@ BENCHES = {
     "append": "storing the next token's K/V in pages, beside growing dense arrays",
     "prefix": "what the prefix cache does for time to first token",
     "quality": "what each page format costs in predictions, and saves in memory",
+    "speculate": "what drafts do for tokens per second, by kind of text",
     "invariance": "whether a request's output depends on how it is served, to the bit",
     "schedule": "who waits how long under each order of admission, simulated",
     "scheduler": "time per step of the control plane, without a model",

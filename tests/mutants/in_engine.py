@@ -51,15 +51,17 @@ MUTANTS = (
     Mutant(
         "a decode step forgets when to quantize",
         BATCH,
-        "        quantize_after=_quantize_after(work),\n    )\n    every",
-        "    )\n    every",
+        "        quantize_after=_quantize_after(work),\n        states=_states(work),\n    )\n    every",
+        "        states=_states(work),\n    )\n    every",
     ),
     Mutant(
         "a decode step has one group",
         BATCH,
         "groups=tuple(map(in_group, range(_num_groups(work)))),\n"
-        "        quantize_after=_quantize_after(work),\n    )\n    every",
-        "groups=(in_group(0),),\n        quantize_after=_quantize_after(work),\n    )\n    every",
+        "        quantize_after=_quantize_after(work),\n        states=_states(work),\n    )\n    every",
+        "groups=(in_group(0),),\n"
+        "        quantize_after=_quantize_after(work),\n        states=_states(work),\n"
+        "    )\n    every",
     ),
     Mutant(
         "two decodes may write one slot",

@@ -1,0 +1,290 @@
+"""``octavo bench speculate``: tokens per second with and without drafts, by turns in one engine.
+
+What is said decides what can be guessed, so it is dictated: the model computes every row and draws every
+token, and then the next token of a text that was made up before takes the drawn one's place. So any model's
+steps can be timed on any text, one of random weights, too. The texts:
+
+    copy     long pieces of the prompt, in another order
+    edit     the prompt again, with a token in 25 changed
+    form     records whose field names repeat and whose values do not
+    chance   tokens from a small alphabet: something like the end has always been there, and says nothing
+    fresh    tokens that never come twice
+
+``edit`` and ``form`` are what code edits and JSON look like to a drafter; ``chance`` is the worst that can
+happen to one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..api.config import EngineConfig
+from ..api.errors import InvalidConfig, RequestFailed
+from ..api.outputs import FinishReason
+from ..api.sampling_params import SamplingParams, Speculate
+from ..api.stats import DraftRecord, Observer, StepRecord
+from ..arguments.options import add_engine_arguments, given_settings
+from ..arguments.usage import positive
+from ..core.build import build_core
+from ..core.engine_core import EngineCore
+from ..core.request import Request
+from ..executor.base import ModelRunner, RunOutput
+from ..executor.batch import Batch
+from ..executor.sampling.sampler import SampleState
+from ..plots.figure import require_matplotlib
+from .arguments import counts
+
+SEED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    parser.add_argument("--batch", type=counts, default="1,8", metavar="N,N", help="sequences at once")
+    parser.add_argument("--prompt-tokens", type=positive, default=256, metavar="N", help="of each prompt")
+    parser.add_argument("--output-tokens", type=positive, default=128, metavar="N", help="of each sequence")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="of each kind of text")
+    parser.add_argument("--texts", default=",".join(TEXTS), metavar="T,T", help=", ".join(TEXTS))
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios into this file")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, return what --json prints."""
+    require_matplotlib(args.plot)
+    texts = args.texts.split(",")
+    if unknown := set(texts) - TEXTS.keys():
+        raise InvalidConfig(f"no text is called {min(unknown)!r}; choose from {', '.join(TEXTS)}")
+    settings = given_settings(args)
+    speculate: Speculate = settings.pop("speculate", "ngram")
+    if speculate == "off":
+        raise InvalidConfig("speculate is off, and this is about drafts; leave it out, or say ngram")
+    counter = DraftCounter()
+    config = _config(settings, args)
+    core = build_core(config, counter)
+    try:
+        info = core.info
+        rows = _measure(core, counter, args, texts, speculate)
+    finally:
+        core.close()
+    result = {
+        "bench": "speculate",
+        "model": info.name,
+        "backend": info.backend,
+        "threads": info.threads,
+        "weights": info.weights,
+        "kv_format": info.kv_format,
+        "speculate": speculate,
+        "draft_tokens": config.draft_tokens,
+        "prompt_tokens": args.prompt_tokens,
+        "output_tokens": args.output_tokens,
+        "results": rows,
+    }
+    _print_table(result)
+    if args.plot is not None:
+        from ..plots.speculate import plot
+
+        plot(result, args.plot)
+    return result
+
+
+class DraftCounter(Observer):
+    """Adds up the drafts of steps."""
+
+    def __init__(self) -> None:
+        self.drafts: list[DraftRecord] = []
+
+    def step(self, record: StepRecord) -> None:
+        self.drafts += record.drafts
+
+    def rejected(self, reason: str) -> None:
+        raise RequestFailed(f"the benchmark's request was refused: {reason}")
+
+
+class Dictation:
+    """A runner whose samples are those of given texts."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.texts: Mapping[int, Sequence[int]] = {}  # by the sample's seed
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        output = self._runner.run(batch, states)
+        told = [
+            sampled if sampled.token is None else sampled._replace(token=self._next(state))
+            for sampled, state in zip(output.samples, states, strict=True)
+        ]
+        return replace(output, samples=tuple(told))
+
+    def _next(self, state: SampleState) -> int:
+        text = self.texts[state.seed]
+        return text[state.num_generated % len(text)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+def _config(settings: dict[str, Any], args: argparse.Namespace) -> EngineConfig:
+    largest = max(args.batch)
+    config = EngineConfig(
+        **{"prefix_cache": False, "max_running": largest, "max_step_tokens": max(512, largest), **settings}
+    )
+    if config.num_pages is not None or config.kv_memory is not None:
+        return config
+    pages = -(-(args.prompt_tokens + args.output_tokens) // config.page_size) + 1
+    return replace(config, num_pages=largest * pages)
+
+
+def _measure(
+    core: EngineCore, counter: DraftCounter, args: argparse.Namespace, texts: list[str], speculate: Speculate
+) -> list[dict[str, Any]]:
+    dictation = Dictation(core._runner)
+    core._runner = dictation
+    rng = np.random.default_rng(SEED)
+    rows = []
+    with tqdm(total=len(texts) * len(args.batch) * args.rounds, unit="round", disable=None) as bar:
+        for name in texts:
+            for batch in args.batch:
+                rates: dict[Speculate, list[float]] = {"off": [], speculate: []}
+                counter.drafts.clear()
+                for number in range(args.rounds):
+                    work = [_made_up(name, rng, core, args) for _ in range(batch)]
+                    order: tuple[Speculate, ...] = ("off", speculate)
+                    for how in order if number % 2 else order[::-1]:
+                        rates[how].append(_rate(core, dictation, work, how))
+                    bar.update()
+                rows.append(_row(name, batch, rates["off"], rates[speculate], counter.drafts))
+    return rows
+
+
+def _made_up(
+    name: str, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
+) -> tuple[list[int], list[int]]:
+    """A prompt and what is said after it."""
+    prompt: list[int] = rng.integers(300, core.info.vocab_size, args.prompt_tokens).tolist()
+    return TEXTS[name](rng, prompt, args.output_tokens, core.info.vocab_size)
+
+
+def _rate(
+    core: EngineCore, dictation: Dictation, work: list[tuple[list[int], list[int]]], how: Speculate
+) -> float:
+    """Tokens per second of the steps after everybody's first token."""
+    dictation.texts = {index: text for index, (_, text) in enumerate(work)}
+    waiting = set()
+    for index, (prompt, text) in enumerate(work):
+        params = SamplingParams(max_tokens=len(text), ignore_eos=True, seed=index, speculate=how)
+        request = Request(
+            f"{how}/{index}",
+            prompt,
+            params,
+            max_tokens=len(text),
+            tokenizer=core.tokenizer,
+            vocab_size=core.info.vocab_size,
+            arrived_at=time.monotonic(),
+        )
+        core.add(request)
+        waiting.add(request)
+    while waiting:
+        waiting -= {request for request, _ in _step(core)}
+    began, num_tokens = time.perf_counter(), 0
+    while core.has_work:
+        num_tokens += sum(count for _, count in _step(core))
+    return num_tokens / (time.perf_counter() - began)
+
+
+def _step(core: EngineCore) -> list[tuple[Request, int]]:
+    """One step; who got how many tokens."""
+    updates = core.step()
+    for update in updates:
+        if update.delta.finish_reason is FinishReason.ERROR:
+            raise RequestFailed(f"the benchmark's request failed: {update.delta.error}")
+    return [(update.request, len(update.delta.token_ids)) for update in updates]
+
+
+def _row(
+    name: str, batch: int, plain: list[float], drafted: list[float], drafts: list[DraftRecord]
+) -> dict[str, Any]:
+    num_drafts, num_accepted = sum(d.num_drafts for d in drafts), sum(d.num_accepted for d in drafts)
+    ratios = [after / before for before, after in zip(plain, drafted, strict=True)]
+    return {
+        "text": name,
+        "batch": batch,
+        "off_tokens_per_s": statistics.median(plain),
+        "tokens_per_s": statistics.median(drafted),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "accepted_share": num_accepted / num_drafts if num_drafts else None,
+        "mean_acceptance_length": 1 + num_accepted / len(drafts) if drafts else 1.0,
+    }
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    print(
+        f"{result['model']}: {result['weights']} weights, {result['kv_format']} pages, backend "
+        f"{result['backend']}, {result['threads']} threads; {result['speculate']}, at most "
+        f"{result['draft_tokens']} drafts"
+    )
+    print("text     batch  off, tokens/s  drafts, tokens/s  ratio  held  tokens of a step with drafts")
+    for row in result["results"]:
+        held = "-" if row["accepted_share"] is None else f"{100 * row['accepted_share']:.0f} %"
+        print(
+            f"{row['text']:8s} {row['batch']:5d} {row['off_tokens_per_s']:14.1f} {row['tokens_per_s']:17.1f} "
+            f"{row['ratio']:6.2f} {held:>5s} {row['mean_acceptance_length']:10.2f}"
+        )
+
+
+Text = Callable[[np.random.Generator, list[int], int, int], tuple[list[int], list[int]]]
+
+
+def _copy(
+    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+) -> tuple[list[int], list[int]]:
+    said: list[int] = []
+    while len(said) < length:
+        start = int(rng.integers(0, max(1, len(prompt) - 40)))
+        said += [*rng.integers(300, vocab, 2).tolist(), *prompt[start : start + int(rng.integers(30, 90))]]
+    return prompt, said[:length]
+
+
+def _edit(
+    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+) -> tuple[list[int], list[int]]:
+    said = (prompt * -(-length // len(prompt)))[:length]
+    for place in np.flatnonzero(rng.random(length) < 1 / 25).tolist():
+        said[place] = int(rng.integers(300, vocab))
+    return prompt, said
+
+
+def _form(
+    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+) -> tuple[list[int], list[int]]:
+    names = [rng.integers(300, vocab, 4).tolist() for _ in range(6)]
+    said: list[int] = []
+    while len(said) < len(prompt) + length:
+        for name in names:
+            said += [*name, *rng.integers(300, vocab, int(rng.integers(1, 4))).tolist()]
+    return said[: len(prompt)], said[len(prompt) : len(prompt) + length]
+
+
+def _chance(
+    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+) -> tuple[list[int], list[int]]:
+    alphabet = rng.integers(300, vocab, 6)
+    said: list[int] = alphabet[rng.integers(0, len(alphabet), len(prompt) + length)].tolist()
+    return said[: len(prompt)], said[len(prompt) :]
+
+
+def _fresh(
+    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+) -> tuple[list[int], list[int]]:
+    return prompt, rng.integers(300, vocab, length).tolist()
+
+
+TEXTS: Mapping[str, Text] = {"copy": _copy, "edit": _edit, "form": _form, "chance": _chance, "fresh": _fresh}

@@ -1,0 +1,40 @@
+"""`octavo bench speculate`: dictated texts, and what its JSON says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.bench import speculate
+
+
+def run(*flags: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    speculate.add_arguments(parser)
+    return dict(json.loads(json.dumps(speculate.run(parser.parse_args(flags)))))
+
+
+def test_copies_are_guessed_and_fresh_tokens_are_not(tmp_path: Path) -> None:
+    picture = tmp_path / "drafts.svg"
+    result = run(
+        "--texts", "copy,fresh", "--batch", "1,2", "--rounds", "1", "--prompt-tokens", "100",
+        "--output-tokens", "60", "--page-size", "16", "--plot", str(picture),
+    )  # fmt: skip
+    rows = {(row["text"], row["batch"]): row for row in result["results"]}  # type: ignore[attr-defined]
+    assert rows.keys() == {("copy", 1), ("copy", 2), ("fresh", 1), ("fresh", 2)}
+    assert rows["copy", 1]["accepted_share"] > 0.5
+    assert rows["copy", 1]["mean_acceptance_length"] > 1.5
+    assert rows["fresh", 1]["accepted_share"] in (None, 0)
+    assert all(row["ratio"] > 0 for row in rows.values())
+    assert picture.stat().st_size > 1000
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="speculate is off"):
+        run("--speculate", "off")
+    with pytest.raises(InvalidConfig, match="no text is called 'poem'"):
+        run("--texts", "poem")
