@@ -243,6 +243,11 @@ class BlockManager:
             self._states.start(table, self._copy_slot)
         return True
 
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether ``plan_snapshots`` would do anything: asked once a step, and not for each of its rows."""
+        return self._states is not None and self.prefix_cache
+
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, ends: bool) -> None:
         """Decide which snapshots of recurrent state the next step takes, which computes positions
         [start, stop) of a table: ``table.state.planned``. ``ends``: no token is known after ``stop``."""

@@ -333,6 +333,7 @@ def attend(
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
     mask: mx.array | None,
+    rotary: mx.array | None,
     exact: bool,
 ) -> mx.array: ...
 def attend_mixed(

@@ -10,13 +10,14 @@ from typing import Literal, get_args
 import mlx.core as mx
 
 from .interface import AttentionBackend
+from .mlx_pin import wrong_mlx
 from .reference.backend import ReferenceBackend
 from .verify.selftest import first_failure
 
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """Set to 1, Metal kernels write pages in place, where a self-test shows that the device allows it."""
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """Of the native extension's interface; csrc/module.cpp has the other one."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]
@@ -109,6 +110,8 @@ def _choose_metal(*, asked_for: bool) -> Choice:
 
 def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, str]:
     """The native backend, or the reason why it does not load."""
+    if (wrong := wrong_mlx()) is not None:  # before it is loaded, which could end the process
+        return None, f"the native CPU extension does not load ({wrong})"
     try:
         from . import _ext
     except ImportError as error:  # not built, or built for another MLX: both say so

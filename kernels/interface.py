@@ -69,6 +69,10 @@ class AttendOptions:
                   positions a row sees; float, what is added to its logits, -1e30 and below where it
                   sees nothing. Nothing past a sequence's end is seen, and a row that sees nothing gets zeros
 
+    rotary        [T, Hq, Dv]  the layer is a latent one: its K rows, of one head, are V as well, and what is
+                  stored as V are rotary keys. Their dot products with these queries, which come scaled,
+                  join the scaled logits; the result is [T, Hq, D]. No softcap with it
+
     No architecture of mlx-lm that is served passes ``alibi_slopes`` or ``mask``: they are for callers of
     the kernels.
     """
@@ -78,6 +82,7 @@ class AttendOptions:
     softcap: float | None = None
     alibi_slopes: mx.array | None = None
     mask: mx.array | None = None
+    rotary: mx.array | None = None
 
 
 class PageStorage(Protocol):

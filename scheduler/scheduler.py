@@ -151,9 +151,10 @@ class Scheduler:
             assert not stuck, "somebody waits and nothing is computed"
             return None
         roster = self._roster
-        for sequence, start, stop, *_ in work:
-            assert sequence.table is not None
-            self.blocks.plan_snapshots(sequence.table, start, stop, ends=stop == len(sequence.tokens))
+        if self.blocks.takes_snapshots:
+            for sequence, start, stop, *_ in work:
+                assert sequence.table is not None
+                self.blocks.plan_snapshots(sequence.table, start, stop, ends=stop == len(sequence.tokens))
         copies, roster.copies = tuple(roster.copies), []
         predicted_s = self._latency.predict(work) if self._latency is not None else None
         self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s)

@@ -77,7 +77,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """What each architecture is known by in config.json, and how its configuration differs."""
 
-GATHERED: dict[str, dict[str, Any]] = {
+LATENT: dict[str, dict[str, Any]] = {
     "deepseek_v3": {
         "n_routed_experts": 4,
         "n_group": 2,
@@ -95,6 +95,11 @@ GATHERED: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
 }
+"""Architectures that cache latents."""
+
+GATHERED: dict[str, dict[str, Any]] = {
+    "gear": {"layer_types": ["full_attention"] * 4, "attn_logit_softcapping": 2.0}
+}
 """Architectures whose attention does its own arithmetic on K and V."""
 
 
@@ -102,7 +107,9 @@ def make_model(
     folder: Path, architecture: str, *, dtype: mx.Dtype = mx.bfloat16, seed: int = 0, **changes: Any
 ) -> Path:
     """Write a model folder: config, random weights, byte tokenizer. Returns ``folder``."""
-    config = _COMMON | (CONFIGS | GATHERED).get(architecture, {}) | {"model_type": architecture} | changes
+    config = (
+        _COMMON | (CONFIGS | LATENT | GATHERED).get(architecture, {}) | {"model_type": architecture} | changes
+    )
     module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(architecture, architecture)}")
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))

@@ -23,6 +23,26 @@ def add_security_arguments(parser: argparse.ArgumentParser) -> None:
         help="bearer tokens, one per line: TOKEN, or TENANT TOKEN")  # fmt: skip
 
 
+def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of a server's metrics port."""
+    add = parser.add_argument_group("security of the metrics port (read again on SIGHUP)").add_argument
+    add("--metrics-tls-cert", type=Path, metavar="F", help="PEM certificate chain: HTTPS only")
+    add("--metrics-tls-key", type=Path, metavar="F", help="PEM key of the certificate, not encrypted")
+    add("--metrics-token-file", type=Path, metavar="F",
+        help="bearer tokens, one per line, for /metrics; /healthz and /readyz stay open")  # fmt: skip
+
+
+def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
+    """The TLS files of the metrics port; InvalidConfig when only one of them is given."""
+    from ..grpc.security import TlsFiles
+
+    if (args.metrics_tls_cert is None) != (args.metrics_tls_key is None):
+        raise InvalidConfig("--metrics-tls-cert and --metrics-tls-key belong together; give both or none")
+    if args.metrics_tls_cert is None:
+        return None
+    return TlsFiles(cert=args.metrics_tls_cert, key=args.metrics_tls_key)
+
+
 def tls_files(args: argparse.Namespace) -> TlsFiles | None:
     """The server's TLS files; InvalidConfig when only some of them are given."""
     from ..grpc.security import TlsFiles

@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": "say what the prefix cache would find in recorded traffic",
     "cache": "look into the prefix cache of a server, and act on it",
     "plan": "say how many pages and sequences fit into a memory budget",
+    "models": "say how every architecture of the installed mlx-lm is served, from tiny random models",
     "doctor": "say what this machine and a model run on, and test the kernels",
 }
 

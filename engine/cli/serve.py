@@ -23,6 +23,7 @@ from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
 from ..http.options import HttpOptions, check_installed, with_real_port
 from ..http.router import Router
+from .metrics_port import MetricsSecurity
 from .serve_limits import ExitDeadline, available_cpus, cpu_quota, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
 
@@ -74,7 +75,8 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     security = Security(
         tls=options.tls, token_file=options.auth_token_file, api_key=options.api_key, salts=salts
     )
-    _reload_on_hangup(security, options.listen)
+    metrics_security = MetricsSecurity(options.metrics_tls, options.metrics_token_file)
+    _reload_on_hangup(security, options.listen, metrics_security)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     tracing = _tracing(options.otlp_endpoint, metrics, config)
     engine = AsyncEngine(_within_quota(config), observer=tracing or metrics)
@@ -82,7 +84,13 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     async with contextlib.AsyncExitStack() as stack:
         http = None
         if options.metrics is not None:
-            http = MetricsServer(options.metrics, metrics, probes)
+            http = MetricsServer(
+                options.metrics,
+                metrics,
+                probes,
+                tls=metrics_security.context,
+                may_read=metrics_security.may_read,
+            )
             stack.callback(http.close)
         if tracing is not None:
             stack.callback(tracing.close)
@@ -153,14 +161,21 @@ def settle_interpreter() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
-def _reload_on_hangup(security: Security, listen: Address) -> None:
+def _reload_on_hangup(security: Security, listen: Address, metrics: MetricsSecurity | None = None) -> None:
     """SIGHUP reads certificates and tokens again; without any it does nothing."""
     loop = asyncio.get_running_loop()
-    if security.tls is None and security.tokens is None:
+    of_metrics = metrics is not None and metrics.has_files
+    if security.tls is None and security.tokens is None and not of_metrics:
         loop.add_signal_handler(signal.SIGHUP, logger.info, "SIGHUP: no tokens or certificates to read again")
         return
-    loop.add_signal_handler(signal.SIGHUP, security.reload)
-    if security.tls is None and not listen.is_local:
+
+    def reload() -> None:
+        security.reload()
+        if metrics is not None:
+            metrics.reload()
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    if security.tls is None and security.tokens is not None and not listen.is_local:
         logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
 
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ..api.address import Address, parse_address
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, add_log_level_argument, memory_size
-from ..arguments.security import add_security_arguments, tls_files
+from ..arguments.security import (
+    add_metrics_security_arguments,
+    add_security_arguments,
+    metrics_tls_files,
+    tls_files,
+)
 from ..arguments.sources import CONFIG_FLAG
 from ..arguments.usage import Parser, checked, seconds
 from .serve_http import add_http_arguments, http_options
@@ -32,6 +37,7 @@ class ServeOptions:
     max_message_bytes   of a message that comes in (None: what a prompt of the model's length needs)
     write_timeout   seconds for which a client need not read its output
     tls, auth_token_file   who may use gRPC; read again on SIGHUP
+    metrics_tls, metrics_token_file   likewise, of the metrics port
     api_key   a bearer token of gRPC, beside those of the file
     http      the router in front; None: there is none
     """
@@ -46,6 +52,8 @@ class ServeOptions:
     otlp_endpoint: str | None = None
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
+    metrics_tls: TlsFiles | None = None
+    metrics_token_file: Path | None = None
     api_key: str | None = field(default=None, repr=False)
     http: HttpOptions | None = None
 
@@ -75,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vllm-metrics",
         action="store_true",
-        help="export queue depth, running requests, cache usage and cache shape under vLLM's names too, "
-        "for schedulers of inference gateways such as llm-d's",
+        help="export metrics under vLLM's names too, for dashboards and for schedulers of inference gateways "
+        "such as llm-d's",
     )
     parser.add_argument(
         "--otlp-traces-endpoint",
@@ -111,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_http_arguments(parser)
     add_security_arguments(parser)
+    add_metrics_security_arguments(parser)
     add_log_level_argument(parser, "info")
     add_engine_arguments(parser)
 
@@ -163,5 +172,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         tls=tls_files(args),
         auth_token_file=args.auth_token_file,
         api_key=args.api_key if http is None else None,
+        metrics_tls=metrics_tls_files(args),
+        metrics_token_file=args.metrics_token_file,
         http=http,
     )

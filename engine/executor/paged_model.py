@@ -115,6 +115,11 @@ class PagedModel:
         """Whether attention reads pages; otherwise K/V are gathered."""
         return self._context.mask_dims is None
 
+    @property
+    def reads_latents(self) -> bool:
+        """Whether layers attended over latents, in the steps so far."""
+        return self._context.reads_latents
+
     def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerShim:
         """Begin a step in which nothing but one layer's attention is computed, by what stands for its
         cache."""

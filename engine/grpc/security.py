@@ -73,13 +73,13 @@ def _read(path: Path, flag: str) -> bytes:
         raise InvalidConfig(f"cannot read {flag} {path}: {error.strerror}") from error
 
 
-def read_tokens(path: Path) -> dict[bytes, str]:
+def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]:
     """SHA-256 of each token, and its tenant. A line is TOKEN, or TENANT TOKEN (or TENANT:TOKEN);
     empty lines and # comments are skipped. A token without a tenant is a tenant of its own.
 
     InvalidConfig names the line, never its contents."""
     found: dict[bytes, str] = {}
-    text = _read(path, "--auth-token-file").decode(errors="replace")
+    text = _read(path, flag).decode(errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
         words = re.split(r"\s+|:\s*", line.strip())
         if words == [""] or line.lstrip().startswith("#"):
@@ -87,20 +87,20 @@ def read_tokens(path: Path) -> dict[bytes, str]:
         token, tenant = words[-1], words[0] if len(words) == 2 else None
         if len(words) > 2 or not _TOKEN.fullmatch(token):
             raise InvalidConfig(
-                f"line {number} of --auth-token-file {path} must be TOKEN or TENANT TOKEN; a token has "
+                f"line {number} of {flag} {path} must be TOKEN or TENANT TOKEN; a token has "
                 "letters, digits and -._~+/ and may end with ="
             )
         if tenant is not None and not _TENANT.fullmatch(tenant):
             raise InvalidConfig(
-                f"line {number} of --auth-token-file {path} names a tenant that has other than letters, "
+                f"line {number} of {flag} {path} names a tenant that has other than letters, "
                 "digits and ._-, or more than 64 of them"
             )
         digest = hashlib.sha256(token.encode()).digest()
         if digest in found:
-            raise InvalidConfig(f"line {number} of --auth-token-file {path} repeats a token; remove one")
+            raise InvalidConfig(f"line {number} of {flag} {path} repeats a token; remove one")
         found[digest] = tenant or f"token-{digest.hex()[:16]}"
     if not found:
-        raise InvalidConfig(f"--auth-token-file {path} has no tokens: nobody could use the server; add one")
+        raise InvalidConfig(f"{flag} {path} has no tokens: nobody could use the server; add one")
     return found
 
 
@@ -117,14 +117,15 @@ def read_key(key: str) -> dict[bytes, str]:
 class Tokens:
     """The tokens of a file, and one beside them, compared in constant time. Either may be None."""
 
-    def __init__(self, path: Path | None, key: str | None = None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, key: str | None = None, *, flag: str = "--auth-token-file") -> None:
+        """``flag``: the option that names the file, for messages."""
+        self._path, self._flag = path, flag
         self._key = {} if key is None else read_key(key)
         self._tenants: Mapping[bytes, str] = {}
         self.reload()
 
     def reload(self) -> None:
-        self._tenants = ({} if self._path is None else read_tokens(self._path)) | self._key
+        self._tenants = ({} if self._path is None else read_tokens(self._path, self._flag)) | self._key
 
     @property
     def num_tenants(self) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
-from typing import Protocol
+from socket import AF_INET, AF_INET6, socket
+from typing import Any, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,6 +34,7 @@ from ..api.engine_info import ModelInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
 from .store_metrics import StoreCollector
+from .vllm_mirror import render_mirror
 from .vllm_names import DraftCounts, render_vllm
 
 # Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
@@ -221,6 +223,7 @@ class Metrics:
         text: bytes = generate_latest(self.registry)
         if self._with_vllm_names and self._info is not None:
             text += render_vllm(self._gauges, self._info, self._draft_counts)
+            text += render_mirror(self.registry, self._info)
         return text
 
 
@@ -239,15 +242,27 @@ class Probes(Protocol):
 
 
 class MetricsServer:
-    """``/metrics``, ``/healthz`` (alive) and ``/readyz`` (taking requests) over plain HTTP.
+    """``/metrics``, ``/healthz`` (alive) and ``/readyz`` (taking requests) over HTTP or HTTPS.
 
     Its threads answer while the engine and the event loop are busy.
     """
 
-    def __init__(self, address: Address, metrics: Metrics, probes: Probes) -> None:
-        """Listen at once; InvalidConfig when the address cannot be listened on."""
+    def __init__(
+        self,
+        address: Address,
+        metrics: Metrics,
+        probes: Probes,
+        *,
+        tls: ssl.SSLContext | None = None,
+        may_read: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Listen at once; InvalidConfig when the address cannot be listened on.
+
+        tls        HTTPS only
+        may_read   whether metrics are for who sends this ``Authorization`` ("" for none); probes are for all
+        """
         try:
-            self._server = _HTTPServer(address, _routes(metrics, probes))
+            self._server = _HTTPServer(address, _routes(metrics, probes), tls, may_read)
         except OSError as error:
             raise port_in_use(address, "--metrics") from error
         self.address = address.with_port(self._server.server_address[1])
@@ -260,6 +275,7 @@ class MetricsServer:
         self._thread.join()
 
 
+METRICS_PATH = "/metrics"
 Route = Callable[[], tuple[int, str, bytes]]  # status, content type, body
 
 
@@ -276,17 +292,41 @@ def _routes(metrics: Metrics, probes: Probes) -> dict[str, Route]:
 
         return answer
 
-    return {"/metrics": scrape, "/healthz": probe(probes.alive), "/readyz": probe(probes.ready)}
+    return {METRICS_PATH: scrape, "/healthz": probe(probes.alive), "/readyz": probe(probes.ready)}
+
+
+def _refuse() -> tuple[int, str, bytes]:
+    return 401, "text/plain", b"no valid token; send Authorization: Bearer TOKEN\n"
 
 
 class _HTTPServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: Address, routes: dict[str, Route]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        routes: dict[str, Route],
+        tls: ssl.SSLContext | None,
+        may_read: Callable[[str], bool] | None,
+    ) -> None:
         self.routes = routes
+        self.may_read = may_read
+        self._tls = tls
         self.address_family = AF_INET6 if ":" in address.host else AF_INET
         super().__init__((address.host, address.port), _Handler)
+
+    def get_request(self) -> tuple[socket, Any]:
+        """The handshake is left to the thread of the connection: a silent client must not stop others."""
+        connection, peer = super().get_request()
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+            )
+        return connection, peer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that breaks the connection off, or does not speak TLS, is nobody else's business."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -294,10 +334,16 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds a client may take to send its request
 
     def do_GET(self) -> None:
-        route = self.server.routes.get(self.path.partition("?")[0])
+        path = self.path.partition("?")[0]
+        route = self.server.routes.get(path)
+        may_read = self.server.may_read
+        if path == METRICS_PATH and may_read and not may_read(self.headers.get("Authorization", "")):
+            route = _refuse
         status, content_type, body = route() if route else (404, "text/plain", b"not found\n")
         with contextlib.suppress(ConnectionError):  # whoever asked has gone
             self.send_response(status)
+            if status == 401:
+                self.send_header("WWW-Authenticate", "Bearer")
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

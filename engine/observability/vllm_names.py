@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ..api.engine_info import ModelInfo
 from ..api.stats import Gauges
+from .vllm_mirror import escaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,5 @@ def _head(sample: _Sample) -> str:
 
 
 def _line(sample: _Sample) -> str:
-    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
+    labels = ",".join(f'{name}="{escaped(value)}"' for name, value in sample.labels.items())
     return f"vllm:{sample.name}{{{labels}}} {sample.value:.12g}\n"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -119,6 +119,7 @@ class CpuPool:
             options.sinks,
             options.alibi_slopes,
             mask,
+            None if options.rotary is None else _ext.shortcut(options.rotary),
             self.exact,
         )
 

@@ -52,7 +52,7 @@ class MetalPool(ReferencePool):
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        refuse_option("metal", mask=options.mask)
+        refuse_option("metal", mask=options.mask, rotary=options.rotary)
         out = self._attention.attend(layer, queries, self._pages(layer), options)
         self._was_read(layer, out)
         return out

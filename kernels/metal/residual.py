@@ -17,7 +17,7 @@ from ..interface import AttendOptions, PoolSpec, refuse_option
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
 from ..residual import residual_starts
-from ..residual_cache import ResidualCache
+from ..residual_cache import ResidualCache, refuse_latents
 from .attention import Parts
 from .attention_units import DECODE_TILE
 from .launch import padded
@@ -85,6 +85,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_option("metal", alibi_slopes=options.alibi_slopes, mask=options.mask)
+        refuse_latents(options)
         self.quantized.check_queries(layer, queries, options)
         outs = [self._attend(layer, queries, route, options) for route in self._routes]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)

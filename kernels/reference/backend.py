@@ -93,6 +93,8 @@ class ReferencePool:
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         spec = self._spec.layers[layer]
         bias = self.check_queries(layer, queries, options)
+        if options.rotary is not None:
+            return self._attend_latents(layer, queries, options, options.rotary, bias)
         wide = queries.astype(mx.float32) * options.scale
         if self._codecs[0].format.rotates(spec.head_dim):
             wide = hadamard(wide)
@@ -112,6 +114,28 @@ class ReferencePool:
         if self.rotates_values(layer):
             out = hadamard(out)
         return out.astype(queries.dtype)
+
+    def _attend_latents(
+        self, layer: int, queries: mx.array, options: AttendOptions, rotary: mx.array, bias: Bias
+    ) -> mx.array:
+        """See ``AttendOptions.rotary``: one head, whose keys are latents and rotary keys side by side."""
+        spec = self._spec.layers[layer]
+        if spec.num_kv_heads != 1 or options.softcap is not None:
+            raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
+        if rotary.shape != (*queries.shape[:2], spec.value_dim):
+            raise ValueError(
+                f"rotary queries must be {(*queries.shape[:2], spec.value_dim)}, got {rotary.shape}"
+            )
+        wide = mx.concatenate(
+            [queries.astype(mx.float32) * options.scale, rotary.astype(mx.float32)], axis=-1
+        )
+        outs = []
+        for group in self._groups:
+            latents = self.rows(layer, 0, group.tables)
+            keys = mx.concatenate([latents, self.rows(layer, 1, group.tables)], axis=-1)
+            rows = wide[group.rows]
+            outs.append(attend_group(group, rows, keys, latents, spec=spec, options=options, bias=bias))
+        return mx.concatenate(outs)[self._restore_order].astype(queries.dtype)
 
     def check_queries(self, layer: int, queries: mx.array, options: AttendOptions) -> Bias:
         """ValueError unless queries and what is added to logits fit the layer and the step."""

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from ..interface import AttendOptions, LayerSpec
 from ..metadata import AttentionMetadata
-from ..residual_cache import ResidualCache
+from ..residual_cache import ResidualCache, refuse_latents
 from .attention import Bias, Group, attention_weights
 from .backend import ReferencePool
 
@@ -21,6 +21,7 @@ class ReferenceResidualCache(ResidualCache[ReferencePool]):
         self._starts = mx.array(self.starts())
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        refuse_latents(options)
         bias = self.quantized.check_queries(layer, queries, options)
         wide = queries.astype(mx.float32) * options.scale
         keep = self.residual.spec.layers[layer].keep

@@ -107,9 +107,12 @@ class TenantLanes(WaitingQueue):
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
     def _class_of(self, sequence: Sequence) -> PriorityClass:
-        found = self._classes.get(sequence.priority)
+        return self._class(sequence.priority)
+
+    def _class(self, priority: int) -> PriorityClass:
+        found = self._classes.get(priority)
         if found is None:
-            found = self._classes[sequence.priority] = PriorityClass()
+            found = self._classes[priority] = PriorityClass()
             self._forget_idle_classes()
         return found
 
@@ -128,7 +131,7 @@ class TenantLanes(WaitingQueue):
     def _forget_idle_classes(self) -> None:
         """Priorities are numbers of the caller's choice: accounts of a few idle ones are kept."""
         idle = [priority for priority, each in self._classes.items() if not each.lanes]
-        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES)]:
+        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:  # the last one was just made
             del self._classes[priority]
 
 

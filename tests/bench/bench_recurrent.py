@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -262,11 +261,7 @@ def main() -> None:
     sizes = [(int(n), int(t)) for n, t in (size.split("x") for size in args.sizes.split(","))]
     print(f"{_ext.isa()}, threads {args.threads}; ns per token and head: native, mlx-lm, ratio, over bound")
     rows = [measure(name, n, t, args.rounds) for name in args.kernels.split(",") for n, t in sizes]
-    print(
-        json.dumps(
-            {"isa": _ext.isa(), "threads": args.threads, "machine": platform.processor(), "rows": rows}
-        )
-    )
+    print(json.dumps({"isa": _ext.isa(), "threads": args.threads, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ MUTANTS = (
         "sequence.num_charged = max(sequence.num_charged, sequence.num_written)",
         "pass",
     ),
-    Mutant("outputs are free", FAIR, "self._charge(sequence, len(sequence.tokens))", "pass"),
+    Mutant("outputs are free", FAIR, "drawn[account] = drawn.get(account, 0) + stop - start", "pass"),
     Mutant(
         "samples pay for the prompt again",
         FAIR,

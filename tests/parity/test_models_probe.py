@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
@@ -75,17 +75,56 @@ def test_mixtures_in_bf16_are_paged_on_the_native_backend(tmp_path: Path, name: 
     assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
 
 
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [("deepseek_v3", {}), ("deepseek_v3", {"q_lora_rank": None})],
-    ids=["low-rank", "whole"],
-)
-def test_models_with_attention_of_their_own_gather(
-    tmp_path: Path, backend: AttentionBackend, name: str, config: dict[str, Any]
-) -> None:
-    result = run_probe(tmp_path, name, backend, dtype=mx.float32, **config)
+@pytest.mark.parametrize("config", [{}, {"q_lora_rank": None}], ids=["low-rank", "whole"])
+def test_latent_attention_is_paged(tmp_path: Path, backend: AttentionBackend, config: dict[str, Any]) -> None:
+    result = run_probe(tmp_path, "deepseek_v3", backend, dtype=mx.float32, **config)
+    if backend.name == "metal":  # it has no kernel for latents yet
+        assert (result.tier, result.latents) == ("gather", False)
+    else:
+        assert (result.tier, result.latents) == ("paged", True), probe.describe(result)
+
+
+def test_latents_are_gathered_where_pages_cannot_be_read_as_such(tmp_path: Path) -> None:
+    model, layout = load(tmp_path, "deepseek_v3", dtype=mx.float32)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    result = probe.probe(
+        model, layout, ReferenceBackend(), selection, architecture="deepseek_v3", latents=False
+    )
+    assert result.tier == "gather"
+    assert "residual window" in result.reason
+
+
+def test_models_with_attention_of_their_own_gather(tmp_path: Path, backend: AttentionBackend) -> None:
+    result = run_probe(tmp_path, "gear", backend, dtype=mx.float32)
     assert result.tier == "gather"
     assert "paged: " in result.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("plamo", {"n_shared_head": 2}),
+        ("gpt_bigcode", {"n_embd": 64, "n_layer": 2, "n_inner": 128, "n_head": 4, "n_positions": 512}),
+    ],
+)
+def test_functions_of_mlx_and_numpy_meet_handles(
+    tmp_path: Path, backend: AttentionBackend, name: str, config: dict[str, Any]
+) -> None:
+    """plamo tiles K and V, gpt_bigcode counts positions from an offset: in other words than most."""
+    result = run_probe(tmp_path, name, backend, dtype=mx.float32, layer_norm_epsilon=1e-5, **config)
+    assert result.tier == "paged", probe.describe(result)
+
+
+def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: AttentionBackend) -> None:
+    """ministral3 inside of mistral3 masks windows over caches that keep everything."""
+    model, _ = load(tmp_path, "ministral3")
+    full: Any = KVCache
+    object.__setattr__(model, "make_cache", lambda: [full() for _ in model.layers])
+    layout = discover_layout(model, "ministral3")
+    assert [spec.window for spec in layout.layers] == [tiny_models.WINDOW, None] * 2
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    result = probe.probe(model, layout, backend, selection, architecture="ministral3")
+    assert result.tier == "paged", probe.describe(result)
 
 
 @pytest.mark.parametrize("num_kv_heads", [2, 4], ids=["grouped", "one query head each"])

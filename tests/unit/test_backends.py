@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 
-from octavo.kernels import FORMAT_NAMES, backends
+from octavo.kernels import FORMAT_NAMES, backends, mlx_pin
 from octavo.kernels.backends import choose_backend
 from octavo.kernels.interface import AttendOptions, PoolSpec
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
@@ -154,3 +155,25 @@ def test_the_selftest_catches_a_broken_backend() -> None:
             f"NaN is reported, {fmt}",
         )
     ]
+
+
+def test_another_mlx_is_told_before_the_extension_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    pinned = mlx_pin.pinned_version(importlib.metadata.requires("octavo") or ())
+    assert pinned == real("mlx")
+    assert mlx_pin.wrong_mlx() is None
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9" if name == "mlx" else real(name))
+    monkeypatch.setitem(sys.modules, "octavo.kernels._ext", None)  # loading it would say something else
+    choice = choose_backend("auto")
+    assert choice.backend.name == "reference"
+    for word in ("9.9.9", f"pip install 'mlx[cpu]=={pinned}'"):
+        assert word in choice.reason
+    with pytest.raises(ValueError, match=r"9\.9\.9"):
+        choose_backend("cpu")
+
+
+def test_the_pin_is_found_among_requirements() -> None:
+    lines = ["mlx-lm<0.33,>=0.32.2", "numpy<3", 'mlx[cpu]==0.32.4; platform_system == "Linux"']
+    assert mlx_pin.pinned_version(lines) == "0.32.4"
+    assert mlx_pin.pinned_version(['mlx==0.32.4; platform_system == "Darwin"']) == "0.32.4"
+    assert mlx_pin.pinned_version(["mlx-lm==0.32.2", "numpy"]) is None

@@ -21,6 +21,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.stats import DraftRecord, Gauges, RequestRecord, StepRecord
 from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts
+from octavo.engine.observability import vllm_mirror
 from octavo.engine.observability.prometheus import Metrics, MetricsServer
 from served import METRIC_NAMES
 
@@ -91,12 +92,16 @@ def test_every_name_is_there_from_the_start() -> None:
             assert len(line.split(" ", 3)[3]) > 5, f"no help: {line}"
 
 
+MIRRORED = tuple(f"vllm:{name}" for name in (*vllm_mirror.NAMES.values(), "lora_requests_info"))
+
+
 def test_gateways_find_the_names_they_read_when_asked_for() -> None:
     metrics = Metrics(with_vllm_names=True)
     info = replace(fake_info(EngineConfig()), name='a "model"', page_size=32, num_pages=10)
     metrics.describe(info)
     metrics.step(RECORD)
     values = {name: value for name, value in _samples(metrics.render().decode()).items() if "vllm:" in name}
+    mirrored = {name: values.pop(name) for name in list(values) if name.startswith(MIRRORED)}
     assert values == {
         'vllm:num_requests_running,model_name=a "model"': 3,
         'vllm:num_requests_waiting,model_name=a "model"': 5,
@@ -108,6 +113,27 @@ def test_gateways_find_the_names_they_read_when_asked_for() -> None:
         'vllm:spec_decode_num_accepted_tokens_per_pos_total,model_name=a "model",position=0': 2,
         'vllm:spec_decode_num_accepted_tokens_per_pos_total,model_name=a "model",position=1': 1,
     }
+
+    own = _samples(metrics.render().decode())
+    model = ',model_name=a "model"'
+    for name, twin in {
+        "prompt_tokens_total": "prompt_tokens_total",
+        "generation_tokens_total": "generated_tokens_total",
+        "prefix_cache_queries_total": "prefix_cache_query_tokens_total",
+        "prefix_cache_hits_total": "prefix_cache_hit_tokens_total",
+        "num_preemptions_total": "preemptions_total",
+        "time_to_first_token_seconds_count": "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_sum": "inter_token_seconds_sum",
+        "request_queue_time_seconds_count": "queue_seconds_count",
+        "e2e_request_latency_seconds_count": "request_seconds_count",
+    }.items():
+        assert mirrored[f"vllm:{name}{model}"] == own[f"octavo_{twin}"] > 0, name
+    assert {name for name in mirrored if "success" in name} == {
+        f"vllm:request_success_total,finished_reason={reason}{model}"
+        for reason in ("stop", "length", "abort")
+    }
+    assert mirrored["vllm:lora_requests_info,max_lora=0,running_lora_adapters=,waiting_lora_adapters="] == 1
+    assert any(name.startswith("vllm:time_to_first_token_seconds_bucket,le=0.001") for name in mirrored)
 
 
 def test_one_step_moves_every_figure() -> None:

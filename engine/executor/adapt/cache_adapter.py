@@ -24,8 +24,12 @@ from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
 from octavo.kernels.metadata import AttentionMetadata
 
 from ..load.mlx_lm_import import base
+from .latents import RotaryKeys, RotaryScores
 
 _plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
+
+observers: list[Callable[[Any, Any], None]] = []
+"""Told of keys and mask of attention over arrays, while a model is being discovered."""
 
 
 class HookError(RuntimeError):
@@ -43,6 +47,7 @@ class StepContext:
         self.kv_cache = kv_cache
         self.mask_dims = mask_dims
         self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
+        self.reads_latents = False  # some layer attended over latents
         self.traced = False  # the graph being built is to serve other steps too
         self._metadata: AttentionMetadata | None = None
 
@@ -85,22 +90,34 @@ class Handle:
     the probe turns into the gather tier.
     """
 
-    def __init__(self, shim: LayerShim, *, dtype: mx.Dtype, dim: int) -> None:
+    def __init__(self, shim: LayerShim, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
         self.shim = shim
         self.dtype = dtype
-        self._dim = dim
+        self.is_value = is_value
+        self.tiles = tiles  # its heads are repeated so often, all of them after each other
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
         """Its length is each row's own, int32 [T]: model code that takes a position from it gets every row's,
         and what needs one number for all of them is refused by MLX."""
         context = self.shim.context
-        heads = self.shim.spec.num_kv_heads
-        return context.metadata.num_tokens, heads, context.positions + 1, self._dim
+        heads = self.shim.spec.num_kv_heads * self.tiles
+        dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
+        return context.metadata.num_tokens, heads, context.positions + 1, dim
 
     def astype(self, dtype: mx.Dtype) -> Handle:
         """Attention computes in the queries' dtype, whatever the pages hold."""
-        return Handle(self.shim, dtype=dtype, dim=self._dim)
+        return Handle(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
+
+    def tiled(self, count: int) -> Handle:
+        """With its heads repeated ``count`` times."""
+        return Handle(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
+
+    def swapaxes(self, first: int, second: int) -> RotaryKeys:
+        """What a layer of latent attention does with its rotary keys; see latents.py."""
+        if not self.is_value or {first % 4, second % 4} != {2, 3}:
+            raise HookError("the model transposes keys or values by itself")
+        return RotaryKeys(self.shim)
 
 
 class LayerShim:
@@ -125,8 +142,13 @@ class LayerShim:
         scale: float,
         sinks: mx.array | None = None,
         softcap: float | None = None,
+        rotary: mx.array | None = None,
     ) -> mx.array:
         """Attention of queries [T, Hq, D] over the layer's pages."""
+        if rotary is not None:
+            self.context.reads_latents = True
+            options = AttendOptions(scale=scale, rotary=rotary)
+            return self.context.kv_cache.attend(self.layer, queries, options)
         options = self._options
         if options.scale != scale or options.sinks is not sinks or options.softcap != softcap:
             self._options = options = AttendOptions(scale=scale, sinks=sinks, softcap=softcap)
@@ -168,8 +190,8 @@ class LayerShim:
             keys, values = self.context.kv_cache.gather(self.layer)
             return keys.astype(self._dtypes[0]), values.astype(self._dtypes[1])
         return (
-            Handle(self, dtype=self._dtypes[0], dim=self.spec.head_dim),
-            Handle(self, dtype=self._dtypes[1], dim=self.spec.value_dim),
+            Handle(self, dtype=self._dtypes[0], is_value=False),
+            Handle(self, dtype=self._dtypes[1], is_value=True),
         )
 
 
@@ -177,6 +199,8 @@ def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -
     """mlx-lm's ``scaled_dot_product_attention`` for arrays, the pool's for handles."""
     if isinstance(keys, Handle):
         return _paged_attention(queries, keys, values, *args, **kwargs)
+    for observe in observers:
+        observe(keys, kwargs.get("mask"))
     return _plain_attention(queries, keys, values, *args, **kwargs)
 
 
@@ -190,11 +214,47 @@ def _paged_attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     del cache
+    if isinstance(mask, RotaryScores):
+        return _latent_attention(queries, keys, values, scale=scale, scores=mask, sinks=sinks)
     if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
         raise HookError("the model gives attention a mask of its own")
     if not isinstance(values, Handle) or values.shim is not keys.shim:
         raise HookError("the model attends over K and V of different caches")
-    return keys.shim.attend(queries.squeeze(2), scale=scale, sinks=sinks)[:, :, None, :]
+    if keys.is_value or not values.is_value:
+        raise HookError("the model attends over K in the place of V, or V in the place of K")
+    if keys.tiles != values.tiles or (keys.tiles > 1 and sinks is not None):
+        raise HookError("the model repeats the heads of K otherwise than those of V")
+    rows = queries.squeeze(2)
+    if keys.tiles > 1:
+        return _tiled_attention(rows, keys, scale=scale)[:, :, None, :]
+    return keys.shim.attend(rows, scale=scale, sinks=sinks)[:, :, None, :]
+
+
+def _tiled_attention(queries: mx.array, keys: Handle, *, scale: float) -> mx.array:
+    """Queries [T, Hq, D], in the order of tiles and then KV heads; [T, Hq, Dv] in that order."""
+    tokens, num_heads, dim = queries.shape
+    tiles, heads = keys.tiles, keys.shim.spec.num_kv_heads
+    by_head = queries.reshape(tokens, tiles, heads, -1, dim).swapaxes(1, 2).reshape(tokens, num_heads, dim)
+    out = keys.shim.attend(by_head, scale=scale)
+    out = out.reshape(tokens, heads, tiles, -1, out.shape[-1]).swapaxes(1, 2)
+    return out.reshape(tokens, num_heads, -1)
+
+
+def _latent_attention(
+    queries: mx.array,
+    keys: Handle,
+    values: Handle,
+    *,
+    scale: float,
+    scores: RotaryScores,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Of one layer's latents, as K and V, and its rotary keys: see latents.py."""
+    halves = {(handle.shim, handle.is_value) for handle in (keys, values)}
+    if halves != {(scores.shim, False)} or sinks is not None:
+        raise HookError("the model attends over latents and rotary keys of different caches")
+    rotary = scores.queries.squeeze(2).astype(queries.dtype)
+    return keys.shim.attend(queries.squeeze(2), scale=scale, rotary=rotary)[:, :, None, :]
 
 
 def install_hook() -> None:

@@ -14,6 +14,7 @@ from octavo.kernels.interface import LayerSpec
 from ...api.errors import ModelLoadError
 from ..recurrent.mixers import Mixer, Observed, RecordingState, mixers_of, record_kv, watch
 from ..recurrent.state_pool import EntrySpec
+from .mask_windows import MaskWindows, observe_windows
 from .mlx_lm_import import cache as caches_of_mlx_lm
 
 FORWARDS = ((1,), (5, 1))  # tokens of the forwards that show which states a model writes: see ``_entries``
@@ -97,6 +98,7 @@ class _Caches:
         self.architecture = architecture
         self.observed = Observed()
         self.caches: list[Any] = []
+        self._windows = MaskWindows([])
         self._states: list[RecordingState] = []  # of the latest forward
         self._seen: dict[tuple[int, int], list[mx.array]] = {}  # by cache and entry
 
@@ -118,10 +120,12 @@ class _Caches:
                         if value is not None:
                             self._seen.setdefault((state.index, entry), []).append(value)
 
-        if self._states:
-            watch(model, self.observed, run)
-        else:
-            run()
+        attention = [cache for cache in _leaves(self.caches) if not isinstance(cache, RecordingState)]
+        with observe_windows(attention) as self._windows:
+            if self._states:
+                watch(model, self.observed, run)
+            else:
+                run()
         return logits[-1]
 
     def place(self, cache: Any, layers: list[LayerSpec]) -> CachePlace:
@@ -132,7 +136,7 @@ class _Caches:
             return StateCache(cache.index, len(cache.cache))
         if cache.keys is None:
             return None
-        layers.append(_spec(cache))
+        layers.append(_spec(cache, self._windows.of(cache)))
         return AttentionCache(len(layers) - 1)
 
     def entries(self) -> tuple[EntrySpec, ...]:
@@ -189,12 +193,13 @@ def _widest(dtypes: list[mx.Dtype]) -> mx.Dtype:
     return max(dtypes, key=lambda dtype: dtype.size)
 
 
-def _spec(cache: Any) -> LayerSpec:
+def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
+    """A window that the model masks by itself goes before the one its cache keeps."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     return LayerSpec(
         num_kv_heads=cache.keys.shape[1],
         head_dim=cache.keys.shape[-1],
         value_dim=cache.values.shape[-1],
-        window=cache.max_size if rotating else None,
+        window=mask_window or (cache.max_size if rotating else None),
         keep=cache.keep if rotating else 0,
     )

@@ -49,7 +49,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available_memory()
     )
     num_pages = _num_pages(config, size, max_model_len, states)
-    ready = make_ready(loaded, probed, choice, exact=config.exact, fuse=config.fuse)
+    ready = make_ready(
+        loaded, probed, choice, exact=config.exact, fuse=config.fuse, latents=not size.residual
+    )
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
     kv_cache = (

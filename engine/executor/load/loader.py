@@ -19,6 +19,7 @@ from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.model_files import read_config
 from ..adapt.cache_adapter import install_hook
+from ..adapt.module_names import install_names
 from ..adapt.softcap import install_softcap
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
@@ -66,6 +67,7 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
     install_hook()
     install_softcap()
+    install_names()
     install_cut_points()
     model.eval()
     if weights != "keep":

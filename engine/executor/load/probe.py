@@ -44,6 +44,7 @@ class ProbeResult:
     """tier           "paged", or "gather" when only dense K/V satisfies the model
     mask_dims      dimensions of the masks in the gather tier (see StepContext)
     reason         why not "paged"; empty otherwise
+    latents        whether layers attend over latents (MLA)
     selects_rows   whether the head computes sampled rows only
     error, limit   worst row's error in the accepted tier, and what was allowed
     recurrent      the recurrent layers, bent as they passed; None for models without any
@@ -53,6 +54,7 @@ class ProbeResult:
     tier: str
     mask_dims: int | None
     reason: str
+    latents: bool
     selects_rows: bool
     error: float
     limit: float
@@ -67,9 +69,11 @@ def probe(
     selection: RowSelection,
     *,
     architecture: str,
+    latents: bool = True,
     kernels: Recurrences | None = None,
 ) -> ProbeResult:
-    """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
+    """The best tier that agrees with plain forwards; ModelLoadError says why there is none. Without
+    ``latents``, models that attend over them are not paged."""
     steps = _steps(layout)
     try:
         reference = make_reference(model, layout, steps)
@@ -87,6 +91,8 @@ def probe(
             paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
             errors = _compare(paged, reference, steps)
             refusal = _judge(errors, reference) or _find_wrong(paged, layout, backend, reference)
+            if paged.reads_latents and not latents:
+                refusal = "no kernel reads latents from pages with a residual window"
         except Exception as error:  # model code of any architecture meets shims here
             refusal = _first_line(error)
         if refusal is None:
@@ -95,7 +101,15 @@ def probe(
             entries = paged.states.entries if paged.states is not None else {}
             reason = "; ".join(refusals)
             return ProbeResult(
-                tier, mask_dims, reason, selects, worst, reference.worst_limit, recurrent, entries
+                tier=tier,
+                mask_dims=mask_dims,
+                reason=reason,
+                latents=paged.reads_latents,
+                selects_rows=selects,
+                error=worst,
+                limit=reference.worst_limit,
+                recurrent=recurrent,
+                entries=entries,
             )
         if recurrent is not None:
             recurrent.release()

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -20,6 +21,22 @@ namespace nb = nanobind;
 
 namespace octavo {
 namespace {
+
+// Query heads that share a KV head of a latent layer at a time: several of them divide the work among
+// threads.
+constexpr int kLatentRows = 16;
+
+// The call over latents, of a layer whose pages hold them as K and rotary keys as V.
+void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
+  const PageLayout stored = args.layout;
+  args.rotary = {stored.v, stored.v_codes, stored.v_scales, rotary_queries};
+  args.layout.v = stored.k;
+  args.layout.v_codes = 0;
+  args.layout.v_scales = stored.k_scales;
+  int group = std::min(args.num_query_heads, kLatentRows);
+  while (args.num_query_heads % group != 0) --group;
+  args.layout.num_heads = args.num_query_heads / group;
+}
 
 // Partial results of split items. Kept between calls, because every layer of a step needs the same
 // amount; given back once a call needs far less.
@@ -47,7 +64,7 @@ namespace {
 struct AttendOptions {
   float scale, softcap;
   int window, keep;
-  bool sinks, slopes, mask;  // which of the optional inputs there are
+  bool sinks, slopes, mask, rotary;  // which of the optional inputs there are
   bool exact;
 };
 
@@ -56,7 +73,7 @@ class Attend : public mx::Primitive {
   Attend(mx::Stream stream, const PageLayout& layout, const AttendOptions& options)
       : Primitive(stream), layout_(layout), options_(options) {}
 
-  // pool, queries, page_table, q_start, kv_len, maybe sinks, maybe slopes, maybe a mask -> out
+  // pool, queries, page_table, q_start, kv_len, maybe sinks, slopes, a mask, rotary queries -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     allocate(out);
@@ -71,7 +88,7 @@ class Attend : public mx::Primitive {
     size_t next = 5;
     if (options_.sinks) args.sinks = inputs[next++].data<float>();
     if (options_.slopes) args.slopes = inputs[next++].data<float>();
-    if (options_.mask) args.mask = view_mask(inputs[next]);
+    if (options_.mask) args.mask = view_mask(inputs[next++]);
     args.table_width = inputs[2].shape(1);
     args.num_sequences = inputs[4].shape(0);
     args.num_query_heads = inputs[1].shape(1);
@@ -80,6 +97,7 @@ class Attend : public mx::Primitive {
     args.window = options_.window;
     args.keep = options_.keep;
     args.exact = options_.exact;
+    if (options_.rotary) attend_latents(args, view_rows(inputs[next]));
     Encoder(stream()).dispatch([args] { run_attention(args); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
@@ -95,7 +113,8 @@ class Attend : public mx::Primitive {
 mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
                  const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
                  int window, int keep, float softcap, const std::optional<mx::array>& sinks,
-                 const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask, bool exact) {
+                 const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
+                 const std::optional<mx::array>& rotary, bool exact) {
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -110,9 +129,24 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
-  const AttendOptions options{
-      scale, softcap, window, keep, sinks.has_value(), slopes.has_value(), mask.has_value(), exact};
-  return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
+  if (rotary) {
+    require(layout.num_heads == 1 && softcap == 0, [] { return "latents have one KV head and no softcap"; });
+    require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);
+    require(rotary->shape(0) == queries.shape(0) && rotary->dtype() == queries.dtype(),
+            [] { return "rotary queries must have the rows and the type of the queries"; });
+    inputs.push_back(*rotary);
+  }
+  const AttendOptions options{scale,
+                              softcap,
+                              window,
+                              keep,
+                              sinks.has_value(),
+                              slopes.has_value(),
+                              mask.has_value(),
+                              rotary.has_value(),
+                              exact};
+  const int dim = rotary ? layout.k.dim : layout.v.dim;
+  return mx::array({queries.shape(0), queries.shape(1), dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, options), std::move(inputs));
 }
 
@@ -138,14 +172,16 @@ void bind_attention(nb::module_& m) {
   m.def("gather_pages", &gather_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("page_table"),
         nb::arg("kv_len"), nb::arg("length"), nb::arg("like"),
         "Dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, zeros past kv_len.");
-  m.def(
-      "attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
-      nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
-      nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
-      nb::arg("exact"),
-      "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
-      "float, takes the place of causality and window. exact: no arithmetic of 8 bits, and floats over bf16 "
-      "pages. The caller checks the indices and L = max kv_len.");
+  m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
+        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
+        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
+        nb::arg("rotary").none(), nb::arg("exact"),
+        "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
+        "float, takes the place of causality and window. rotary [T, Hq, Dv]: K rows are latents and V too, V "
+        "rows "
+        "rotary keys whose dot products with these queries join the scaled logits; the result is [T, Hq, D]. "
+        "exact: no arithmetic of 8 bits, and floats over bf16 "
+        "pages. The caller checks the indices and L = max kv_len.");
 }
 
 }  // namespace octavo

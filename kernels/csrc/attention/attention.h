@@ -86,8 +86,19 @@ struct MaskView {
 
 inline constexpr float kHidden = -1e30f;
 
+// Of latent layers: K rows are latents, which are V too, and what is stored as V are rotary keys. Dot
+// products of further queries with these, scaled by whoever gives them, join the scaled logits. All query
+// heads share one KV head; it is given as several (`layout.num_heads`) that lie at one place.
+struct RotaryPart {
+  RowFormat format;
+  int64_t codes, scales;  // byte offsets inside one page
+  RowsView queries;       // [num_tokens, num_query_heads, format.dim]
+
+  explicit operator bool() const { return queries.data != nullptr; }
+};
+
 struct AttendArgs {
-  PageLayout layout;
+  PageLayout layout;  // of latent layers: V rows are those of K
   const uint8_t* pool;
   RowsView queries;  // [num_tokens, num_query_heads, k.dim]
   void* out;         // [num_tokens, num_query_heads, v.dim], contiguous, of the queries' type
@@ -102,6 +113,7 @@ struct AttendArgs {
   bool exact;            // 16-bit rows: floats over 16-bit pages, 15 bits of queries and weights over others
   int window, keep;      // window 0: none
   MaskView mask;
+  RotaryPart rotary;
   Residency residency;  // all: one pool
   float*
       logsums;  // [num_tokens, num_query_heads] or null: log2 of each row's sum of weights; then out is float

@@ -113,13 +113,20 @@ OCTAVO_INLINE void for_rows(int num_rows, Body body) {
   if (row < num_rows) body(row, std::integral_constant<int, 1>{});
 }
 
+// Floats from one row of a panel to the next: not a multiple of 2 KiB, or the rows of a block would share two
+// sets of the L1.
+inline int panel_stride(int dim) {
+  const int padded = padded_dim(dim);
+  return padded % 512 == 0 ? padded + kStep : padded;
+}
+
 // Rows of a block as floats, zeros past the dimension and where `visible` has a 0. A codec that reads the
 // codes themselves stores whole vectors, in its own order, where they fill a row.
 template <class Codec>
 void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
                   float* panel) {
-  const int padded = padded_dim(format.dim);
-  for (int t = 0; t < 16; ++t, panel += padded) {
+  const int padded = padded_dim(format.dim), stride = panel_stride(format.dim);
+  for (int t = 0; t < 16; ++t, panel += stride) {
     if (!(visible >> t & 1)) {
       std::fill(panel, panel + padded, 0.0f);
       continue;
@@ -154,7 +161,7 @@ struct FloatSides {
   }
 
   static size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim(dim) * 4; }
-  static size_t key_panel_bytes(int dim) { return size_t(padded_dim(dim)) * 16 * 4; }
+  static size_t key_panel_bytes(int dim) { return size_t(panel_stride(dim)) * 16 * 4; }
   static size_t value_panel_bytes(int dim, int) { return key_panel_bytes(dim); }
 
   static void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
@@ -198,8 +205,8 @@ struct FloatSides {
       }
       float* rows = static_cast<float*>(panel);
       expand_block<Codec>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), rows);
-      score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows), dim * 4, ahead,
-                              scores + 16 * b);
+      score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows),
+                              panel_stride(format.dim) * 4, ahead, scores + 16 * b);
     }
   }
 
@@ -229,7 +236,7 @@ struct FloatSides {
       float* rows = static_cast<float*>(panel);
       expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
       accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
-                                   width * 4, ahead, accumulators);
+                                   panel_stride(format.dim) * 4, ahead, accumulators);
     }
   }
 

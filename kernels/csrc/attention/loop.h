@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "attention/finish.h"
 #include "attention/rows.h"
@@ -18,41 +19,76 @@ namespace {
 constexpr int kBlockRows = kShortestPage;
 
 // Pages smaller than a block are first copied into blocks: pages of 16 positions that the sides can read.
-PageLayout block_layout(const PageLayout& layout) {
+// Rotary keys, if there are any, come last.
+PageLayout block_layout(const PageLayout& layout, RotaryPart& rotary) {
   PageLayout blocks = layout;
   blocks.page_size = kBlockRows;
   blocks.k_scales = kBlockRows * layout.k.row_bytes;
   blocks.v_codes = blocks.k_scales + kBlockRows * layout.k.scale_bytes;
   blocks.v_scales = blocks.v_codes + kBlockRows * layout.v.row_bytes;
   blocks.head_bytes = blocks.v_scales + kBlockRows * layout.v.scale_bytes;
+  if (rotary) {
+    rotary.codes = blocks.head_bytes;
+    rotary.scales = rotary.codes + kBlockRows * rotary.format.row_bytes;
+    blocks.head_bytes = rotary.scales + kBlockRows * rotary.format.scale_bytes;
+  }
   return blocks;
+}
+
+// A call in which rotary keys stand for K, to score them by a key side of their own.
+AttendArgs rotary_args(const AttendArgs& args) {
+  AttendArgs rotary = args;
+  rotary.layout.k = args.rotary.format;
+  rotary.queries = args.rotary.queries;
+  return rotary;
+}
+
+// Where a key side finds rotary keys as K, in a tile whose bases are `rotary.codes` further on.
+PageLayout rotary_layout(const PageLayout& layout, const RotaryPart& rotary) {
+  PageLayout keys = layout;
+  keys.k = keys.v = rotary.format;
+  keys.k_scales = keys.v_scales = rotary.scales - rotary.codes;
+  keys.v_codes = 0;
+  return keys;
 }
 
 struct Workspace {
   bool small_pages;
+  RotaryPart rotary;  // where the sides read
   PageLayout layout;  // what the sides read
-  uint8_t *queries, *key_panel, *value_panel, *blocks;
-  float *scores, *result;
-  size_t query_bytes, result_floats;  // of one KV head
+  uint8_t *queries, *key_panel, *value_panel, *blocks, *rotary_queries;
+  float *scores, *result, *rotary_scores;
+  size_t query_bytes, result_floats, rotary_bytes;  // of one KV head
 
   Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values)
       : small_pages(args.layout.page_size < kBlockRows),
-        layout(small_pages ? block_layout(args.layout) : args.layout) {
+        rotary(args.rotary),
+        layout(small_pages ? block_layout(args.layout, rotary) : args.layout) {
     const int num_rows = item.num_tokens * group_size(args);
     const int width = values.width(args.layout.v.dim);
     query_bytes = round_up64(keys.query_bytes(args.layout.k.dim, num_rows));
     result_floats = item.partial < 0 ? size_t(partial_floats(args, item.num_tokens, width)) : 0;
+    size_t panel_bytes = keys.panel_bytes(args.layout.k.dim);
+    rotary_bytes = 0;
+    if (rotary) {
+      const KeySide& rotary_keys = *key_side(rotary_args(args));
+      rotary_bytes = round_up64(rotary_keys.query_bytes(rotary.format.dim, num_rows));
+      panel_bytes = std::max(panel_bytes, rotary_keys.panel_bytes(rotary.format.dim));
+    }
     const size_t sizes[] = {query_bytes * item.num_heads,
-                            keys.panel_bytes(args.layout.k.dim),
+                            panel_bytes,
                             values.panel_bytes(args.layout.v.dim, num_rows),
                             size_t(num_rows) * kTileTokens * sizeof(float),
                             result_floats * item.num_heads * sizeof(float),
-                            small_pages ? size_t(layout.head_bytes) * kBlocks : 0};
+                            small_pages ? size_t(layout.head_bytes) * kBlocks : 0,
+                            rotary_bytes * item.num_heads,
+                            rotary ? size_t(num_rows) * kTileTokens * sizeof(float) : 0};
     size_t total = 0;
     for (size_t size : sizes) total += round_up64(size);
     uint8_t* next = static_cast<uint8_t*>(thread_scratch(total));
-    uint8_t* parts[6];
-    for (int i = 0; i < 6; ++i) {
+    constexpr int kParts = 8;
+    uint8_t* parts[kParts];
+    for (int i = 0; i < kParts; ++i) {
       parts[i] = next;
       next += round_up64(sizes[i]);
     }
@@ -62,6 +98,8 @@ struct Workspace {
     scores = reinterpret_cast<float*>(parts[3]);
     result = reinterpret_cast<float*>(parts[4]);
     blocks = parts[5];
+    rotary_queries = parts[6];
+    rotary_scores = reinterpret_cast<float*>(parts[7]);
   }
 };
 
@@ -73,7 +111,7 @@ void locate(const AttendArgs& args, const AttendItem& item, int start, uint64_t 
   for (int b = 0; b < kBlocks; ++b) {
     const int position = start + 16 * b;
     const bool visible = (bits >> (16 * b) & 0xffff) != 0;
-    blocks[b] = {visible ? args.pool + page_offset(layout, table, position, item.kv_head) : nullptr,
+    blocks[b] = {visible ? args.pool + page_offset(args, table, position, item.kv_head) : nullptr,
                  position & (layout.page_size - 1)};
   }
 }
@@ -91,7 +129,7 @@ void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t b
     blocks[b] = {visible ? block : nullptr, 0};
     for (int row = 0; visible && row < kBlockRows; row += size) {
       if ((bits >> (16 * b + row) & page_bits) == 0) continue;
-      const uint8_t* page = args.pool + page_offset(from, table, start + 16 * b + row, item.kv_head);
+      const uint8_t* page = args.pool + page_offset(args, table, start + 16 * b + row, item.kv_head);
       std::memcpy(block + row * from.k.row_bytes, page, size_t(size * from.k.row_bytes));
       std::memcpy(block + to.k_scales + row * from.k.scale_bytes, page + from.k_scales,
                   size_t(size * from.k.scale_bytes));
@@ -99,6 +137,12 @@ void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t b
                   size_t(size * from.v.row_bytes));
       std::memcpy(block + to.v_scales + row * from.v.scale_bytes, page + from.v_scales,
                   size_t(size * from.v.scale_bytes));
+      if (!args.rotary) continue;
+      const RowFormat& format = args.rotary.format;
+      std::memcpy(block + work.rotary.codes + row * format.row_bytes, page + args.rotary.codes,
+                  size_t(size * format.row_bytes));
+      std::memcpy(block + work.rotary.scales + row * format.scale_bytes, page + args.rotary.scales,
+                  size_t(size * format.scale_bytes));
     }
   }
 }
@@ -168,8 +212,9 @@ struct HeadRows {
 
 // The tile of the head-th of `num_heads` heads, of which `first` is that of the first one. Next comes the
 // same tile of the next head, and after the last head the first one's next tile.
-Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads) {
+Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads, bool rotary) {
   Tile tile = first;
+  if (rotary) return tile;  // all heads lie at one place
   for (int b = 0; b < kBlocks; ++b) {
     const uint8_t* const base = first.blocks[b].base;
     if (base != nullptr) tile.blocks[b].base = base + head * layout.head_bytes;
@@ -214,6 +259,38 @@ void soften(const AttendArgs& args, const HeadRows& rows, int start, int width, 
                  rows.result + int64_t(row) * width, width, rows.maxima[row], rows.sums[row]);
 }
 
+// Dot products of the rotary queries of some rows with the tile's rotary keys, added to their scores.
+class RotaryScores {
+ public:
+  RotaryScores(const AttendArgs& args, const Workspace& work)
+      : args_(rotary_args(args)),
+        work_(work),
+        keys_(*key_side(args_)),
+        layout_(rotary_layout(work.layout, work.rotary)) {}
+
+  void load_queries(const AttendItem& item, int head) const {
+    keys_.load_queries(args_, item, work_.rotary_queries + head * work_.rotary_bytes);
+  }
+
+  void add(Tile tile, int head, int num_rows) const {
+    for (int b = 0; b < kBlocks; ++b) {
+      if (tile.blocks[b].base != nullptr) tile.blocks[b].base += work_.rotary.codes;
+      tile.next[b] = {nullptr, 0};
+    }
+    keys_.score(layout_, tile, work_.rotary_queries + head * work_.rotary_bytes, num_rows, work_.key_panel,
+                work_.rotary_scores);
+    const float factor = 1 / args_.scale;  // they are scaled already
+    for (int i = 0; i < num_rows * kTileTokens; i += kLanes)
+      store(work_.scores + i, load(work_.scores + i) + load(work_.rotary_scores + i) * factor);
+  }
+
+ private:
+  AttendArgs args_;
+  const Workspace& work_;
+  const KeySide& keys_;
+  PageLayout layout_;
+};
+
 void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   const KeySide& keys = *key_side(args);
   const ValueSide& values = *value_side(args);
@@ -222,6 +299,9 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   HeadRows heads[kRowsInTurn];
   for (int head = 0; head < item.num_heads; ++head)
     heads[head] = begin_head(args, item, head, keys, width, work, partials);
+  std::optional<RotaryScores> rotary;
+  if (args.rotary) rotary.emplace(args, work);
+  for (int head = 0; rotary && head < item.num_heads; ++head) rotary->load_queries(heads[head].item, head);
 
   const int position = row_position(args, item.sequence, item.first_token);
   const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
@@ -230,8 +310,9 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   for (int start; walk.advance(first, start);)
     for (int head = 0; head < item.num_heads; ++head) {
       const HeadRows& rows = heads[head];
-      const Tile tile = tile_of_head(work.layout, first, head, item.num_heads);
+      const Tile tile = tile_of_head(work.layout, first, head, item.num_heads, bool(args.rotary));
       keys.score(work.layout, tile, rows.queries, num_rows, work.key_panel, work.scores);
+      if (rotary) rotary->add(tile, head, num_rows);
       soften(args, rows, start, width, work.scores);
       values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.result);
     }

@@ -102,5 +102,11 @@ inline int64_t page_offset(const PageLayout& layout, const int32_t* table, int p
   return (int64_t(table[position >> layout.page_shift]) * layout.num_heads + head) * layout.head_bytes;
 }
 
+// The same of a call, in which latents lie at one place for all heads.
+inline int64_t page_offset(const AttendArgs& args, const int32_t* table, int position, int head) {
+  if (!args.rotary) return page_offset(args.layout, table, position, head);
+  return int64_t(table[position >> args.layout.page_shift]) * args.layout.head_bytes;
+}
+
 }  // namespace
 }  // namespace octavo

@@ -36,6 +36,16 @@ void run(Program& program, const std::vector<Values>& values) {
   program.run();
 }
 
+void evaluate_released(std::vector<mx::array> arrays) {
+  const nb::gil_scoped_release release;
+  mx::eval(std::move(arrays));
+}
+
+void create(Program* self, const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled,
+            std::vector<mx::array> fixed, std::vector<mx::array> outputs) {
+  new (self) Program(arena, std::move(filled), std::move(fixed), std::move(outputs), evaluate_released);
+}
+
 using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
 bool are_ints(const Array& array, std::size_t num_dims) {
@@ -61,9 +71,7 @@ void bind_program(nb::module_& m) {
       .def(nb::new_([] { return std::make_shared<Arena>(); }))
       .def_prop_ro("nbytes", &Arena::nbytes);
   nb::class_<Program>(m, "Program", "A graph as a list of what our kernels do in it; see Program.run.")
-      .def(nb::init<const std::shared_ptr<Arena>&, std::vector<mx::array>, std::vector<mx::array>,
-                    std::vector<mx::array>>(),
-           "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
+      .def("__init__", &create, "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
            "Records what computes `outputs` from `filled`, int32 arrays that get new values in each run, and "
            "`fixed`, arrays that keep their place in memory. ValueError names what cannot be recorded.")
       .def("run", &run, "values"_a,

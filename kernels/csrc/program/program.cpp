@@ -61,7 +61,8 @@ std::vector<bool> find_dependent(const std::vector<mx::array>& order, Ids inputs
 }
 
 // What the recorded graph reads and does not depend on an input is the same in every run: compute it now.
-void compute_constants(const std::vector<mx::array>& order, const std::vector<bool>& depends) {
+void compute_constants(const std::vector<mx::array>& order, const std::vector<bool>& depends,
+                       Program::Evaluate evaluate) {
   std::vector<mx::array> constants;
   Ids independent;
   for (std::size_t i = 0; i < order.size(); ++i)
@@ -71,13 +72,13 @@ void compute_constants(const std::vector<mx::array>& order, const std::vector<bo
     if (depends[i])
       for (const mx::array& input : order[i].inputs())
         if (independent.count(input.id()) > 0) constants.push_back(input);
-  if (!constants.empty()) mx::eval(std::move(constants));
+  if (!constants.empty()) evaluate(std::move(constants));
 }
 
 }  // namespace
 
 Program::Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled,
-                 std::vector<mx::array> fixed, std::vector<mx::array> outputs)
+                 std::vector<mx::array> fixed, std::vector<mx::array> outputs, Evaluate evaluate)
     : filled_(std::move(filled)), outputs_(std::move(outputs)) {
   Ids inputs;
   for (const mx::array& input : filled_) {
@@ -88,7 +89,7 @@ Program::Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> fil
   for (const mx::array& input : fixed) inputs.insert(input.id());
   std::vector<mx::array> order = in_order(outputs_);
   const std::vector<bool> depends = find_dependent(order, std::move(inputs));
-  compute_constants(order, depends);
+  compute_constants(order, depends, evaluate);
   record(arena, std::move(order), depends);
   for (mx::array& output : outputs_) require(!is_pending(output), "an output depends on no input");
 }

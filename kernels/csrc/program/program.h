@@ -19,10 +19,14 @@ namespace octavo {
 // recorded or run.
 class Program {
  public:
+  // `evaluate` computes arrays, as mx::eval does: of a graph of Python's without the interpreter's lock,
+  // which other threads may need before they have done their part of it.
+  using Evaluate = void (*)(std::vector<mx::array>);
+
   // `fixed` are further inputs, which keep their place in memory: their contents may change. Throws
   // std::invalid_argument naming an operation that cannot be recorded; the graph is then spoiled.
   Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled, std::vector<mx::array> fixed,
-          std::vector<mx::array> outputs);
+          std::vector<mx::array> outputs, Evaluate evaluate);
 
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;

@@ -1,0 +1,58 @@
+"""Functions of MLX and NumPy that two models apply to what shims give them, in these models' modules only.
+
+plamo tiles K and V to its number of heads: of a handle that is another order of query heads. gpt_bigcode
+counts positions from its cache's offset with ``np.arange``: of a row for each token that is its own
+position. Everything else that the names give is MLX's and NumPy's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+
+from .cache_adapter import Handle, HookError
+
+
+class Changed:
+    """A module in which one function is another; ``plain`` is its own."""
+
+    def __init__(self, plain: ModuleType, name: str, function: Callable[..., Any]) -> None:
+        self.plain = plain
+        setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+
+def _tile(array: Any, reps: Sequence[int]) -> Any:
+    if not isinstance(array, Handle):
+        return mx.tile(array, reps)
+    first, count, *rest = reps
+    if first != 1 or rest != [1, 1]:
+        raise HookError(f"the model tiles keys or values by {list(reps)}, not along their heads alone")
+    return array.tiled(count)
+
+
+def _arange(first: Any, *rest: Any, **options: Any) -> Any:
+    import numpy as np
+
+    return first[:, None] if isinstance(first, mx.array) else np.arange(first, *rest, **options)
+
+
+_CHANGED: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "plamo": ("mx", "tile", _tile),
+    "gpt_bigcode": ("np", "arange", _arange),
+}
+"""By module of mlx-lm: the name it calls the library by, the function, and what takes its place."""
+
+
+def install_names() -> None:
+    """Change the names in those of the modules that are imported, once."""
+    for model, (name, function, replacement) in _CHANGED.items():
+        module = sys.modules.get(f"mlx_lm.models.{model}")
+        if module is not None and not isinstance(plain := getattr(module, name), Changed):
+            setattr(module, name, Changed(plain, function, replacement))

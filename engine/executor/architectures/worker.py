@@ -1,0 +1,30 @@
+"""Examines architectures one by one in a process of its own: ``python -m ...worker NAME ...``.
+
+One line of JSON for each, as soon as it is known: a model that hangs or crashes costs its own line and
+nobody else's (survey.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+
+
+def main(backend: str, names: list[str]) -> None:
+    """Examine these on that backend. Model code may print: its output goes to standard error."""
+    from octavo.kernels.backends import choose_backend, set_up_device
+
+    from .examine import examine
+
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    choice = choose_backend(backend)
+    set_up_device()
+    for name in names:
+        print(json.dumps(asdict(examine(name, choice))), file=lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

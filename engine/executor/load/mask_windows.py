@@ -1,0 +1,80 @@
+"""Windows that a model's masks have, whatever its caches keep: seen in a forward that is never evaluated.
+
+Some models mask a window over caches that keep everything, or one that is not as long as the cache. Which
+layers get which mask is told by the masks themselves: each that a cache makes is marked on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from ..adapt import cache_adapter
+
+
+class _MarkedMask(str):
+    """A mask that is a word, such as "causal", with the window it was asked for."""
+
+    window: int
+
+
+class MaskWindows:
+    """The windows of the masks that attention over these caches got."""
+
+    def __init__(self, caches: Sequence[Any]) -> None:
+        self._by_cache: dict[int, int] = {}  # by the id of the cache
+        self._windows: dict[int, int] = {}  # of masks that are arrays, by their id
+        self._owners: dict[int, int] = {}  # caches by the id of the keys they gave
+        self._kept: list[object] = [*caches]  # so that ids stay theirs
+        for cache in caches:
+            cache.make_mask = self._marking(cache.make_mask)
+            cache.update_and_fetch = self._owning(id(cache), cache.update_and_fetch)
+
+    def of(self, cache: Any) -> int | None:
+        """The window that attention over a cache was masked to, or None if no mask says."""
+        return self._by_cache.get(id(cache))
+
+    def _marking(self, make_mask: Callable[..., Any]) -> Callable[..., Any]:
+        def marked(*args: Any, window_size: int | None = None, **options: Any) -> Any:
+            mask = make_mask(*args, window_size=window_size, **options)
+            if window_size is None or mask is None:
+                return mask
+            if isinstance(mask, str):
+                mask = _MarkedMask(mask)
+                mask.window = window_size
+            else:
+                self._windows[id(mask)] = window_size
+                self._kept.append(mask)
+            return mask
+
+        return marked
+
+    def _owning(self, owner: int, update_and_fetch: Callable[..., Any]) -> Callable[..., Any]:
+        def owned(*rows: mx.array) -> Any:
+            keys, values = update_and_fetch(*rows)
+            self._owners[id(keys)] = owner
+            self._kept.append(keys)
+            return keys, values
+
+        return owned
+
+    def attended(self, keys: Any, mask: Any) -> None:
+        """Attention over these keys under this mask."""
+        owner = self._owners.get(id(keys))
+        window = mask.window if isinstance(mask, _MarkedMask) else self._windows.get(id(mask))
+        if owner is not None and window is not None:
+            self._by_cache[owner] = window
+
+
+@contextmanager
+def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
+    """In this block, forwards with these caches say which windows they mask."""
+    windows = MaskWindows(caches)
+    cache_adapter.observers.append(windows.attended)
+    try:
+        yield windows
+    finally:
+        cache_adapter.observers.remove(windows.attended)

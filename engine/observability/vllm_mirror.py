@@ -1,0 +1,65 @@
+"""Octavo's own counters and histograms a second time, under the names that vLLM has for them.
+
+For dashboards, alerts and gateways that were made for vLLM. Buckets are Octavo's. ``request_success_total``
+counts the endings that vLLM calls success; there are no LoRA adapters, which ``lora_requests_info`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.utils import floatToGoString
+
+from ..api.engine_info import ModelInfo
+
+NAMES = {  # Octavo's family: vLLM's
+    "octavo_prompt_tokens": "prompt_tokens",
+    "octavo_generated_tokens": "generation_tokens",
+    "octavo_prefix_cache_query_tokens": "prefix_cache_queries",
+    "octavo_prefix_cache_hit_tokens": "prefix_cache_hits",
+    "octavo_preemptions": "num_preemptions",
+    "octavo_requests": "request_success",
+    "octavo_time_to_first_token_seconds": "time_to_first_token_seconds",
+    "octavo_inter_token_seconds": "inter_token_latency_seconds",
+    "octavo_queue_seconds": "request_queue_time_seconds",
+    "octavo_request_seconds": "e2e_request_latency_seconds",
+}
+LABELS = {"finish_reason": "finished_reason"}
+SUCCESS = {"stop", "length", "abort"}
+
+
+def render_mirror(registry: CollectorRegistry, info: ModelInfo) -> bytes:
+    """The Prometheus text format, version 0.0.4."""
+    families = {family.name: family for family in registry.collect()}
+    lines = [line for own, name in NAMES.items() for line in _family(families[own], name, info.name)]
+    no_adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    lines += [
+        "# HELP vllm:lora_requests_info LoRA adapters in use; there are none.",
+        "# TYPE vllm:lora_requests_info gauge",
+        f"vllm:lora_requests_info{_labels(no_adapters)} 1.0",
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _family(family: Metric, name: str, model: str) -> Iterator[str]:
+    full = f"vllm:{name}_total" if family.type == "counter" else f"vllm:{name}"
+    yield f"# HELP {full} {family.documentation}"
+    yield f"# TYPE {full} {family.type}"
+    for sample in family.samples:
+        if sample.labels.get("finish_reason", "stop") not in SUCCESS:
+            continue
+        labels = {"model_name": model} | {LABELS.get(key, key): text for key, text in sample.labels.items()}
+        suffix = sample.name.removeprefix(family.name)
+        number = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
+        yield f"vllm:{name}{suffix}{_labels(labels)} {number}"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def escaped(value: str) -> str:
+    """The value of a label, as the text format wants it."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
