@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "constants are not computed",
         PROGRAM,
-        "if (!constants.empty()) mx::eval",
-        "if (constants.size() > 1000) mx::eval",
+        "if (!constants.empty()) evaluate(",
+        "if (constants.size() > 1000) evaluate(",
     ),
     Mutant(
         "sums and products are taken for each other",
