@@ -13,6 +13,10 @@ from .budget import TokenBudget
 from .step_cost import StepCost, StepShape, with_drafts
 from .types import Sequence, Step, Work
 
+NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as a
+recorded program, and the first ones of each number cost several times as much."""
+
 UNKNOWN_COST = 0.2
 """Of a row beside one sequence, as a share of its step, before any step was timed."""
 
@@ -32,19 +36,34 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
     """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
 
     None, where there are recurrent states. Nobody is preempted for a draft. Where the budget is short,
-    everyone gets about as much.
+    everyone gets about as much. Their number, of all together, is one of ``NUM_ROWS``, unless pages are short.
     """
     if blocks.states is not None:  # a recurrent state that has seen a wrong token cannot be rolled back
         return
     places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
+    granted: list[int] = []
     for number, index in enumerate(places):
-        item = work[index]
-        sequence, share = item.sequence, -(-budget.left // (len(places) - number))
+        sequence, share = work[index].sequence, -(-budget.left // (len(places) - number))
         wanted = min(len(sequence.drafts), _tokens_left(sequence) - 1, share)
-        count = _reserve(item, budget.grant_drafts(sequence, wanted), blocks)
+        granted.append(budget.grant_drafts(sequence, wanted))
+        budget.spend_drafts(sequence, granted[-1])
+    for index, count in zip(places, _trimmed(granted), strict=True):
+        item = work[index]
+        count = _reserve(item, count, blocks)
         if count > 0:
-            budget.spend_drafts(sequence, count)
-            work[index] = item._replace(drafts=sequence.drafts[:count])
+            work[index] = item._replace(drafts=item.sequence.drafts[:count])
+
+
+def _trimmed(counts: list[int]) -> list[int]:
+    """So many drafts of each sequence that their sum is one of ``NUM_ROWS``: the longest runs lose their
+    ends, which are the least likely to hold."""
+    total = sum(counts)
+    excess = total - max((number for number in NUM_ROWS if number <= total), default=total)
+    trimmed = list(counts)
+    for _ in range(excess):
+        longest = max(range(len(trimmed)), key=trimmed.__getitem__)
+        trimmed[longest] -= 1
+    return trimmed
 
 
 def drop_rejected(table: PageTable, blocks: BlockManager) -> None:

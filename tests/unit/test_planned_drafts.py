@@ -1,0 +1,31 @@
+"""How many drafts a step takes, of what its sequences have."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler.drafts import NUM_ROWS
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=12))
+def test_steps_have_few_numbers_of_drafts_and_lose_the_ends_of_the_longest(lengths: list[int]) -> None:
+    scheduler = Scheduler(BlockManager(200, 8), Limits(max_step_tokens=256, max_running=16))
+    sequences = [Sequence(f"s{i}", [i, i, i], 100) for i in range(len(lengths))]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    step = scheduler.plan()
+    assert step is not None
+    scheduler.commit(step, [Result(7)] * len(step.sampled()))
+    for sequence, length in zip(sequences, lengths, strict=True):
+        sequence.drafts = tuple(range(length))
+    step = scheduler.plan()
+    assert step is not None
+    counts = [len(item.drafts) for item in step.work]
+    total, asked = sum(counts), sum(lengths)
+    assert total == max((number for number in NUM_ROWS if number <= asked), default=0)
+    for item, length, count in zip(step.work, lengths, counts, strict=True):
+        assert item.drafts == tuple(range(count)), "the first ones are the likeliest"
+        assert count == length or count >= max(counts) - 1, "the longest lose first"
