@@ -14,8 +14,8 @@ from .step_cost import StepCost, StepShape, with_drafts
 from .types import Sequence, Step, Work
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as a
-recorded program, and the first ones of each number cost several times as much."""
+"""How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
+a recorded program, and the first ones of each number cost several times as much."""
 
 UNKNOWN_COST = 0.2
 """Of a row beside one sequence, as a share of its step, before any step was timed."""
@@ -36,7 +36,7 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
     """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
 
     None, where there are recurrent states. Nobody is preempted for a draft. Where the budget is short,
-    everyone gets about as much. Their number, of all together, is one of ``NUM_ROWS``, unless pages are short.
+    everyone gets about as much. Their number in all is one of ``NUM_ROWS``, unless pages are short.
     """
     if blocks.states is not None:  # a recurrent state that has seen a wrong token cannot be rolled back
         return
@@ -47,9 +47,9 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
         wanted = min(len(sequence.drafts), _tokens_left(sequence) - 1, share)
         granted.append(budget.grant_drafts(sequence, wanted))
         budget.spend_drafts(sequence, granted[-1])
-    for index, count in zip(places, _trimmed(granted), strict=True):
+    for index, wanted in zip(places, _trimmed(granted), strict=True):
         item = work[index]
-        count = _reserve(item, count, blocks)
+        count = _reserve(item, wanted, blocks)
         if count > 0:
             work[index] = item._replace(drafts=item.sequence.drafts[:count])
 
