@@ -58,7 +58,9 @@ def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
         repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
         presence_penalty=rng.choice([0.0, 0.0, 0.5]),
         frequency_penalty=rng.choice([0.0, 0.0, 0.2]),
-        logit_bias={rng.randrange(250): 3.0} if rng.random() < 0.3 else {},
+        logit_bias={rng.randrange(250): rng.choice([3.0, 80.0])}
+        if rng.random() < 0.4
+        else {},  # says it again
         seed=rng.randrange(2**32),
         n=rng.choice([1, 1, 1, 2]) if temperature else 1,
         min_tokens=rng.choice([0, 0, 5]),
@@ -90,8 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def check(folder: Path, *, seeds: range, count: int, repeats: bool = True, **settings: Any) -> None:
-    """``repeats``: whether the model says anything twice, as some of random weights do not."""
+def check(folder: Path, *, seeds: range, count: int, **settings: Any) -> None:
     watched = Drafts()
     with engine(folder, watched, **settings) as llm:
         for seed in seeds:
@@ -99,7 +100,7 @@ def check(folder: Path, *, seeds: range, count: int, repeats: bool = True, **set
             assert not (watched.num_accepted or watched.num_rejected) or seed > seeds[0]
             assert answers(llm, seed, count, "ngram") == plain
     assert watched.num_accepted + watched.num_rejected > 10
-    assert watched.num_accepted > 0 or not repeats
+    assert watched.num_accepted > 0
 
 
 @pytest.fixture(autouse=True)
@@ -139,5 +140,4 @@ def test_drafts_change_nothing_of_any_model(
     dtype = mx.bfloat16 if backend == "cpu" else mx.float32  # MLX's experts on a CPU know no other
     folder = tiny_models.make_model(tmp_path / architecture, architecture, dtype=dtype)
     num_seeds = 10 if backend == "cpu" else 2
-    repeats = architecture != "gemma3_text"
-    check(folder, seeds=range(num_seeds), count=20, repeats=repeats, backend=backend, kv_format=kv_format)
+    check(folder, seeds=range(num_seeds), count=20, backend=backend, kv_format=kv_format)
