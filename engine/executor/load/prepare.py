@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,6 +76,7 @@ def make_ready(
         log.info("%s runs module by module: it has recurrent layers", loaded.architecture)
         fuse = False
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
+    gc.collect()  # graphs of observed forwards lie in cycles, and would keep the weights they read
     report = materialize(model, ops, exact=exact, fuse=fuse)
     result = probe(
         model,
