@@ -38,5 +38,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """A thread or process that does not end shows its stack instead of holding up the run."""
-    faulthandler.dump_traceback_later(LEAVE_S, exit=True)
+    """A thread or process that does not end shows its stack instead of holding up the run. Workers are left
+    to the process that started them: they wait for it while others go on."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        faulthandler.dump_traceback_later(LEAVE_S, exit=True)

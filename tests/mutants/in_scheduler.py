@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         "drafts do not spend the budget",
         "scheduler/drafts.py",
-        "            budget.spend_drafts(sequence, count)\n",
+        "        budget.spend_drafts(sequence, granted[-1])\n",
         "",
     ),
     Mutant(
