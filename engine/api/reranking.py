@@ -98,9 +98,9 @@ class RerankAnswers:
         of = dict(logprobs[0].top)
         yes, no = of.get(self.yes, -math.inf), of.get(self.no, -math.inf)
         if yes == no == -math.inf:
-            raise RequestFailed(
+            raise InvalidRequest(
                 "the model has neither answer in mind: each is e^100 times less likely than another token; "
-                "is it a reranker, and this its template?"
+                "give the template and the words that it was trained with"
             )
         return 1 / (1 + math.exp(min(no - yes, 700.0)))
 
