@@ -11,7 +11,8 @@ from octavo.engine.speculation.drafting import Drafting, num_drafts
 from octavo.scheduler import Sequence as Served
 from octavo.scheduler import Step, Work
 from octavo.scheduler.drafts import UNKNOWN_COST, draft_cost
-from octavo.scheduler.step_cost import StepCost, StepShape
+from octavo.scheduler.step_cost import StepCost
+from octavo.scheduler.types import StepShape
 
 
 class Always:
