@@ -58,6 +58,7 @@ class Roster:
         """Take a running sequence's pages back; it is the first of its priority to be admitted again."""
         self.running.remove(victim)
         self._release(victim)
+        victim.num_preempted += 1
         self._put_back(victim)
 
     def end(self, sequences: list[Sequence]) -> None:
@@ -150,3 +151,4 @@ def _inherit(heir: Sequence, leader: Sequence) -> None:
     heir.table, leader.table = leader.table, None
     heir.digests, heir.num_cached = leader.digests, leader.num_cached
     heir.num_charged = leader.num_charged
+    heir.num_preempted = leader.num_preempted
