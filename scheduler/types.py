@@ -122,6 +122,8 @@ class Step:
     preempted  sequences whose pages were taken back to make room
     lookups    one per sequence that was admitted for the first time
     predicted_s   seconds that the step is expected to take; None without a latency target
+    sources    of a step that was planned before the one before it was committed: which of the samples there
+               each sequence's last token is; None: all tokens are known
     """
 
     work: tuple[Work, ...]
@@ -129,6 +131,7 @@ class Step:
     preempted: tuple[Sequence, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     predicted_s: float | None = None
+    sources: tuple[int, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -155,8 +158,10 @@ class Result(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
     the step is published to the prefix cache. ``more`` are the tokens after it that were drawn
-    beside drafts that held: as many drafts as there are tokens."""
+    beside drafts that held: as many drafts as there are tokens. ``void``: as if the sequence had not been
+    in the step; it is computed again."""
 
     token: int | None
     finished: bool = False
     more: tuple[int, ...] = ()
+    void: bool = False
