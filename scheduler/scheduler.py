@@ -16,7 +16,7 @@ from .drafts import draft_cost, drop_rejected, plan_drafts
 from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .roster import Roster
-from .step_cost import StepCost, shape_of
+from .step_cost import StepCost, decode_shape, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
 from .waiting import LOOK_AHEAD, FirstComeQueue, WaitingQueue
 
@@ -138,7 +138,8 @@ class Scheduler:
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
-        time = self._latency.limit(work) if self._latency is not None else None
+        decodes = None if self._latency is None else decode_shape(work)
+        time = None if self._latency is None or decodes is None else self._latency.limit(decodes)
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         chunks = self._roster.waiting.in_turn(chunks)
         held_back = self._plan_chunks(chunks, budget, work, preempted)
@@ -146,8 +147,9 @@ class Scheduler:
             self._plan_arrivals(chunks, budget, work, lookups)
         if held_back:  # for arrivals; now they get what these have left
             self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
+        drafted = False
         if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
-            plan_drafts(work, budget, self.blocks)
+            drafted = plan_drafts(work, budget, self.blocks)
         if not work:
             stuck = [*self._roster.running, *self._roster.waiting]
             assert not stuck, "somebody waits and nothing is computed"
@@ -158,8 +160,11 @@ class Scheduler:
                 assert sequence.table is not None
                 self.blocks.plan_snapshots(sequence.table, start, stop, ends=stop == len(sequence.tokens))
         copies, roster.copies = tuple(roster.copies), []
-        predicted_s = self._latency.predict(work) if self._latency is not None else None
-        step = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s)
+        shape = predicted_s = None
+        if self._latency is not None and decodes is not None:
+            shape = decodes if len(work) == decodes.num_decodes and not drafted else shape_of(work)
+            predicted_s = self._latency.predict(shape)
+        step = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s, shape)
         self._planned.append(step)
         return step
 
@@ -198,15 +203,18 @@ class Scheduler:
             sources.append(index)
         if not work:
             return None
-        predicted_s = self._latency.predict(work) if self._latency is not None else None
-        step = Step(tuple(work), predicted_s=predicted_s, sources=tuple(sources))
+        shape = predicted_s = None
+        if self._latency is not None:
+            shape = shape_of(work)
+            predicted_s = self._latency.predict(shape)
+        step = Step(tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources))
         self._planned.append(step)
         return step
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a step took, from its planning to its results, for the latency target and drafts."""
         if self._latency is not None:
-            self._latency.observe(shape_of(step.work), seconds)
+            self._latency.observe(step.shape or shape_of(step.work), seconds)
         elif self._weighs_drafts:
             self._cost.observe(shape_of(step.work), seconds)
 
@@ -229,9 +237,10 @@ class Scheduler:
         index = 0
         for item in step.work:
             sequence, _, stop, samples, siblings, drafts = item
-            first, index = index, index + samples + len(siblings)
+            first, index = index, index + samples
             table = sequence.table
             if siblings:
+                index += len(siblings)
                 groups.append((item, results[first:index]))
             elif sequence.status is not running or table is None:  # aborted while it was computed
                 continue
@@ -239,16 +248,20 @@ class Scheduler:
                 commit_pages(table, sequence.tokens, stop)
             elif results[first].void:
                 continue
-            elif (token := results[first].token) is None:
-                ended.append(sequence)
             else:
-                more = results[first].more
-                sequence.tokens.append(token)
-                sequence.tokens += more
-                commit_pages(table, sequence.tokens, stop + len(more))
+                token, finished, more, _ = results[first]
+                if token is None:
+                    ended.append(sequence)
+                    continue
+                tokens = sequence.tokens
+                tokens.append(token)
+                if more:
+                    tokens += more
+                    stop += len(more)
+                commit_pages(table, tokens, stop)
                 if len(more) < len(drafts):
                     drop_rejected(table, self.blocks)
-                if _is_done(sequence, results[first]):
+                if finished or len(tokens) - sequence.num_prompt >= sequence.max_tokens:
                     ended.append(sequence)
         assert index == len(results), f"{len(results)} results for {index} samples"
         if ended:
@@ -265,16 +278,18 @@ class Scheduler:
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
         chunks: list[Sequence] = []
-        running = Status.RUNNING
+        new = tuple.__new__  # of Work(...), whose checks take as long again
         for sequence in tuple(self._roster.running):
             table = sequence.table
-            if sequence.status is not running or table is None:  # made room for an older one
+            if table is None:  # made room for an older one
                 continue
             start, stop = table.num_written, len(sequence.tokens)
             if stop - start != 1:
                 chunks.append(sequence)
             elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):
-                work.append(Work(sequence, start, stop, True, tuple(sequence.siblings)))
+                siblings = sequence.siblings
+                row = (sequence, start, stop, True, tuple(siblings) if siblings else (), ())
+                work.append(new(Work, row))
         return chunks
 
     def _plan_chunks(

@@ -96,6 +96,21 @@ class Work(NamedTuple):
         return self.stop + len(self.drafts)
 
 
+class StepShape(NamedTuple):
+    """What a step's time depends on.
+
+    num_decodes        rows of sequences that compute one token, and of their drafts
+    num_chunk_tokens   prompt tokens
+    num_positions      positions that the decoding rows attend to, in all
+    chunk_positions    the same of prompt tokens
+    """
+
+    num_decodes: int
+    num_chunk_tokens: int
+    num_positions: int
+    chunk_positions: int
+
+
 class Lookup(NamedTuple):
     """What the prefix cache had for one arrival.
 
@@ -122,6 +137,7 @@ class Step:
     preempted  sequences whose pages were taken back to make room
     lookups    one per sequence that was admitted for the first time
     predicted_s   seconds that the step is expected to take; None without a latency target
+    shape      what its time depends on; None where nobody has asked yet
     sources    of a step that was planned before the one before it was committed: which of the samples there
                each sequence's last token is; None: all tokens are known
     """
@@ -131,6 +147,7 @@ class Step:
     preempted: tuple[Sequence, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     predicted_s: float | None = None
+    shape: StepShape | None = None
     sources: tuple[int, ...] | None = None
 
     @property

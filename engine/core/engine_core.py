@@ -123,11 +123,12 @@ class EngineCore:
         first.sequence.siblings.extend(sample.sequence for sample in others)
         self._scheduler.add(first.sequence)
         self._samples.update((sample.sequence, sample) for sample in request.samples)
-        if request.params.structured is None:
-            for sample in request.samples:
-                sample.drafting = begin_drafting(
-                    request.params.speculate or self._speculate, most=self._draft_tokens
-                )
+        for sample in request.samples:
+            sample.drafting = begin_drafting(
+                request.params.speculate or self._speculate,
+                most=self._draft_tokens,
+                grammar=sample.state.constraint,
+            )
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
@@ -297,12 +298,13 @@ class EngineCore:
         going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
         cost: float | None = None
         for sample in going_on:
+            drafts: tuple[int, ...] = ()
             if (drafting := sample.drafting) is not None:
                 cost = self._scheduler.draft_cost(step) if cost is None else cost
                 room, tokens = sample.request.max_tokens - sample.num_tokens, sample.sequence.tokens
                 drafts = drafting.propose(tokens, room, cost=cost, others=len(going_on) - 1)
                 sample.sequence.drafts = drafts
-            sample.state.prepare()
+            sample.state.prepare(drafts)
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
         """End the sequences whose K/V went wrong in the middle of the prompt, before anything of
