@@ -40,7 +40,7 @@ from ..arguments.usage import positive
 from ..core.build import build_core
 from ..core.engine_core import EngineCore
 from ..core.request import Request
-from ..executor.base import ModelRunner, RunOutput
+from ..executor.base import ModelRunner, Pending, Resolved, RunOutput
 from ..executor.batch import Batch
 from ..executor.sampling.sampler import SampleState
 from ..plots.figure import require_matplotlib
@@ -123,7 +123,11 @@ class Dictation:
         self._runner = runner
         self.texts: Mapping[int, Sequence[int]] = {}  # by the sample's seed
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        assert after is None, "what is dictated is known only when a step is resolved"
+        return Resolved(self._run(batch, states))
+
+    def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         output = self._runner.run(batch, states)
         told = [
             sampled if sampled.token is None else sampled._replace(token=self._next(state))
