@@ -140,6 +140,8 @@ class Step:
     lookups    one per sequence that was admitted for the first time
     predicted_s   seconds that the step is expected to take; None without a latency target
     shape      what its time depends on; None where nobody has asked yet
+    sources    of a step that was planned before the one before it was committed: which of the samples there
+               each sequence's last token is; None: all tokens are known
     """
 
     work: tuple[Work, ...]
@@ -148,6 +150,7 @@ class Step:
     lookups: tuple[Lookup, ...] = ()
     predicted_s: float | None = None
     shape: StepShape | None = None
+    sources: tuple[int, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -174,8 +177,10 @@ class Result(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
     the step is published to the prefix cache. ``more`` are the tokens after it that were drawn
-    beside drafts that held: as many drafts as there are tokens."""
+    beside drafts that held: as many drafts as there are tokens. ``void``: as if the sequence had not been
+    in the step; it is computed again."""
 
     token: int | None
     finished: bool = False
     more: tuple[int, ...] = ()
+    void: bool = False

@@ -40,7 +40,7 @@ from ..arguments.usage import positive
 from ..core.build import build_core
 from ..core.engine_core import EngineCore
 from ..core.request import Request
-from ..executor.base import ModelRunner, RunOutput
+from ..executor.base import ModelRunner, Pending, Resolved, RunOutput
 from ..executor.batch import Batch
 from ..executor.sampling.sampler import SampleState
 from ..plots.figure import require_matplotlib
@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     settings = given_settings(args)
     speculate: Speculate = settings.pop("speculate", "ngram")
     if speculate == "off":
-        raise InvalidConfig("speculate is off, and this is about drafts; leave it out, or say ngram")
+        raise InvalidConfig(
+            "speculate is off, and this is about drafts; leave it out, or say ngram or suffix"
+        )
     counter = DraftCounter()
     config = _config(settings, args)
     core = build_core(config, counter)
@@ -121,7 +123,11 @@ class Dictation:
         self._runner = runner
         self.texts: Mapping[int, Sequence[int]] = {}  # by the sample's seed
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        assert after is None, "what is dictated is known only when a step is resolved"
+        return Resolved(self._run(batch, states))
+
+    def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         output = self._runner.run(batch, states)
         told = [
             sampled if sampled.token is None else sampled._replace(token=self._next(state))

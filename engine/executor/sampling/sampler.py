@@ -97,6 +97,11 @@ class SampleState:
         return len(self._penalties.held_ids) > 0 and self.num_generated < self.params.min_tokens
 
     @property
+    def is_foreseen(self) -> bool:
+        """Whether what the tokens after the next one are drawn with does not depend on it."""
+        return self.constraint is None and not self._penalties.follows
+
+    @property
     def may_end(self) -> bool:
         """Whether an end token may be drawn next, as far as the parameters say."""
         return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
