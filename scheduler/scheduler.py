@@ -393,17 +393,14 @@ class Scheduler:
         if find and _next_digest(table) in filling:
             blocks.close(table)
             return Admission.SHARES  # from the next step on it finds what this one computes
-        if not has_headroom(sequence, table, self._roster.running, blocks):
-            blocks.close(table)
-            self._refused = (sequence, blocks.idle_pages())
-            return Admission.NO_ROOM
         miss = None
         if sequence.num_cached is None:  # explained before pages are evicted for it
             miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         wanted = len(sequence.tokens) - table.num_written
         rivals = self._roster.waiting.short_rivals(sequence)
         tokens = max(1, budget.grant(sequence, wanted, rivals))
-        if not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
+        may_grow = has_headroom(sequence, table, self._roster.running, blocks)
+        if not may_grow or not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
             blocks.close(table)
             self._refused = (sequence, blocks.idle_pages())
             return Admission.NO_ROOM

@@ -60,12 +60,6 @@ MUTANTS = (
         "most = (1 << min(times, MAX_CAUTION)) - 1",
         "most = 0",
     ),
-    Mutant(
-        "siblings are no reason for room",
-        "scheduler/preemption.py",
-        "for sibling in sequence.siblings:",
-        "for sibling in ():",
-    ),
     Mutant("whoever loses most gives way", "scheduler/waiting/base.py", "min(equals,", "max(equals,"),
     Mutant("the oldest is preempted", SCHEDULER, "running[running.index(sequence) + 1 :]", "running"),
     Mutant(
