@@ -56,8 +56,8 @@ class Roster:
 
     def preempt(self, victim: Sequence) -> None:
         """Take a running sequence's pages back; it is the first of its priority to be admitted again."""
-        self.running.remove(victim)
         victim.num_preempted += 1
+        self.running.remove(victim)
         self._release(victim)
         self._put_back(victim)
 
