@@ -260,9 +260,10 @@ class BlockManager:
         A full page never changes again: whoever finds it may rely on it. Groups with a window give
         back what no later query sees, and take as many pages again where room was reserved ahead.
         """
-        first, last = table.num_written // self.page_size, num_written // self.page_size
-        assert table.num_written <= num_written <= table.capacity, "written where no page is reserved"
+        before, page_size = table.num_written, self.page_size
+        assert before <= num_written <= table.capacity, "written where no page is reserved"
         table.num_written = num_written
+        first, last = before // page_size, num_written // page_size
         if first == last:
             return
         if self.prefix_cache:
