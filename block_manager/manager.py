@@ -154,6 +154,40 @@ class BlockManager:
         slots = [] if self._states is None else [self._states.pool.num_idle]
         return tuple([group.pool.num_idle for group in self._groups] + slots)
 
+    def idle_for_pages(self) -> tuple[int, ...]:
+        """``num_idle`` of every group."""
+        return tuple([group.pool.num_idle for group in self._groups])
+
+    def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
+        """Return how many more pages of every group a table holds at most, once it has so many positions."""
+        goal, after = -(-num_tokens // self.page_size), table.quantize_after
+        return tuple(
+            max(
+                0,
+                min(
+                    goal,
+                    group.spec.max_pages(self.page_size, max_chunk=self.max_chunk, quantize_after=after),
+                )
+                - len(group.live_indices(part) if group.spec.window else part.pages),
+            )
+            for group, part in zip(self._groups, table.parts, strict=True)
+        )
+
+    def num_shared(self, table: PageTable) -> int:
+        """Return how many positions of its beginning are on pages that other tables hold, too; 0 in models
+        whose every layer has a window."""
+        if self._groups[0].spec.window is not None:
+            return 0
+        pages, ref_count = table.pages, self._pool.ref_count
+        low, high = 0, len(table.pages)
+        while low < high:  # whoever holds a page holds all before it
+            middle = (low + high) // 2
+            if ref_count(PageId(pages[middle])) > 1:
+                low = middle + 1
+            else:
+                high = middle
+        return min(low * self.page_size, table.num_written)
+
     @property
     def state_counts(self) -> PageCounts | None:
         """Return how slots of recurrent states stand; None for models without any."""

@@ -98,6 +98,7 @@ class FakeCore:
         poison: int | None = None,
         before_step: Callable[[], None] | None = None,
         verify: bool = True,
+        feeds: bool = False,
         max_model_len: int = 4096,
         groups: tuple[KVGroupSpec, ...] = (),
         states: RecurrentState | None = None,
@@ -107,6 +108,7 @@ class FakeCore:
             "poison": poison,
             "before_step": before_step,
             "verify": verify,
+            "feeds": feeds,
         }
         self._max_model_len = max_model_len
         self._groups = groups

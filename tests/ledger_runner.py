@@ -12,14 +12,14 @@ import hashlib
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from octavo.block_manager import FullAttention, KVGroupSpec
 from octavo.engine.api.engine_info import ModelInfo
 from octavo.engine.api.outputs import TokenLogprob
-from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.base import Pending, RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
 from octavo.engine.kv_store.page_runs import PageKind, StateKind
@@ -45,6 +45,24 @@ class Entry:
     digest: bytes
 
 
+@dataclass(eq=False, slots=True)
+class LedgerStep:
+    """A step of a LedgerRunner. ``states`` are those of its submission."""
+
+    runner: LedgerRunner
+    number: int
+    batch: Batch
+    states: list[SampleState]
+    feeds: bool
+    before: LedgerStep | None = None
+    output: RunOutput | None = None
+
+    def resolve(self) -> RunOutput:
+        if self.output is None:
+            self.output = self.runner.resolve(self)
+        return self.output
+
+
 class LedgerRunner:
     """A ModelRunner over a ledger.
 
@@ -52,6 +70,10 @@ class LedgerRunner:
     poison         a prompt token whose K/V is not finite
     before_step    called at the start of every step, on the engine's thread: to block, or to raise
     verify         check every position attended to (False: only the one before, for timing)
+    feeds          steps are computed as late as they may be, when they are resolved, and may be followed
+                   before that; otherwise at once
+
+    ``calls`` are the steps in the order in which they were submitted and resolved.
     """
 
     def __init__(
@@ -62,8 +84,13 @@ class LedgerRunner:
         poison: int | None = None,
         before_step: Callable[[], None] | None = None,
         verify: bool = True,
+        feeds: bool = False,
     ) -> None:
         self.info = info
+        self.feeds = feeds
+        self.calls: list[tuple[str, int]] = []
+        self._num_submitted = 0
+        self._in_flight: list[LedgerStep] = []
         self.num_steps = 0
         self.closed = False
         self._ends_every = ends_every
@@ -78,7 +105,39 @@ class LedgerRunner:
         num_slots = 0 if info.states is None else info.states.num_slots
         self._states = [(0, b"")] * num_slots  # of each slot: its number of tokens, and their digest
 
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        assert (batch.sources is not None) == (after is not None)
+        assert self._in_flight == ([] if after is None else [after]), "follows another step than the last one"
+        step = LedgerStep(self, self._num_submitted, batch, list(states), self.feeds)
+        self._num_submitted += 1
+        self.calls.append(("submit", step.number))
+        self._in_flight.append(step)
+        if after is not None:
+            assert after.feeds
+            assert isinstance(after, LedgerStep)
+            step.before = after
+        if not self.feeds:
+            step.resolve()
+        return step
+
+    def resolve(self, step: LedgerStep) -> RunOutput:
+        """Compute a step, which is the oldest in flight."""
+        assert self._in_flight.pop(0) is step, "steps are resolved out of turn"
+        self.calls.append(("resolve", step.number))
+        batch = step.batch
+        if batch.sources is not None:
+            assert step.before is not None
+            assert not batch.token_ids.any()
+            assert step.before.output is not None
+            drawn = [sampled.token or 0 for sampled in step.before.output.samples]
+            batch = replace(batch, token_ids=np.array([drawn[i] for i in batch.sources], np.int32))
+        step.before = None
+        return self._compute(batch, step.states)
+
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        return self.submit(batch, states).resolve()
+
+    def _compute(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         assert threading.get_ident() == self._thread, "a step ran outside the thread that made the runner"
         assert len(states) == len(batch.sample_rows)
         if self._before_step is not None:
@@ -138,6 +197,7 @@ class LedgerRunner:
         return np.frombuffer(data, np.uint8).reshape(len(pages), size * ENTRY.size)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        assert not self._in_flight, "pages are written under a step"
         if group == len(self._groups):
             for slot, row in zip(pages, data, strict=True):
                 self._states[slot] = STATE.unpack(row.tobytes())

@@ -83,6 +83,7 @@ def assemble(
         observer=observer,
         speculate=config.speculate,
         draft_tokens=config.draft_tokens,
+        overlaps=config.async_steps == "on" or (config.async_steps == "auto" and info.backend == "metal"),
     )
 
 

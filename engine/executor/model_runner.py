@@ -20,7 +20,7 @@ from ..api.engine_info import ModelInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.fingerprint import model_fingerprint
 from ..kv_store.page_runs import PageKind, StateKind
-from .base import RunOutput
+from .base import Pending, Resolved, RunOutput
 from .batch import Batch, ScoredRows
 from .paged_model import FIRST_ROW, PagedModel, slice_rows
 from .sampling.logit_rows import NumpySampling, Sampling, Target
@@ -62,9 +62,16 @@ class PagedRunner:
     def info(self) -> ModelInfo:
         return self._info
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """As ``ModelRunner.run``. Raises ValueError for token ids or pages that do not exist:
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        """As ``ModelRunner.submit``. Raises ValueError for token ids or pages that do not exist:
         neither the embedding nor the kernels check."""
+        assert after is None, "a step of this runner is computed when it is submitted"
+        return Resolved(self._compute(batch, states))
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        return self.submit(batch, states).resolve()
+
+    def _compute(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         vocab_size = self._info.vocab_size
         token_ids = batch.token_ids.tolist()
         low, high = min(token_ids), max(token_ids)
