@@ -17,6 +17,7 @@ Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
 AsyncSteps = Literal["on", "off", "auto"]
+StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
 
@@ -47,6 +48,9 @@ class EngineConfig:
     num_pages         pages of the pool; give this or kv_memory
     state_memory      bytes for the states of recurrent layers (None: a share of kv_memory, or of what it
                       stands for)
+    state_snapshots   how snapshots of recurrent states are kept: "full" as the states are, so that going on
+                      from one gives the same bits as computing the prompt; "bf16" and "int8" round float32
+                      states once, in snapshots alone, for half and a quarter of their bytes
     max_model_len     positions a sequence may have (None: the model's own limit)
     max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
                       the first keep_tokens; sequences may then outgrow the model's limit (None: all)
@@ -106,6 +110,7 @@ class EngineConfig:
     kv_memory: int | None = None
     num_pages: int | None = None
     state_memory: int | None = None
+    state_snapshots: StateSnapshots = "full"
     max_model_len: int | None = None
     max_kv_size: int | None = None
     keep_tokens: int | None = None
@@ -201,6 +206,11 @@ class EngineConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.exact and self.state_snapshots != "full":
+            raise InvalidConfig(
+                f"state_snapshots {self.state_snapshots} rounds states, and exact refuses that; set it "
+                "to full, or leave exact out"
+            )
         self._check_residual()
         self._check_streaming()
         self._check_fairness()

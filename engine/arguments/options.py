@@ -14,7 +14,15 @@ from octavo.block_manager import ResidualWindow
 from octavo.block_manager.policies import POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
-from ..api.config import AsyncSteps, Backend, EngineConfig, Fairness, SchedulePolicy, Weights
+from ..api.config import (
+    AsyncSteps,
+    Backend,
+    EngineConfig,
+    Fairness,
+    SchedulePolicy,
+    StateSnapshots,
+    Weights,
+)
 from ..api.engine_info import ModelInfo
 from ..api.sampling_params import Speculate
 from .usage import checked
@@ -24,8 +32,8 @@ _SETTINGS = (
     "model", "revision", "served_model_name", "chat_template",
     "backend", "threads", "weights", "exact", "fuse", "kv_format", "k_format", "v_format",
     "sink_pages", "residual_pages", "quantize_after", "num_residual_pages",
-    "page_size", "kv_memory", "num_pages", "state_memory", "max_model_len", "max_kv_size",
-    "keep_tokens",
+    "page_size", "kv_memory", "num_pages", "state_memory", "state_snapshots", "max_model_len",
+    "max_kv_size", "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
     "target_itl", "speculate", "draft_tokens", "async_steps", "prefix_cache", "cache_policy",
@@ -74,6 +82,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--state-memory", type=checked(memory_size), metavar="SIZE",
         help="memory for the states of recurrent layers (a share of the page pool's)")  # fmt: skip
+    add_state_snapshots_argument(group)
     add("--max-model-len", type=int, metavar="N", help="longest sequence (the model's own limit)")
     add_attention_sink_arguments(group)
     add("--max-running", "--max-num-seqs", type=int, metavar="N",
@@ -263,6 +272,14 @@ def _windows(info: ModelInfo) -> str:
     )
 
 
+def add_state_snapshots_argument(group: Any) -> None:
+    group.add_argument(
+        "--state-snapshots", choices=get_args(StateSnapshots),
+        help="keep snapshots of recurrent states as they are, in half the bytes or in a quarter; these "
+        f"round what a prompt goes on from ({DEFAULTS.state_snapshots})",
+    )  # fmt: skip
+
+
 def _states(info: ModelInfo) -> str:
     """Slots of recurrent layers, where there are any."""
     from ..memory.budget import format_size
@@ -270,6 +287,12 @@ def _states(info: ModelInfo) -> str:
     if info.states is None:
         return ""
     each = format_size(info.states.slot_bytes)
+    if info.states.num_running:
+        snapshots = info.states.num_slots - info.states.num_running
+        return (
+            f"states {format_size(info.memory.states)} ({info.states.num_running} that run, of {each}, and "
+            f"{snapshots} snapshots of {format_size(info.states.snapshot_bytes)}), "
+        )
     return f"states {format_size(info.memory.states)} ({info.states.num_slots} slots of {each}), "
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.residual import ResidualSpec
 
-from ..api.config import EngineConfig
+from ..api.config import EngineConfig, StateSnapshots
 from ..arguments.options import (
     DEFAULTS,
     add_attention_sink_arguments,
     add_format_arguments,
     add_json_argument,
     add_residual_arguments,
+    add_state_snapshots_argument,
     memory_size,
     print_json,
 )
@@ -40,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_attention_sink_arguments(parser)
     add_format_arguments(parser)
     add_residual_arguments(parser)
+    add_state_snapshots_argument(parser)
     add_json_argument(parser)
 
 
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         residual=_residual(args),
         max_kv_size=args.max_kv_size,
         keep_tokens=args.keep_tokens,
-        observe=_observe,
+        observe=functools.partial(_observe, form=args.state_snapshots or DEFAULTS.state_snapshots),
     )
     print(render(result))
     if args.json:
@@ -64,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result["fits"] else 1
 
 
-def _observe(path: Path) -> ObservedCaches:
+def _observe(path: Path, *, form: StateSnapshots) -> ObservedCaches:
     """What a model caches whose config.json does not tell."""
     from ..executor.load.observe import observe_caches  # loads MLX
 
-    return observe_caches(path)
+    return observe_caches(path, form)
 
 
 def _residual(args: argparse.Namespace) -> ResidualSpec | None:
