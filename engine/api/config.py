@@ -17,6 +17,7 @@ from .setting import setting, settings_of
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
+AsyncSteps = Literal["on", "off", "auto"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
 
@@ -142,9 +143,15 @@ class EngineConfig:
     )
     speculate: Speculate = setting(
         "off", "guess the next tokens and check several in one step", choices=get_args(Speculate),
-        more="\"ngram\" guesses what followed the last tokens before; a request may have its own.",
+        more="ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
+        "outputs; a request may have its own.",
     )  # fmt: skip
     draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
+    async_steps: AsyncSteps = setting(
+        "auto", "submit a step while another is computed", shown="auto: with Metal",
+        choices=get_args(AsyncSteps),
+        more="Where nothing but what follows depends on its tokens; outputs are the same.",
+    )  # fmt: skip
     prefix_cache: bool = setting(
         True, "forget the pages of finished requests", shown="", kind="switch",
         more="Otherwise finished pages are found by their contents.",

@@ -16,7 +16,7 @@ from octavo.kernels.kv_cache import create_kv_cache
 from ...api.config import EngineConfig
 from ...api.engine_info import MemoryBudget, ModelInfo
 from ...api.errors import InvalidConfig
-from ...memory.budget import available_memory, format_size, workspace_bytes
+from ...memory.budget import format_size, weights_bytes, workspace_bytes
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
 from ...memory.state_sizing import MIN_SLOTS, plan_states
@@ -27,6 +27,7 @@ from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.state_pool import StatePool, slot_bytes
 from .discover import CacheLayout, discover_layout
 from .loader import LoadedModel, load_model
+from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .prepare import choose_device, make_ready
 from .probe import ProbeResult, describe, describe_states
 
@@ -37,6 +38,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
+    weight_bytes = weights_bytes(path)
+    prepare_device(config, read_config(path), weight_bytes)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
     loaded = load_model(path, weights=config.weights, ops=ops)
@@ -45,10 +48,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
         layout = replace(layout, layers=bounded)
     size = _sizing(config, layout.layers, max_model_len)
-    states = plan_states(
-        config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available_memory()
-    )
-    num_pages = _num_pages(config, size, max_model_len, states)
+    available = usable_memory(weight_bytes)
+    states = plan_states(config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available)
+    num_pages = _num_pages(config, size, max_model_len, states, available)
     ready = make_ready(
         loaded, probed, choice, exact=config.exact, fuse=config.fuse, latents=not size.residual
     )
@@ -81,7 +83,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         ),
         states=0 if pool is None else pool.nbytes,
     )
-    mx.set_cache_limit(budget.workspace)  # what MLX may keep of freed buffers between steps
+    set_memory_limits(budget.workspace)
     groups = size.page_groups(num_pages)
     info = replace(
         _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
@@ -135,9 +137,12 @@ def _as_written(architecture: str, states: RecurrentState, result: ProbeResult) 
     return replace(states, num_slots=num_slots, slot_bytes=taken)
 
 
-def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None) -> int:
+def _num_pages(
+    config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None, available: int
+) -> int:
+    """``available``: bytes for states and pages together."""
     taken = 0 if states is None else states.num_slots * states.slot_bytes
-    available = available_memory() - taken
+    available -= taken
     shared = config.kv_memory is not None and config.state_memory is None
     if not sum(size.group_bytes):  # pages of no bytes name prefixes: as many as sequences could fill
         return config.num_pages or -(-max_model_len // config.page_size) * config.max_running
