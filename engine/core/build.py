@@ -88,7 +88,7 @@ def assemble(
         observer=observer,
         speculate=config.speculate,
         draft_tokens=config.draft_tokens,
-        overlaps=config.async_steps == "on" or (config.async_steps == "auto" and info.backend == "metal"),
+        overlaps=config.async_steps != "off",  # where the runner can
     )
 
 
