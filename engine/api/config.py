@@ -62,8 +62,9 @@ class EngineConfig:
     max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
                       refused beyond that, and twice of it ends the slowest streams
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
-    speculate         what guesses the next tokens of a sequence, to check several in one step: "off", or
-                      "ngram" (what followed the last tokens before); a request may have its own
+    speculate         what guesses the next tokens of a sequence, to check several in one step: "off",
+                      "ngram" (what followed the last tokens before) or "suffix" (the same, also in the
+                      tenant's recent outputs); a request may have its own
     draft_tokens      tokens that are guessed at once, at most
     async_steps       submit the next token of everybody before the step that is computed has ended, where
                       nothing depends on its tokens but what follows them; outputs are the same ("auto":

@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     settings = given_settings(args)
     speculate: Speculate = settings.pop("speculate", "ngram")
     if speculate == "off":
-        raise InvalidConfig("speculate is off, and this is about drafts; leave it out, or say ngram")
+        raise InvalidConfig(
+            "speculate is off, and this is about drafts; leave it out, or say ngram or suffix"
+        )
     counter = DraftCounter()
     config = _config(settings, args)
     core = build_core(config, counter)

@@ -20,7 +20,7 @@ from ..executor.batch import Batch, build_batch
 from ..executor.sampling.sampler import Sampled, SampleState
 from ..inspection.prefix_cache_inspector import PrefixCache
 from ..kv_store.transfer import PageTransfer
-from ..speculation.drafting import begin_drafting
+from ..speculation.drafting import Speculation
 from ..tokenizer.tokenizer import Tokenizer
 from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
@@ -74,8 +74,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._recorder = Recorder(observer)
         self._clock = clock
-        self._speculate: Speculate = speculate
-        self._draft_tokens = draft_tokens
+        self._speculation = Speculation(speculate, most=draft_tokens)
         self._overlaps = overlaps
         self._in_flight: _InFlight | None = None  # between two calls of ``step``
         self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
@@ -83,6 +82,7 @@ class EngineCore:
         self._embeddings = PromptEmbeddings()
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
+        self._said: list[Sample] = []  # that have ended, and whose drafting does not know it yet
         self._store_counts = store_counts
         self.transfer = transfer
         self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
@@ -123,12 +123,14 @@ class EngineCore:
         first.sequence.siblings.extend(sample.sequence for sample in others)
         self._scheduler.add(first.sequence)
         self._samples.update((sample.sequence, sample) for sample in request.samples)
-        for sample in request.samples:
-            sample.drafting = begin_drafting(
-                request.params.speculate or self._speculate,
-                most=self._draft_tokens,
-                grammar=sample.state.constraint,
-            )
+        made = self._speculation.begin(
+            request.params.speculate,
+            [sample.state.constraint for sample in request.samples],
+            num_prompt=request.num_prompt,
+            owner=(first.sequence.tenant, first.sequence.salt),
+        )
+        for sample, drafting in zip(request.samples, made, strict=True):
+            sample.drafting = drafting
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
@@ -295,6 +297,10 @@ class EngineCore:
     def _prepare(self, step: Step) -> None:
         """Begin what the next tokens need, when all of this step are known: accepting a token waits for masks
         of its grammar."""
+        for ended in self._said:
+            if ended.drafting is not None:
+                ended.drafting.finished(ended.sequence.tokens)
+        self._said.clear()
         going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
         cost: float | None = None
         for sample in going_on:
@@ -324,6 +330,8 @@ class EngineCore:
         self._updates.append(Update(request, delta))
         if delta.finish_reason is not None:
             del self._samples[sample.sequence]
+            if sample.drafting is not None and delta.finish_reason is not FinishReason.ERROR:
+                self._said.append(sample)
             if (reason := request.finish_reason) is not None:
                 self._recorder.ended(request, reason, self._clock())
                 self._ended.append(request.request_id)

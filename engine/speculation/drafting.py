@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from ..api.sampling_params import Speculate
 from .drafter import Drafter, Proposal
 from .ngram import NgramDrafter
-
-_DRAFTERS: Mapping[Speculate, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+from .ngram_index import NGRAM, NgramIndex, TextIndex
+from .recent_outputs import Histories, RecentOutputs
+from .suffix import SuffixDrafter
 
 LEAST_GAIN = 1.03
 """Times as many tokens per second, as expected, that are worth a draft."""
@@ -40,9 +41,20 @@ class Drafting:
     A grammar checks what the drafter says, and goes on where it leaves no choice.
     """
 
-    __slots__ = ("_drafter", "_grammar", "_hold", "_last", "_most", "_num_tokens")
+    __slots__ = ("_drafter", "_grammar", "_hold", "_last", "_most", "_num_prompt", "_num_tokens", "_recent")
 
-    def __init__(self, drafter: Drafter, *, most: int, grammar: Grammar | None = None) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        most: int,
+        grammar: Grammar | None = None,
+        num_prompt: int = 0,
+        recent: RecentOutputs | None = None,
+    ) -> None:
+        """``recent`` remembers what was said after ``num_prompt`` tokens, once it is ``finished``."""
+        self._num_prompt = num_prompt
+        self._recent = recent
         self._drafter = drafter
         self._grammar = grammar
         self._most = most
@@ -65,6 +77,11 @@ class Drafting:
             return ()
         worth = num_drafts(self._hold[_kind(self._last)], most=len(drafts), cost=cost, others=others)
         return tuple(drafts[:worth])
+
+    def finished(self, tokens: Sequence[int]) -> None:
+        """The sample has ended, with these tokens."""
+        if self._recent is not None:
+            self._recent.add(tokens[max(0, self._num_prompt - NGRAM) :])
 
     def _proposed(self, tokens: Sequence[int], most: int) -> Proposal:
         proposal = self._drafter.propose(tokens, most)
@@ -98,10 +115,45 @@ def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
     return count
 
 
-def begin_drafting(speculate: Speculate, *, most: int, grammar: Grammar | None = None) -> Drafting | None:
-    """For a new sample; None if it does not draft."""
-    make = _DRAFTERS.get(speculate)
-    return None if make is None else Drafting(make(), most=most, grammar=grammar)
+class Speculation:
+    """An engine's: gives new samples what they draft by.
+
+    speculate   for requests that do not say
+    most        drafts of a sequence in one step, at most
+    """
+
+    def __init__(self, speculate: Speculate, *, most: int) -> None:
+        self._speculate: Speculate = speculate
+        self._most = most
+        self._histories = Histories()
+
+    def begin(
+        self,
+        speculate: Speculate | None,
+        grammars: Sequence[Grammar | None],
+        *,
+        num_prompt: int,
+        owner: Hashable,
+    ) -> list[Drafting | None]:
+        """For each of a request's samples; None if it does not draft.
+
+        grammars     one for each sample
+        num_prompt   tokens of the prompt, which is indexed once for all
+        owner        whose outputs drafts may be taken from, and taken into
+        """
+        speculate = speculate or self._speculate
+        if speculate == "off":
+            return [None] * len(grammars)
+        recent = self._histories.of(owner) if speculate == "suffix" else None
+        prompt = NgramIndex()
+        made: list[Drafting | None] = []
+        for grammar in grammars:
+            index = TextIndex(prompt, num_prompt)
+            drafter = NgramDrafter(index) if recent is None else SuffixDrafter(index, recent)
+            made.append(
+                Drafting(drafter, most=self._most, grammar=grammar, num_prompt=num_prompt, recent=recent)
+            )
+        return made
 
 
 def _kind(proposal: Proposal) -> int:
