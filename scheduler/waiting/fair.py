@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..types import Sequence, Work
@@ -73,11 +73,12 @@ class FairQueue(TenantLanes):
         else a short prompt would be left half done for a chunk of a long one."""
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
-    def victim(self, candidates: list[Sequence]) -> Sequence:
-        """The youngest of the tenant that has been served most, of the last priority there is."""
+    def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
+        """Of the last priority and of the tenant that has been served most there, whoever loses least."""
         lowest = candidates[-1].priority
-        equals = [sequence for sequence in candidates if sequence.priority == lowest]
-        return max(reversed(equals), key=self._service)
+        most = max(self._service(sequence) for sequence in candidates if sequence.priority == lowest)
+        served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
+        return super().victim(served, lost_work)
 
     def let_in(self, sequence: Sequence) -> None:
         sequence.num_charged = max(sequence.num_charged, sequence.num_written)

@@ -19,11 +19,18 @@ from octavo.engine.speculation import drafting
 from tiny_models import make_model
 
 
+@pytest.fixture
+def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are computed whether they pay or not, which the machine's load has a say in."""
+    monkeypatch.setattr(drafting, "num_drafts", lambda *_args, most, **_others: most)
+
+
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
     code = main(["bench", "invariance", *flags, "--json"])
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.usefixtures("every_draft")
 def test_nothing_differs(capsys: pytest.CaptureFixture[str]) -> None:
     code, result = run(capsys, "--weights", "int4", "--kv-format", "fp5/fp4", "--residual-pages", "1")
     assert (code, result["different"], result["not_reached"]) == (0, 0, []), result
@@ -63,6 +70,7 @@ def test_first_difference() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("every_draft")
 @pytest.mark.parametrize("weights", invariance.FULL_WEIGHTS)
 @pytest.mark.parametrize("pages", invariance.FULL_FORMATS, ids=str)
 def test_the_whole_matrix(weights: Any, pages: dict[str, Any]) -> None:
@@ -107,11 +115,9 @@ def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
     check_recurrent(architecture, tmp_path)
 
 
+@pytest.mark.usefixtures("every_draft")
 def test_drafts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess whose row is drawn with the random number of the row before it is found."""
-    monkeypatch.setattr(
-        drafting, "num_drafts", lambda *_args, most, **_others: most
-    )  # whether it pays or not
     right = invariance.compare(EngineConfig(), num_mates=0)[0]
     assert (right.different, right.not_reached) == ([], [])
     monkeypatch.setattr(SampleState, "after", lambda self, _tokens: self)
