@@ -141,10 +141,11 @@ class EngineConfig:
     stream_interval: int = setting(
         1, "tokens of a sample sent at once, after its first", kind="int", metavar="N", low=1
     )
-    speculate: Speculate = setting(
-        "off", "guess the next tokens and check several in one step", choices=get_args(Speculate),
+    speculate: str = setting(
+        "off", "guess the next tokens and check several in one step: from the text before, also from recent "
+        "outputs, or by a small model of the same tokenizer", metavar="off|ngram|suffix|draft:PATH",
         more="ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
-        "outputs; a request may have its own.",
+        "outputs; draft:PATH: a model with as many pages of its own; a request may have one of the others.",
     )  # fmt: skip
     draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
     async_steps: AsyncSteps = setting(
@@ -201,6 +202,10 @@ class EngineConfig:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
         for name, (declared, default) in settings_of(EngineConfig).items():
             declared.check(name, getattr(self, name), default)
+        if self.speculate not in get_args(Speculate) and not self.draft_model:
+            raise InvalidConfig(
+                f"speculate must be {', '.join(get_args(Speculate))} or draft:PATH, got {self.speculate!r}"
+            )
         if any(not name.strip() or not name.isprintable() for name in self.served_model_name):
             raise InvalidConfig(
                 f"served_model_name must be names that can be printed, got {list(self.served_model_name)}"
@@ -261,6 +266,12 @@ class EngineConfig:
                 f'tenant_weights is {self.tenant_weights!r}, but fairness is off; set it to "vtc", or leave '
                 "the weights out"
             )
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that guesses the next tokens, if one does."""
+        kind, _, path = self.speculate.partition(":")
+        return path or None if kind == "draft" else None
 
     @property
     def tenant_weight_by_name(self) -> dict[str, float]:
