@@ -102,9 +102,9 @@ class EngineConfig:
     state_snapshots: StateSnapshots = setting(
         "full", "how snapshots of recurrent states are kept: as the states are, or rounded once",
         choices=get_args(StateSnapshots),
-        more="Going on from a full snapshot gives the same bits as computing the prompt. bf16 takes half of the "
-        "bytes of float32 states and int8 a quarter, and bits differ after a hit. States of running sequences "
-        "are never rounded.",
+        more="Going on from a full snapshot gives the same bits as computing the prompt. bf16 takes half of "
+        "the bytes of float32 states and int8 a quarter, and bits differ after a hit. What runs is never "
+        "rounded.",
     )  # fmt: skip
     max_model_len: int | None = setting(
         None, "longest sequence, in positions", shown="the model's own limit", kind="int", metavar="N", low=1
