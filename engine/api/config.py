@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
-from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
+from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec, default_residual_pages
 
 from .errors import InvalidConfig
 from .sampling_params import Speculate
@@ -38,9 +38,11 @@ class EngineConfig:
     v_format          of V alone
     sink_pages        first pages of each sequence that are read in 16 bits, where the others are quantized
     residual_pages    last pages, the one being written included, that are read so (0: none, unless one of
-                      the two beside it asks for 16-bit pages; then the one being written is)
+                      the two beside it asks for 16-bit pages; then the one being written is. None: 2 where
+                      K or V has 5 bits or less and the model and backend can, else 0)
     quantize_after    tokens up to which a sequence is read in 16 bits alone; a request may have its own
-    num_residual_pages  16-bit pages of each kind of layer (None: all of use, within the same memory)
+    num_residual_pages  16-bit pages of each kind of layer, within the same memory (None: what sequences of
+                      2,048 tokens need that fill the others, of 256 under num_pages)
     page_size         positions per page
     kv_memory         bytes for the page pool (None: a share of the machine's memory)
     num_pages         pages of the pool; give this or kv_memory
@@ -94,7 +96,7 @@ class EngineConfig:
     k_format: str | None = None
     v_format: str | None = None
     sink_pages: int = 0
-    residual_pages: int = 0
+    residual_pages: int | None = None
     quantize_after: int = 0
     num_residual_pages: int | None = None
     page_size: int = 32
@@ -275,7 +277,8 @@ class EngineConfig:
 
     def _check_residual(self) -> None:
         for name in ("sink_pages", "residual_pages", "quantize_after"):
-            if (value := getattr(self, name)) < 0:
+            value = getattr(self, name) or 0
+            if value < 0:
                 raise InvalidConfig(f"{name} must be at least 0, got {value}; 0 asks for no 16-bit pages")
             if value and {self.page_formats.k, self.page_formats.v} <= set(SIXTEEN_BITS):
                 raise InvalidConfig(
@@ -291,13 +294,22 @@ class EngineConfig:
     @property
     def residual(self) -> ResidualSpec | None:
         """What is read in 16 bits beside quantized pages; None: there are pages of one kind."""
-        if not (self.sink_pages or self.residual_pages or self.quantize_after):
+        pages = self.residual_pages
+        if pages is None:
+            pages = default_residual_pages(self.page_formats.k, self.page_formats.v)
+        if not (self.sink_pages or pages or self.quantize_after):
             return None
         return ResidualSpec(
             sink_pages=self.sink_pages,
-            residual_pages=max(self.residual_pages, 1),
+            residual_pages=max(pages, 1),
             quantize_after=self.quantize_after,
         )
+
+    @property
+    def residual_is_optional(self) -> bool:
+        """Whether no setting asks for 16-bit pages: where they cannot be had, there are none."""
+        asked = self.sink_pages, self.quantize_after, self.num_residual_pages
+        return self.residual_pages is None and not any(asked)
 
     @property
     def page_formats(self) -> FormatPair:

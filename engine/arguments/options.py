@@ -51,7 +51,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-fuse", dest="fuse", action="store_const", const=False, help="run the model's layers unfused")
     add_format_arguments(group)
     add_residual_arguments(group)
-    add("--num-residual-pages", type=int, metavar="N", help="16-bit pages of each kind of layer (all of use)")
+    add("--num-residual-pages", type=int, metavar="N",
+        help="16-bit pages of each kind of layer (what sequences need that fill the others)")  # fmt: skip
     add(
         "--page-size",
         "--block-size",
@@ -179,7 +180,8 @@ def add_residual_arguments(group: argparse._ActionsContainer) -> None:
     add("--sink-pages", type=int, metavar="N",
         help=f"read the first pages of a sequence in 16 bits ({DEFAULTS.sink_pages})")  # fmt: skip
     add("--residual-pages", type=int, metavar="N",
-        help="and the last ones; 1: the page being written (none; 1 beside one of the others)")  # fmt: skip
+        help="and the last ones; 1: the page being written (2 where K or V has 5 bits or less; "
+        "else 0, and 1 beside one of the others)")  # fmt: skip
     add("--quantize-after", type=int, metavar="TOKENS",
         help="read sequences up to this long in 16 bits alone; requests may have their own number "
         f"({DEFAULTS.quantize_after})")  # fmt: skip
