@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RequestTooLong,
     )
     from .api.outputs import Completion, Delta, FinishReason, RequestOutput
+    from .api.reranking import RankedDocument, RerankPrompt
     from .api.sampling_params import SamplingParams
     from .frontend.async_engine import AsyncEngine
     from .frontend.llm import LLM
@@ -43,9 +44,11 @@ __all__ = [
     "OctavoError",
     "Overloaded",
     "QueueTimeout",
+    "RankedDocument",
     "RequestFailed",
     "RequestOutput",
     "RequestTooLong",
+    "RerankPrompt",
     "SamplingParams",
 ]
 
@@ -58,6 +61,8 @@ _HOMES = {
     "Delta": "api.outputs",
     "FinishReason": "api.outputs",
     "RequestOutput": "api.outputs",
+    "RankedDocument": "api.reranking",
+    "RerankPrompt": "api.reranking",
 }
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from octavo.block_manager import BlockManager, PageTable
 
 from .budget import TokenBudget
-from .step_cost import StepCost, StepShape, with_drafts
-from .types import Sequence, Step, Work
+from .step_cost import StepCost, with_drafts
+from .types import Sequence, Step, StepShape, Work
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
@@ -32,15 +32,18 @@ def draft_cost(cost: StepCost, step: Step) -> float:
     return cost.predict(with_drafts(shape, max(ends), 1)) / seconds - 1
 
 
-def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> None:
-    """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
+def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> bool:
+    """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool; return
+    whether any may have been added.
 
     None, where there are recurrent states. Nobody is preempted for a draft. Where the budget is short,
     everyone gets about as much. Their number in all is one of ``NUM_ROWS``, unless pages are short.
     """
     if blocks.states is not None:  # a recurrent state that has seen a wrong token cannot be rolled back
-        return
+        return False
     places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
+    if not places:
+        return False
     granted: list[int] = []
     for number, index in enumerate(places):
         sequence, share = work[index].sequence, -(-budget.left // (len(places) - number))
@@ -52,6 +55,7 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
         count = _reserve(item, wanted, blocks)
         if count > 0:
             work[index] = item._replace(drafts=item.sequence.drafts[:count])
+    return True
 
 
 def _trimmed(counts: list[int]) -> list[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
-from .step_cost import StepCost, StepShape, shape_of, with_chunk, with_drafts
-from .types import Work
+from .step_cost import StepCost, with_chunk, with_drafts
+from .types import StepShape
 
 HEADROOM = 0.85
 """Of the target, what a predicted step may take: a mean is exceeded by half of the steps."""
@@ -40,12 +39,11 @@ class LatencyTarget:
         self.cost = self._cost = StepCost()
         self._num_chunks = 0  # observed steps that had prompt tokens
 
-    def limit(self, work: Iterable[Work]) -> StepTime | None:
-        """What prompts may take beside the decodes in ``work``; None if nobody decodes."""
-        shape = shape_of(work)
-        if not shape.num_decodes:
+    def limit(self, decodes: StepShape) -> StepTime | None:
+        """What prompts may take beside these decodes; None if nobody decodes."""
+        if not decodes.num_decodes:
             return None
-        return StepTime(self._cost, shape, self._target(shape) * HEADROOM, taught=self._num_chunks > 0)
+        return StepTime(self._cost, decodes, self._target(decodes) * HEADROOM, taught=self._num_chunks > 0)
 
     def _target(self, decodes: StepShape) -> float:
         """Seconds between two tokens of the sequences that decode in this step."""
@@ -54,9 +52,9 @@ class LatencyTarget:
         alone = self._cost.predict(decodes)
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
-    def predict(self, work: Iterable[Work]) -> float:
+    def predict(self, shape: StepShape) -> float:
         """Seconds that a planned step will take."""
-        return self._cost.predict(shape_of(work))
+        return self._cost.predict(shape)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step."""

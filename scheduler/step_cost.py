@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Sequence as Run
 
-from .types import Work
+from .types import StepShape, Work
 
 _FORGETTING = 0.995  # weight of one step's observation per step after it: some 200 steps count
 _PRIOR = 1e-3  # of the inverse covariance: what is known before the first step, next to nothing
 _MAX_COVARIANCE = 1e6  # without news in some direction, forgetting would let it grow without bound
-
-
-class StepShape(NamedTuple):
-    """What a step's time depends on.
-
-    num_decodes        rows of sequences that compute one token, and of their drafts
-    num_chunk_tokens   prompt tokens
-    num_positions      positions that the decoding rows attend to, in all
-    chunk_positions    the same of prompt tokens
-    """
-
-    num_decodes: int
-    num_chunk_tokens: int
-    num_positions: int
-    chunk_positions: int
 
 
 class StepCost:
@@ -39,13 +24,13 @@ class StepCost:
 
     def __init__(self) -> None:
         self._weights = [0.0] * 5
-        self._covariance = [[1 / _PRIOR if i == j else 0.0 for j in range(5)] for i in range(5)]
+        self._covariance = [1 / _PRIOR if i == j else 0.0 for i in range(5) for j in range(i + 1)]
         self.num_steps = 0
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step will take; 0 before anything was observed. Never less for a larger step: a
         coefficient that noise has made negative counts as none."""
-        return sum(max(0.0, w) * x for w, x in zip(self._weights, _terms(shape), strict=True))
+        return sum([w * x for w, x in zip(self._weights, _terms(shape), strict=True) if w > 0.0])
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that took so long."""
@@ -53,22 +38,41 @@ class StepCost:
             return
         self.num_steps += 1
         scale = 1 / seconds  # relative errors
-        x = [term * scale for term in _terms(shape)]
+        x = a, b, c, d, e = [term * scale for term in _terms(shape)]
+        # The lower triangle by rows, written out: loops take three times as long, after every step.
+        aa, ba, bb, ca, cb, cc, da, db, dc, dd, ea, eb, ec, ed, ee = self._covariance
+        px = (
+            aa * a + ba * b + ca * c + da * d + ea * e,
+            ba * a + bb * b + cb * c + db * d + eb * e,
+            ca * a + cb * b + cc * c + dc * d + ec * e,
+            da * a + db * b + dc * c + dd * d + ed * e,
+            ea * a + eb * b + ec * c + ed * d + ee * e,
+        )
+        pa, pb, pc, pd, pe = px
+        gain_over = _FORGETTING + a * pa + b * pb + c * pc + d * pd + e * pe
+        error = (1.0 - sum([w * term for w, term in zip(self._weights, x, strict=True)])) / gain_over
+        self._weights = [w + each * error for w, each in zip(self._weights, px, strict=True)]
+        products = (
+            pa * pa,
+            pb * pa, pb * pb,
+            pc * pa, pc * pb, pc * pc,
+            pd * pa, pd * pb, pd * pc, pd * pd,
+            pe * pa, pe * pb, pe * pc, pe * pd, pe * pe,
+        )  # fmt: skip
+        self._covariance = p = [
+            (old - new / gain_over) / _FORGETTING for old, new in zip(self._covariance, products, strict=True)
+        ]
+        if max(p[0], p[2], p[5], p[9], p[14]) > _MAX_COVARIANCE:
+            self._bound()
+
+    def _bound(self) -> None:
+        """Halve the rows and columns of the covariance whose diagonal has grown too large."""
         p = self._covariance
-        px = [sum(row[j] * x[j] for j in range(5)) for row in p]
-        gain_over = _FORGETTING + sum(x[i] * px[i] for i in range(5))
-        error = 1.0 - sum(w * term for w, term in zip(self._weights, x, strict=True))
-        for i in range(5):
-            gain = px[i] / gain_over
-            self._weights[i] += gain * error
-            row = p[i]
-            for j in range(5):
-                row[j] = (row[j] - gain * px[j]) / _FORGETTING
-        for i in range(5):
-            if p[i][i] > _MAX_COVARIANCE:
-                for j in range(5):
-                    p[i][j] *= 0.5
-                    p[j][i] *= 0.5
+        for k in range(5):
+            if p[k * (k + 3) // 2] > _MAX_COVARIANCE:
+                for i in range(5):
+                    row, column = max(i, k), min(i, k)
+                    p[row * (row + 1) // 2 + column] *= 0.25 if i == k else 0.5
 
 
 def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
@@ -90,6 +94,11 @@ def _terms(shape: StepShape) -> tuple[float, float, float, float, float]:
     """Scaled so that coefficients are of one order: milliseconds for most models."""
     decodes, chunk_tokens, positions, chunk_positions = shape
     return (1.0, decodes / 8, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)
+
+
+def decode_shape(work: Run[Work]) -> StepShape:
+    """``shape_of`` for work of one token each and no drafts."""
+    return StepShape(len(work), 0, sum([item[2] for item in work]), 0)
 
 
 def shape_of(work: Iterable[Work]) -> StepShape:

@@ -33,6 +33,7 @@ class Sequence:
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
     tenant       whose it is, where several share a server
+    num_preempted  how often it had to give its pages back
     num_charged  tokens that the tenant has paid for, where accounts are kept
     digests      of the leading full pages, as far as known: they outlive preemption
     drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
@@ -52,6 +53,7 @@ class Sequence:
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
     num_cached: int | None = field(init=False, default=None)
+    num_preempted: int = field(init=False, default=0)
     num_charged: int = field(init=False, default=0)
     digests: list[Digest] = field(init=False, default_factory=list)
     drafts: tuple[int, ...] = field(init=False, default=())
@@ -96,6 +98,21 @@ class Work(NamedTuple):
         return self.stop + len(self.drafts)
 
 
+class StepShape(NamedTuple):
+    """What a step's time depends on.
+
+    num_decodes        rows of sequences that compute one token, and of their drafts
+    num_chunk_tokens   prompt tokens
+    num_positions      positions that the decoding rows attend to, in all
+    chunk_positions    the same of prompt tokens
+    """
+
+    num_decodes: int
+    num_chunk_tokens: int
+    num_positions: int
+    chunk_positions: int
+
+
 class Lookup(NamedTuple):
     """What the prefix cache had for one arrival.
 
@@ -122,6 +139,9 @@ class Step:
     preempted  sequences whose pages were taken back to make room
     lookups    one per sequence that was admitted for the first time
     predicted_s   seconds that the step is expected to take; None without a latency target
+    shape      what its time depends on; None where nobody has asked yet
+    sources    of a step that was planned before the one before it was committed: which of the samples there
+               each sequence's last token is; None: all tokens are known
     """
 
     work: tuple[Work, ...]
@@ -129,6 +149,8 @@ class Step:
     preempted: tuple[Sequence, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     predicted_s: float | None = None
+    shape: StepShape | None = None
+    sources: tuple[int, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -155,8 +177,10 @@ class Result(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
     the step is published to the prefix cache. ``more`` are the tokens after it that were drawn
-    beside drafts that held: as many drafts as there are tokens."""
+    beside drafts that held: as many drafts as there are tokens. ``void``: as if the sequence had not been
+    in the step; it is computed again."""
 
     token: int | None
     finished: bool = False
     more: tuple[int, ...] = ()
+    void: bool = False

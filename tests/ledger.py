@@ -118,6 +118,10 @@ class Ledger:
                 expected = (salt, tuple(tokens[: position + 1]))
                 assert entry == expected, f"position {position}: expected {expected}, found {entry}"
 
+    def spoil(self, slots: Iterable[tuple[int, int]]) -> None:
+        """A row that does not count is written: groups and slots."""
+        self._slots.update(dict.fromkeys(slots, "poison"))
+
     def fill(self, group: int, page: int, tokens: list[int], positions: range, salt: bytes) -> None:
         """A page comes from elsewhere, with what its positions would hold."""
         for offset, position in enumerate(positions):

@@ -2,8 +2,8 @@
 
 ``python tools/check_metal.py [FOLDER]`` (default build/metal) launches the kernels over all head dims,
 formats and options with a recorder in the GPU's place, and writes one .metal file per unit. Where
-``xcrun metal`` is (a Mac with Xcode), each is compiled; elsewhere it says so and ends well: then
-nothing was compiled. Exits 1 if a unit does not compile.
+``xcrun metal`` is (a Mac with Xcode), each is compiled in every version of the language that it knows;
+elsewhere it says so and ends well: then nothing was compiled. Exits 1 if a unit does not compile.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ GROUPS = (1, 3, 16)
 DTYPES = (mx.float16, mx.bfloat16)
 PRELUDE = '#include "mlx/backend/metal/kernels/utils.h"\n'
 COMPILER = ("xcrun", "-sdk", "macosx", "metal")
+LANGUAGES = ("metal3.1", "metal3.2", "metal4.0", "metal4.1")
+"""Of macOS 14, 15, 26 and 27: MLX compiles for what the system has."""
 
 
 class Recorder:
@@ -148,12 +150,19 @@ def has_compiler() -> bool:
         return False
 
 
-def compile_unit(path: Path) -> str | None:
-    """What Apple's compiler has against a file; None if it compiles."""
+def known_languages(folder: Path) -> list[str]:
+    """Those of LANGUAGES that the compiler here has."""
+    empty = folder / "empty.metal"
+    empty.write_text("#include <metal_stdlib>\n")
+    return [language for language in LANGUAGES if compile_unit(empty, language) is None]
+
+
+def compile_unit(path: Path, language: str) -> str | None:
+    """What Apple's compiler has against a file in one version of the language; None if it compiles."""
     include = Path(mx.__file__).parent / "include"
     command = [
         *COMPILER,
-        "-std=metal3.1",
+        f"-std={language}",
         "-fno-fast-math",
         f"-I{include}",
         "-c",
@@ -175,12 +184,17 @@ def main() -> int:
     if not has_compiler():
         print(f"`{' '.join(COMPILER)}` is not on this machine: nothing was compiled")
         return 0
+    languages = known_languages(folder)
+    if not languages:
+        print(f"`{' '.join(COMPILER)}` knows none of {', '.join(LANGUAGES)}: nothing was compiled")
+        return 1
     failed = 0
-    for name in texts:
-        if (said := compile_unit(folder / f"{name}.metal")) is not None:
+    for name, language in itertools.product(texts, languages):
+        if (said := compile_unit(folder / f"{name}.metal", language)) is not None:
             failed += 1
-            print(f"{name} does not compile:\n{said}")
-    print(f"{len(texts) - failed} of {len(texts)} units compile")
+            print(f"{name} does not compile as {language}:\n{said}")
+    total = len(texts) * len(languages)
+    print(f"{total - failed} of {total} compilations succeed ({len(texts)} units, {', '.join(languages)})")
     return 1 if failed else 0
 
 

@@ -16,6 +16,7 @@ from .sampling_params import Speculate
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
+AsyncSteps = Literal["on", "off", "auto"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
 
@@ -63,9 +64,13 @@ class EngineConfig:
     max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
                       refused beyond that, and twice of it ends the slowest streams
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
-    speculate         what guesses the next tokens of a sequence, to check several in one step: "off", or
-                      "ngram" (what followed the last tokens before); a request may have its own
+    speculate         what guesses the next tokens of a sequence, to check several in one step: "off",
+                      "ngram" (what followed the last tokens before) or "suffix" (the same, also in the
+                      tenant's recent outputs); a request may have its own
     draft_tokens      tokens that are guessed at once, at most
+    async_steps       submit the next token of everybody before the step that is computed has ended, where
+                      nothing depends on its tokens but what follows them; outputs are the same ("auto":
+                      where it gains, which is on the Metal backend)
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
@@ -116,6 +121,7 @@ class EngineConfig:
     stream_interval: int = 1
     speculate: Speculate = "off"
     draft_tokens: int = 8
+    async_steps: AsyncSteps = "auto"
     prefix_cache: bool = True
     cache_policy: str = DEFAULT_POLICY
     max_pinned_pages: int = 0
@@ -137,6 +143,7 @@ class EngineConfig:
             ("fairness", get_args(Fairness)),
             ("schedule_policy", get_args(SchedulePolicy)),
             ("speculate", get_args(Speculate)),
+            ("async_steps", get_args(AsyncSteps)),
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidConfig(

@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from .errors import InvalidRequest
 
 
+def check_dimensions(dimensions: int | None) -> None:
+    """InvalidRequest for what no model has, before anything is computed."""
+    if dimensions is not None and dimensions < 1:
+        raise InvalidRequest(f"dimensions must be at least 1, got {dimensions}; leave it out for all")
+
+
 def finished(
     vector: Sequence[float], *, dimensions: int | None = None, normalize: bool = True
 ) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from .errors import InvalidRequest
 from .structured_output import Structured
 
-Speculate = Literal["off", "ngram"]
+Speculate = Literal["off", "ngram", "suffix"]
 Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -48,7 +48,7 @@ class SamplingParams:
                          pages beside quantized ones (None: the engine's number). Requests share cached
                          pages with those of the same number only
     speculate            what guesses the next tokens, which changes nothing but the time they take: "off",
-                         or "ngram" (None: as the engine was started)
+                         "ngram" or "suffix" (None: as the engine was started)
     pooling              ask for the prompt's embedding too: its last token's hidden state, or the mean of
                          all (None: none). For the mean a prompt is computed whole, as for prompt_logprobs
     structured           what the output must look like (None: anything). It wins over min_tokens and

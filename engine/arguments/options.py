@@ -14,7 +14,7 @@ from octavo.block_manager import ResidualWindow
 from octavo.block_manager.policies import POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
-from ..api.config import Backend, EngineConfig, Fairness, SchedulePolicy, Weights
+from ..api.config import AsyncSteps, Backend, EngineConfig, Fairness, SchedulePolicy, Weights
 from ..api.engine_info import ModelInfo
 from ..api.sampling_params import Speculate
 from .usage import checked
@@ -28,7 +28,8 @@ _SETTINGS = (
     "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
-    "target_itl", "speculate", "draft_tokens", "prefix_cache", "cache_policy", "max_pinned_pages",
+    "target_itl", "speculate", "draft_tokens", "async_steps", "prefix_cache", "cache_policy",
+    "max_pinned_pages",
     "tenant_share", "fairness", "tenant_weights", "fairness_costs", "fairness_quantum", "schedule_policy",
     "cache_dir", "cache_dir_bytes", "save_dir",
 )  # fmt: skip
@@ -96,6 +97,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"guess the next tokens and check several in one step ({DEFAULTS.speculate})")  # fmt: skip
     add("--draft-tokens", type=int, metavar="N",
         help=f"tokens that are guessed at once, at most ({DEFAULTS.draft_tokens})")  # fmt: skip
+    add("--async-steps", choices=get_args(AsyncSteps),
+        help=f"submit a step while another is computed ({DEFAULTS.async_steps}: with Metal)")  # fmt: skip
     add("--no-prefix-cache", "--no-enable-prefix-caching", dest="prefix_cache", action="store_const",
         const=False, help="forget the pages of finished requests")  # fmt: skip
     add("--cache-policy", choices=POLICIES, help=f"which cached page goes first ({DEFAULTS.cache_policy})")

@@ -1,6 +1,7 @@
 """``octavo bench scheduler``: what deciding costs, without any model.
 
-Microseconds per step, plan and commit, while N sequences decode; and what the block manager
+Microseconds per step, plan and commit, while N sequences decode, alone and as those of 100 tenants with
+fair shares, as many more waiting and a latency target to learn; and what the block manager
 takes for a long prompt (open, reserve, commit, close), when none of it and when all of it is
 in the prefix cache, beside vLLM's where it is installed. Standard library only, otherwise.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler.waiting import FairQueue
 
 from .scheduler_vllm import Missing, VllmPrompts, open_vllm
 
@@ -24,6 +26,9 @@ NUM_PROMPT = 200
 PROMPT_TOKENS = 32_768
 VOCABULARY = 150_000
 WARM_UP = 8  # steps
+NUM_TENANTS = 100
+TARGET_ITL_S = 0.15
+PRETENDED_S = 0.05  # that a step took, for what learns from it
 SEED = 1
 _PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
 _FILL = 3  # prompts that fill the pool first
@@ -55,12 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, return what --json prints."""
     step_us = {str(num): time_steps(num, args.steps) for num in args.sequences}
+    shared_us = {str(num): time_steps(num, args.steps, shared=True) for num in args.sequences}
     vllm = open_vllm(_PROMPT_POOL, PAGE_SIZE, max_tokens=PROMPT_TOKENS)
     ours, theirs = time_prompts(args.repeats, vllm)
     result = {
         "bench": "scheduler",
         "page_size": PAGE_SIZE,
         "step_us": step_us,
+        "step_us_shared": shared_us,
+        "tenants": NUM_TENANTS,
         "prompt_tokens": PROMPT_TOKENS,
         **ours.to_json(),
         "vllm": {"skipped": vllm.reason}
@@ -71,18 +79,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def time_steps(num_sequences: int, num_steps: int) -> float:
+def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> float:
     """Median microseconds of plan and commit while ``num_sequences`` decode. Their prompts differ
-    in length, so that each step publishes its share of pages."""
+    in length, so that each step publishes its share of pages. ``shared``: they belong to ``NUM_TENANTS``
+    tenants, as many more wait, and steps are timed for a latency target."""
     pages_each = -(-(NUM_PROMPT + num_steps + WARM_UP + 2) // PAGE_SIZE)
     blocks = BlockManager(num_sequences * pages_each, PAGE_SIZE)
-    scheduler = Scheduler(blocks, Limits(num_sequences * NUM_PROMPT, num_sequences))
+    limits = Limits(num_sequences * NUM_PROMPT, num_sequences, target_itl=TARGET_ITL_S if shared else None)
+    scheduler = Scheduler(blocks, limits, waiting=FairQueue() if shared else None)
     rng = random.Random(SEED)
-    for number in range(num_sequences):
-        length = NUM_PROMPT - number % PAGE_SIZE
-        scheduler.add(
-            Sequence(str(number), [rng.randrange(VOCABULARY) for _ in range(length)], num_steps + WARM_UP + 2)
-        )
+    for number in range(num_sequences * (2 if shared else 1)):
+        prompt = [rng.randrange(VOCABULARY) for _ in range(NUM_PROMPT - number % PAGE_SIZE)]
+        tenant = f"tenant {number % NUM_TENANTS}" if shared else ""
+        scheduler.add(Sequence(str(number), prompt, num_steps + WARM_UP + 2, tenant=tenant))
     results = [Result(7)] * num_sequences
     seconds = [_step(scheduler, results) for _ in range(1 + WARM_UP + num_steps)]
     return statistics.median(seconds[1 + WARM_UP :]) * 1e6
@@ -111,6 +120,7 @@ def _step(scheduler: Scheduler, results: list[Result]) -> float:
     step = scheduler.plan()
     assert step is not None
     scheduler.commit(step, results)
+    scheduler.observe(step, PRETENDED_S)
     return time.perf_counter() - began
 
 
@@ -125,9 +135,10 @@ def _serve_prompt(blocks: BlockManager, prompt: list[int]) -> float:
 
 
 def _print_table(result: dict[str, Any]) -> None:
-    print(f"{'decoding sequences':>20}  {'us per step':>12}  {'us per sequence':>16}")
+    print(f"{'decoding sequences':>20}  {'us per step':>12}  {'us per sequence':>16}  {'shared, us':>12}")
     for num, step_us in result["step_us"].items():
-        print(f"{num:>20}  {step_us:>12.1f}  {step_us / int(num):>16.2f}")
+        shared_us = result["step_us_shared"][num]
+        print(f"{num:>20}  {step_us:>12.1f}  {step_us / int(num):>16.2f}  {shared_us:>12.1f}")
     for label, times in (("", result), (" in vLLM", result["vllm"])):
         for name in ("cold", "warm"):
             if (micros := times.get(f"prompt_{name}_us")) is not None:

@@ -12,6 +12,7 @@ import octavo
 from ..api.config import Backend, EngineConfig, Weights
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_json_argument, print_json
+from ..memory.budget import format_size
 from .model_report import examine_model, model_lines
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "protobuf", "prometheus-client")
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = _model_config(args)
+    if config is not None:
+        _prepare_device(config)  # before the self-test starts the device
     report = examine(args.backend, args.threads, exact=args.exact is True)
     print(f"octavo {octavo.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))
@@ -38,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"batch invariant: {promised} ({report['batch_invariant_reason']})")
     arithmetic = ", no arithmetic of 8 bits" if report["exact"] else ""
     print(f"instruction set {report['isa']}, {report['threads']} threads{arithmetic}")
+    for line in _metal_lines(report["metal_settings"]):
+        print(line)
     for test in report["self_test"]:
         print(f"  {'ok  ' if test['ok'] else 'FAIL'} {test['name']} ({_error_text(test['max_error'])})")
     failed = sum(not test["ok"] for test in report["self_test"])
@@ -70,11 +75,37 @@ def _model_config(args: argparse.Namespace) -> EngineConfig | None:
     return EngineConfig(model=args.model, backend=args.backend, threads=args.threads, **given)
 
 
+def _prepare_device(config: EngineConfig) -> None:
+    from ..executor.load.metal_settings import prepare_device
+    from ..memory.budget import weights_bytes
+    from ..memory.model_files import read_config, resolve_model
+
+    path = resolve_model(config.model, config.revision)
+    prepare_device(config, read_config(path), weights_bytes(path))
+
+
+def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
+    """What a server sets on an Apple GPU; nothing elsewhere."""
+    if settings is None:
+        return []
+    buffers = ", ".join(
+        f"{name}={settings[name] or 'set by the size of the pool when a model is loaded'}"
+        for name in ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
+    )
+    return [
+        f"Metal memory: {format_size(settings['wired_limit'])} wired, at least "
+        f"{format_size(settings['cache_limit_at_least'])} of freed buffers kept",
+        f"Metal command buffers: {buffers}",
+    ]
+
+
 def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> dict[str, Any]:
     """Backend, instruction set, threads, versions and self-test, as ``--json`` prints them. ``exact``: of
     native attention without arithmetic of 8 bits."""
     from octavo.kernels.backends import choose_backend, native_instructions
     from octavo.kernels.verify.selftest import run_selftest
+
+    from ..executor.load.metal_settings import describe_settings
 
     try:
         choice = choose_backend(backend_name, threads, exact=exact)
@@ -89,6 +120,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         "isa": {"cpu": isa, "metal": "Metal, compiled by MLX"}.get(
             choice.backend.name, "none (plain MLX operations)"
         ),
+        "metal_settings": describe_settings(),
         "threads": num_threads if choice.backend.has_model_ops else 1,
         "exact": exact,
         "batch_invariant": invariant,

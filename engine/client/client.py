@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +27,8 @@ from ..api.errors import (
     Unauthenticated,
 )
 from ..api.outputs import Delta
-from ..api.sampling_params import SamplingParams
+from ..api.reranking import RankedDocument, RerankPrompt
+from ..api.sampling_params import Pooling, SamplingParams
 from ..grpc.interface import Prompt
 from ..grpc.octavo_v1.messages import delta_of, params_message
 from ..grpc.server import MAX_MESSAGE_BYTES
@@ -119,6 +121,46 @@ class Client:
         finally:
             call.cancel()
 
+    async def embed(
+        self,
+        prompt: Prompt,
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        salt: str = "",
+    ) -> list[float]:
+        """As ``LLM.embed``, of one prompt."""
+        SamplingParams(pooling=pooling)  # InvalidRequest
+        request = pb.EmbedRequest(
+            pooling=f"POOLING_{pooling.upper()}",
+            normalize=normalize,
+            dimensions=dimensions,
+            cache_salt=salt,
+        )
+        put_prompt(request, prompt)
+        return list((await self.unary(self.stub.Embed, request)).embedding)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        prompt: RerankPrompt | None = None,
+        top_n: int | None = None,
+        salt: str = "",
+    ) -> list[RankedDocument]:
+        """As ``LLM.rerank``."""
+        request = pb.RerankRequest(
+            query=query,
+            documents=documents,
+            top_n=top_n,
+            cache_salt=salt,
+            **({} if prompt is None else asdict(prompt)),
+        )
+        reply = await self.unary(self.stub.Rerank, request)
+        return [RankedDocument(index=found.index, score=found.score) for found in reply.results]
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
         return list((await self.unary(self.stub.Tokenize, request)).token_ids)
@@ -166,21 +208,26 @@ def make_request(
     request = pb.GenerateRequest(
         request_id=request_id or "", sampling=params_message(params), cache_salt=salt
     )
+    put_prompt(request, prompt)
+    return request
+
+
+def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) -> None:
+    """InvalidRequest when token ids are negative."""
     if isinstance(prompt, str):
         request.text = prompt
-        return request
+        return
     if prompt and isinstance(prompt[0], Mapping):
         request.chat.SetInParent()
         for message in prompt:
             assert isinstance(message, Mapping)
             request.chat.messages.add(role=message["role"], content=message["content"])
-        return request
+        return
     try:
         request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"token ids lie in [0, 2**32), the prompt has another: {error}") from error
     request.token_ids.SetInParent()
-    return request
 
 
 async def _aiter(requests: AsyncIterable[pb.GenerateRequest]) -> AsyncIterator[pb.GenerateRequest]:

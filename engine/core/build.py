@@ -59,11 +59,6 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
-    if info.states is not None and config.save_dir is not None:
-        raise InvalidConfig(
-            f"save_dir is for pages, and {info.architecture} also has recurrent states, without which saved "
-            "pages are of no use; leave save_dir out for this model"
-        )
     if info.states is not None and config.speculate != "off":
         raise InvalidConfig(
             f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
@@ -88,6 +83,7 @@ def assemble(
         observer=observer,
         speculate=config.speculate,
         draft_tokens=config.draft_tokens,
+        overlaps=config.async_steps == "on" or (config.async_steps == "auto" and info.backend == "metal"),
     )
 
 
@@ -114,11 +110,6 @@ def _disk_tier(
 ) -> DiskTier | None:
     if config.cache_dir is None:
         return None
-    if runner.info.states is not None:
-        raise InvalidConfig(
-            f"cache_dir keeps pages, and {runner.info.architecture} also has recurrent states, without which "
-            "they are of no use after a restart; leave cache_dir out for this model"
-        )
     try:
         return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:

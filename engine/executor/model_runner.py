@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.block_manager import PageCopy, ResidualWindow
-from octavo.kernels.interface import PageStorage
+from octavo.kernels.interface import PageStorage, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.engine_info import ModelInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.fingerprint import model_fingerprint
-from ..kv_store.page_runs import PageKind
-from .base import RunOutput
+from ..kv_store.page_runs import PageKind, StateKind
+from .base import Pending, Resolved, RunOutput
 from .batch import Batch, ScoredRows
 from .paged_model import FIRST_ROW, PagedModel, slice_rows
 from .sampling.logit_rows import NumpySampling, Sampling, Target
@@ -62,9 +62,16 @@ class PagedRunner:
     def info(self) -> ModelInfo:
         return self._info
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """As ``ModelRunner.run``. Raises ValueError for token ids or pages that do not exist:
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        """As ``ModelRunner.submit``. Raises ValueError for token ids or pages that do not exist:
         neither the embedding nor the kernels check."""
+        assert after is None, "a step of this runner is computed when it is submitted"
+        return Resolved(self._compute(batch, states))
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        return self.submit(batch, states).resolve()
+
+    def _compute(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         vocab_size = self._info.vocab_size
         token_ids = batch.token_ids.tolist()
         low, high = min(token_ids), max(token_ids)
@@ -176,15 +183,44 @@ class PagedRunner:
     def page_kind(self) -> PageKind:
         """Computed when it is first asked for: it reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        specs = tuple(storage.spec for storage in self._storages)
+        specs = tuple(storage.spec for storage in self._storages) or (self._spec_of_no_layers,)
         residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)
-        return PageKind(name, specs, f"quantize_after {self._info.quantize_after}" if residual else "")
+        context = f"quantize_after {self._info.quantize_after}" if residual else ""
+        return PageKind(name, specs, context, self._state_kind())
+
+    @property
+    def _spec_of_no_layers(self) -> PoolSpec:
+        """Of a model without attention: its pages have no bytes."""
+        return PoolSpec(
+            layers=(),
+            num_pages=self._info.num_pages,
+            page_size=self._info.page_size,
+            k_format="bf16",
+            v_format="bf16",
+        )
+
+    def _state_kind(self) -> StateKind | None:
+        states = self._model.states
+        if states is None:
+            return None
+        entries = tuple(
+            (name, tuple(entry.shape), str(entry.dtype).removeprefix("mlx.core."))
+            for name, entry in sorted(states.entries.items())
+        )
+        return StateKind(self._info.page_size, entries, states.snapshot_bytes)
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        if self._model.states is not None and group == len(self._info.groups):
+            return self._model.states.read_slots(pages)
+        if not self._storages:
+            return np.empty((len(pages), 0), np.uint8)
         return self._storages[group].read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        self._storages[group].write_pages(pages, data)
+        if self._model.states is not None and group == len(self._info.groups):
+            self._model.states.write_slots(pages, data)
+        elif self._storages:
+            self._storages[group].write_pages(pages, data)
 
     @property
     def _storages(self) -> tuple[PageStorage, ...]:

@@ -19,7 +19,8 @@ from ..api.embedding import finished
 from ..api.engine_info import ModelInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
-from ..api.outputs import Delta, RequestOutput
+from ..api.outputs import Delta, FinishReason, RequestOutput
+from ..api.reranking import RankedDocument, RerankPrompt, check_top_n, ranked
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
 from ..core.commands import AnswerT, Command, GetPageKind
@@ -119,6 +120,34 @@ class LLM:
                 raise RequestFailed(output.outputs[0].error or "the request ended without an embedding")
             vectors.append(finished(output.embedding, dimensions=dimensions, normalize=normalize))
         return vectors
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        prompt: RerankPrompt | None = None,
+        top_n: int | None = None,
+        progress: bool | None = None,
+    ) -> list[RankedDocument]:
+        """Documents by how likely the model says that they answer the query, the best first.
+
+        prompt  how it is asked (None: as Qwen3-Reranker was trained to be). Scores mean something for
+                models that were trained to judge, and for theirs
+        top_n   only the best so many
+
+        Raises InvalidRequest, and RequestFailed for the first document that fails.
+        """
+        check_top_n(top_n)
+        prompt = prompt or RerankPrompt()
+        answers = prompt.answers(functools.partial(self.tokenizer.encode, add_special_tokens=False))
+        scores = []
+        for output in self.generate(prompt.prompts(query, documents), answers.params(), progress=progress):
+            sample = output.outputs[0]
+            if sample.finish_reason is FinishReason.ERROR:
+                raise RequestFailed(sample.error or "a document could not be judged")
+            scores.append(answers.score(sample.logprobs))
+        return ranked(scores, top_n)
 
     def chat(
         self,

@@ -13,6 +13,7 @@ from ..api.errors import OctavoError, Overloaded
 from .status import Context, abort_with
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: no token is asked for, and nothing is counted
+BURST_CALLS = 256  # served, after which it is worth asking for memory that they left
 
 
 def refusing(handler: Any, error: OctavoError) -> Any:
@@ -38,6 +39,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
 
     def __init__(self, max_calls: int) -> None:
         self.num_calls = 0
+        self._num_served = self._most_calls = 0  # since the last burst
         self._max_calls = max_calls
         self._counted: dict[str, Any] = {}  # by method: the handler that counts
 
@@ -57,6 +59,18 @@ class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
             self._counted[details.method] = self._counting(handler)
         return self._counted[details.method]
 
+    def burst_is_over(self) -> bool:
+        """Whether many calls were served, and most of those at once have ended; True once for each burst."""
+        if self._num_served < BURST_CALLS or 2 * self.num_calls > self._most_calls:
+            return False
+        self._num_served = self._most_calls = 0
+        return True
+
+    def _begin(self) -> None:
+        self.num_calls += 1
+        self._num_served += 1
+        self._most_calls = max(self._most_calls, self.num_calls)
+
     def _counting(self, handler: Any) -> Any:
         """The same handler, whose calls are counted."""
         shape, behaviour = {
@@ -70,7 +84,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
 
     def _function(self, behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def counted(request: Any, context: Context) -> Any:
-            self.num_calls += 1
+            self._begin()
             try:
                 return await behaviour(request, context)
             finally:
@@ -82,7 +96,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
         self, behaviour: Callable[[Any, Context], AsyncIterator[Any]]
     ) -> Callable[..., AsyncIterator[Any]]:
         async def counted(request: Any, context: Context) -> AsyncIterator[Any]:
-            self.num_calls += 1
+            self._begin()
             try:
                 async for response in behaviour(request, context):
                     yield response

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ from octavo.proto import (
 )
 
 from ..api.address import Address, port_in_use
+from ..memory.malloc import give_memory_back
 from .call_limiter import CallLimiter
 from .interface import Engine
 from .octavo_v1.cache import CacheServicer
@@ -37,6 +37,7 @@ MESSAGE_BYTES_PER_TOKEN = 8  # of a prompt that comes in: an id has at most 5, a
 MESSAGE_BYTES_APART = 2**20  # of a message that comes in, for everything but the prompt
 MAX_OTHER_CALLS = 1024  # at once, beside as many as there may be requests
 DEATH_POLL_S = 0.1
+BURST_POLL_S = 2.0
 CLOSE_GRACE_S = 2.0  # for last responses to leave after the engine has ended every request
 
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -94,7 +95,7 @@ class GrpcServer:
             options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self.died = asyncio.Event()
         generation_pb2_grpc.add_GenerationServicer_to_server(  # type: ignore[no-untyped-call]
             self.servicer, self._server
@@ -128,17 +129,16 @@ class GrpcServer:
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
-        self._watch = asyncio.create_task(self._watch_engine())
+        self._watches = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self._watch_bursts())]
         return address.with_port(port)
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Say NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout``
         seconds, end the rest with ABORT, close."""
         self.intake.draining = True
-        if self._watch is not None:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
         if self.intake.num_active:
             logger.info("draining %d requests for up to %g s", self.intake.num_active, drain_timeout)
@@ -154,3 +154,11 @@ class GrpcServer:
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         self.died.set()
+
+    async def _watch_bursts(self) -> None:
+        """Return to the system what a burst of calls took: requests, prompts, messages, each in pieces
+        between others."""
+        while True:
+            await asyncio.sleep(BURST_POLL_S)
+            if self.limiter.burst_is_over():
+                await asyncio.to_thread(give_memory_back)

@@ -6,12 +6,9 @@ transformers. Folders without a ``tokenizer.json`` are converted by transformers
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from ..api.errors import InvalidRequest, ModelLoadError, RequestTooLong
+from ..memory.malloc import give_memory_back
 from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer
 from .text_length import longest_token
@@ -80,7 +78,7 @@ class Tokenizer:
         ids = list(map(self._ids.__getitem__, found[0].ids))
         if len(text) > LONG_TEXT:
             del found
-            _give_memory_back()
+            give_memory_back()
         return ids
 
     def at_least(self, text: str) -> int:
@@ -114,13 +112,6 @@ class Tokenizer:
             context=context,
             silent_ids=self._special_ids,
         )
-
-
-def _give_memory_back() -> None:
-    """Let the C library return what was freed; glibc keeps it for itself otherwise."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):  # another C library has none
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_tokenizer(path: Path, chat_template: Path | None = None) -> Tokenizer:

@@ -8,6 +8,7 @@ Every number a kernel depends on is a macro, so that compilers see constants.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -24,6 +25,7 @@ MIN_ELEMENTS = 8
 """MLX puts arrays of fewer elements into another address space, which changes the signature."""
 
 _BODY = "//! body\n"
+_COMMENT = re.compile(r"//.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,15 @@ class Unit:
     source: str
 
 
+def strip_source(text: str) -> str:
+    """The text without comments, indentation and empty lines: MLX copies and hashes it in every launch."""
+    lines = (_COMMENT.sub("", line).strip() for line in text.splitlines())
+    return "".join(f"{line}\n" for line in lines if line)
+
+
 @functools.cache
 def read_source(name: str) -> tuple[str, str]:
-    """(helpers, body) of a package source; the body is empty for a header."""
+    """(helpers, body) of a package source as it was written; the body is empty for a header."""
     text = resources.files("octavo.kernels.metal").joinpath("sources", f"{name}.metal").read_text("utf-8")
     helpers, _, body = text.partition(_BODY)
     return helpers, body
@@ -172,6 +180,6 @@ def make_unit(
         name=f"octavo_{kernel}_{suffix}",
         input_names=tuple(inputs),
         output_names=tuple(outputs),
-        header="\n".join([*parts, helpers]),
-        source=body,
+        header=strip_source("\n".join([*parts, helpers])),
+        source=strip_source(body),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..types import Sequence, Work
 
@@ -65,9 +65,12 @@ class WaitingQueue(ABC):
         """Prompts under way, oldest first: the order in which they get on."""
         return running
 
-    def victim(self, candidates: list[Sequence]) -> Sequence:
-        """The one of these running sequences, oldest first, that gives way."""
-        return candidates[-1]
+    def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
+        """The one of these running sequences, oldest first, that gives way: of the last priority, whoever
+        loses least, and of those the youngest."""
+        lowest = candidates[-1].priority
+        equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
+        return min(equals, key=lost_work)
 
     def let_in(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence was removed because it runs now; its table says what was cached."""

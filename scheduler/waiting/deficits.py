@@ -8,10 +8,9 @@ from itertools import chain, islice
 from octavo.block_manager import BlockManager
 
 from ..types import Sequence
-from .cached_lengths import CachedLengths
 from .fair import Costs, FairQueue
 from .lanes import LOOK_AHEAD, PriorityClass
-from .longest_prefix import AgeBound
+from .prefix_order import PrefixOrder
 
 DEFAULT_QUANTUM = 4096.0  # of cost: some prompts, or one long one
 
@@ -22,7 +21,7 @@ class DeficitQueue(FairQueue):
     Every tenant that waits may be served until its counter reaches a level; those who may are let in
     in the order of what is cached of their prompts. When nobody who waits may, the level rises by
     whole quanta until somebody may. So two tenants with something waiting are a quantum further apart
-    than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than ``AgeBound``
+    than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than ``PrefixOrder``
     allows.
     """
 
@@ -33,29 +32,19 @@ class DeficitQueue(FairQueue):
         if not quantum > 0:
             raise ValueError(f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is usual")
         self.quantum = quantum
-        self._lengths = CachedLengths(blocks)
-        self._age = AgeBound()
-        self._interrupted: set[Sequence] = set()
+        self._order = PrefixOrder(blocks)
 
     def put_back(self, sequence: Sequence) -> None:
         super().put_back(sequence)
-        self._interrupted.add(sequence)
+        self._order.interrupt(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        lane = self._lane(sequence)
-        fresh = next((s for s in lane if s not in self._interrupted), sequence)
-        if sequence not in self._interrupted:
-            self._age.leaves(sequence, fresh)
+        self._order.leaves(sequence, self._lane(sequence))
         super().remove(sequence)
-        self._lengths.forget(sequence)
-        self._interrupted.discard(sequence)
 
     def replace(self, sequence: Sequence, heir: Sequence) -> None:
         super().replace(sequence, heir)
-        self._lengths.forget(sequence)
-        if sequence in self._interrupted:
-            self._interrupted.remove(sequence)
-            self._interrupted.add(heir)
+        self._order.replace(sequence, heir)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         return sequence.priority == blocked.priority  # only who may be served is ever offered
@@ -94,20 +83,7 @@ class DeficitQueue(FairQueue):
         able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
         compared = [list(islice(lane, looked_at)) for lane in able]
-        self._lengths.refresh(chain.from_iterable(compared))
-        ranks = [rank for lane in compared for rank in self._rank(lane)]
+        self._order.lengths.refresh(chain.from_iterable(compared))
+        ranks = [rank for lane in compared for rank in self._order.rank(lane)]
         ranks.sort(key=lambda rank: rank[:2])
         return [sequence for _, _, sequence in ranks]
-
-    def _rank(self, lane: list[Sequence]) -> list[tuple[int, int, Sequence]]:
-        """First those that were interrupted and who has been overtaken too often, then the longest."""
-        oldest = next((sequence for sequence in lane if sequence not in self._interrupted), None)
-        due = oldest is not None and self._age.is_due(oldest)
-        return [
-            (
-                0 if sequence in self._interrupted or (due and sequence is oldest) else 1,
-                -self._lengths.of(sequence),
-                sequence,
-            )
-            for sequence in lane
-        ]

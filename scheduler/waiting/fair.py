@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..types import Sequence, Work
@@ -73,11 +73,12 @@ class FairQueue(TenantLanes):
         else a short prompt would be left half done for a chunk of a long one."""
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
-    def victim(self, candidates: list[Sequence]) -> Sequence:
-        """The youngest of the tenant that has been served most, of the last priority there is."""
+    def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
+        """Of the last priority and of the tenant that has been served most there, whoever loses least."""
         lowest = candidates[-1].priority
-        equals = [sequence for sequence in candidates if sequence.priority == lowest]
-        return max(reversed(equals), key=self._service)
+        most = max(self._service(sequence) for sequence in candidates if sequence.priority == lowest)
+        served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
+        return super().victim(served, lost_work)
 
     def let_in(self, sequence: Sequence) -> None:
         sequence.num_charged = max(sequence.num_charged, sequence.num_written)
@@ -86,24 +87,24 @@ class FairQueue(TenantLanes):
         self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
 
     def computed(self, work: Iterable[Work]) -> None:
-        drawn: dict[tuple[int, str], int] = {}  # charged together: most of a step are such rows
+        costs, priority = self._output_cost, None
         for sequence, _, _, samples, siblings, _ in work:
-            start, stop = sequence.num_charged, len(sequence.tokens)
             if not samples:
                 continue
+            start, stop = sequence.num_charged, len(sequence.tokens)
             if siblings or start < sequence.num_prompt:
                 self._charge(sequence, stop)
                 for sibling in siblings:
                     sibling.num_charged = max(sibling.num_charged, sibling.num_prompt)
                     self._charge(sibling, len(sibling.tokens))
-            elif stop > start:
-                sequence.num_charged = stop
-                account = sequence.priority, sequence.tenant
-                drawn[account] = drawn.get(account, 0) + stop - start
-        for (priority, tenant), num_tokens in drawn.items():
-            service = self._class(priority).service
-            cost = num_tokens * self._cost(self._output_cost, tenant)
-            service[tenant] = service.get(tenant, 0.0) + cost
+            elif stop > start:  # most rows of most steps
+                sequence.num_charged, tenant = stop, sequence.tenant
+                if sequence.priority != priority:
+                    priority = sequence.priority
+                    service = self._class(priority).service
+                if tenant not in costs:
+                    self._cost(costs, tenant)
+                service[tenant] = service.get(tenant, 0.0) + (stop - start) * costs[tenant]
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
         """For tokens up to a position, as far as nobody has paid for them."""

@@ -37,11 +37,17 @@ def main() -> int:
         metavar="FACTOR",
         help="multiply the bounds of times and memory, on a machine that others use (1)",
     )
+    parser.add_argument(
+        "--model",
+        default="demo",
+        metavar="PATH",
+        help="serve this model, which has the embedded one's tokenizer (tests/bench/make_model.py) (demo)",
+    )
     args = parser.parse_args()
     chosen = args.only or [*(attack.name for attack in BY_CLIENTS), *LAST, *PHASES]
     bounds, began = Bounds().times(args.slack), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="octavo-chaos-") as path:
-        chaos = Chaos(Folder.make(Path(path)), bounds)
+        chaos = Chaos(Folder.make(Path(path), args.model), bounds)
         print(HEADER, flush=True)
         asyncio.run(_run(chaos, chosen))
     failed = [phase.name for phase in chaos.phases if phase.wrong]

@@ -20,7 +20,7 @@ DRAIN_S = 5.0
 EXIT_S = DRAIN_S + 5.0  # from SIGTERM to the end of the process, whatever goes on
 TENANTS = ("alice", "bob", "mallory", "operator")
 ATTACKER = "mallory"
-BASE = ("--model", "demo", "--drain-timeout", str(DRAIN_S))
+BASE = ("--drain-timeout", str(DRAIN_S))
 SETUPS: dict[str, tuple[str, ...]] = {
     "usual": ("--num-pages", "1024"),
     "tiny": ("--num-pages", "80", "--page-size", "16"),
@@ -31,19 +31,20 @@ IN_SMALL_DISK = 'mount -t tmpfs -o size={size} octavo-chaos "{folder}" && exec "
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Files of one run of chaos: tokens, and folders that servers write into."""
+    """Files of one run of chaos: the model that is served, tokens, and folders that servers write into."""
 
     path: Path
+    model: str = "demo"
 
     @classmethod
-    def make(cls, path: Path) -> Folder:
+    def make(cls, path: Path, model: str = "demo") -> Folder:
         lines = [f"{tenant} {tenant}-token-0123456789" for tenant in TENANTS]
         (path / "tokens").write_text("\n".join(lines) + "\n")
         for tenant in TENANTS:
             (path / f"{tenant}.token").write_text(f"{tenant}-token-0123456789\n")
         (path / "saved").mkdir()
         (path / "cache").mkdir()
-        return cls(path)
+        return cls(path, model)
 
     @property
     def cache(self) -> Path:
@@ -70,7 +71,14 @@ class Server:
     def __init__(
         self, setup: str, folder: Folder, *, launcher: tuple[str, ...] = (), disk: bool = False
     ) -> None:
-        flags = [*BASE, *SETUPS[setup], "--auth-token-file", str(folder.path / "tokens")]
+        flags = [
+            "--model",
+            folder.model,
+            *BASE,
+            *SETUPS[setup],
+            "--auth-token-file",
+            str(folder.path / "tokens"),
+        ]
         flags += ["--save-dir", str(folder.path / "saved")]
         if disk:
             flags += ["--cache-dir", str(folder.cache)]

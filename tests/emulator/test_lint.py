@@ -55,6 +55,13 @@ REFUSED = [
         "device float* p = reinterpret_cast<device float*>((threadgroup float*)0); out[0] = p ? 1 : 0;",
         NOT_COMPILED,
     ),
+    Snippet("text that is not ASCII", "out[0] = 1;  // größer", "'ö' is not ASCII"),
+    Snippet(
+        "a member that says no address space",
+        "S4 s; s.a = 1; out[0] = s.get(1);",
+        "get does not say the address space",
+        "struct S4 { int a; METAL_FUNC int get(int i) const { return a + i; } };",
+    ),
     Snippet("double variable", "double d = x[0]; out[0] = d;", "double does not exist"),
     Snippet("double in a cast", "out[0] = (float)((double)x[0] * 3);", "arithmetic in double"),
     Snippet("long long", "long long n = 1; out[0] = n;", "long long"),
@@ -163,6 +170,12 @@ ACCEPTED = [
         "struct that holds a device pointer",
         "S1 s{x}; out[0] = s.get(1);",
         header="struct S1 { const device float* p; float get(int i) const { return p[i]; } };",
+    ),
+    Snippet(
+        "members that say their address space, and one without an object",
+        "S5 s; s.a = 1; out[0] = s.get(1) + S5::one();",
+        header="struct S5 { int a; METAL_FUNC int get(int i) const thread { return a + i; }\n"
+        "static METAL_FUNC int one() { return 1; } };",
     ),
     Snippet(
         "if constexpr and fold expressions",

@@ -16,6 +16,7 @@ import pytest
 
 from metal_emulator import (
     FAST_MATH,
+    NO_CONTRACTION,
     MetalKernel,
     NoMetalCompilerError,
     emulate,
@@ -111,9 +112,19 @@ def test_half_operations_round_each_and_literals_are_float() -> None:
       out[1] = float(x[3]) * 0.1 - 0.3;
     """
     halves = np.array([a, b, c, d] * 4, np.float16)
-    result = run_one(body, x=halves)
+    result = run_one(body, x=halves, extra_flags=NO_CONTRACTION)
     assert result.outputs[0][0] == np.float32(np.float16(a * b) + c)
     assert result.outputs[0][1] == np.float32(d) * np.float32(0.1) - np.float32(0.3)
+
+
+@needs_compiler
+def test_products_and_sums_are_contracted_as_the_hardware_does() -> None:
+    """d * 0.1 - 0.3 with one rounding: what is left of 0.1's own error, which two roundings lose."""
+    body = "out[0] = x[0] * 0.1 - 0.3;"
+    result = run_one(body, x=np.full(16, 3, np.float32))
+    exact = 3.0 * float(np.float32(0.1)) - float(np.float32(0.3))
+    assert result.outputs[0][0] == np.float32(exact)
+    assert np.float32(exact) != np.float32(3) * np.float32(0.1) - np.float32(0.3)
 
 
 @needs_compiler

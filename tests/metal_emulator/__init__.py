@@ -18,7 +18,7 @@ threadgroup never ends: threadgroups run one after the other.
 from __future__ import annotations
 
 from metal_emulator.assemble import KernelSource, assemble
-from metal_emulator.build import FAST_MATH
+from metal_emulator.build import FAST_MATH, NO_CONTRACTION
 from metal_emulator.compiler import find_compiler, why_unavailable
 from metal_emulator.errors import (
     MetalCompileError,
@@ -33,6 +33,7 @@ from metal_emulator.traffic import Count, Site, Traffic
 
 __all__ = [
     "FAST_MATH",
+    "NO_CONTRACTION",
     "Count",
     "KernelSource",
     "MetalCompileError",

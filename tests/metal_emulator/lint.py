@@ -45,6 +45,12 @@ _FLAGS = (
     "-fno-sanitize=all",
     "-DMSL_NUMBERED",  # address spaces that the IR tells apart
 )
+_MEMBER_FUNCTION = re.compile(
+    r"(?P<before>[;{}>]|public:|^)\s*(?P<declaration>(?:METAL_FUNC|inline)\s[^;{}()=]*?\b\w+\s*"
+    r"\((?P<parameters>[^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?P<after>[\w\s]*))\{",
+    re.MULTILINE,
+)
+_STRUCT = re.compile(r"\b(?:struct|class)\s+\w+\s*\{")
 _LAMBDA = re.compile(r"\[[&=\w\s,]*\]\s*(?:\([^()]*\))?\s*(?:mutable\s*)?(?:->\s*[\w:]+\s*)?\{")
 _INCLUDE = re.compile(r"#\s*include\s*[<\"]([^>\"]+)")
 _METAL_INCLUDE = re.compile(r"metal_|mlx/|simd/")
@@ -83,6 +89,13 @@ def lint(
 def lint_text(header: str, body: str) -> list[str]:
     """Findings in the text as written, as "header:line: ..." or "body:line: ..."."""
     findings = []
+    for where, text in (("header", header), ("body", body)):  # MLX hands all of it over as ASCII
+        for match in re.finditer(r"[^\x00-\x7F]", text):
+            findings.append(f"{where}:{_line(text, match.start())}: {match[0]!r} is not ASCII")
+    for position, name in _members_without_space(strip_comments(header)):
+        findings.append(
+            f"header:{_line(header, position)}: {name} does not say the address space of its object"
+        )
     for where, text in (("header", strip_comments(header)), ("body", strip_comments(body))):
         for position, finding in _forbidden(text):
             findings.append(f"{where}:{_line(text, position)}: {finding}")
@@ -131,6 +144,22 @@ def _forbidden(text: str) -> Iterator[tuple[int, str]]:
     for match in _INCLUDE.finditer(text):
         if not _METAL_INCLUDE.match(match[1]):
             yield match.start(), f"#include <{match[1]}> is not a header of Metal"
+
+
+def _members_without_space(text: str) -> Iterator[tuple[int, str]]:
+    """Member functions that are not static and say no address space after their parameters: their object's
+    is `thread` up to Metal 4.0 and generic from 4.1 on."""
+    for struct in _STRUCT.finditer(text):
+        depth, end = 1, struct.end()
+        while end < len(text) and depth:
+            depth += (text[end] == "{") - (text[end] == "}")
+            end += 1
+        for match in _MEMBER_FUNCTION.finditer(text, struct.end(), end):
+            before = text[text.rfind("\n", 0, match.start("declaration")) + 1 : match.start("declaration")]
+            if "static" in before.split() or re.search(r"\bthread\b", match["after"]):
+                continue
+            name = re.search(r"(\w+)\s*\($", match["declaration"][: match["declaration"].index("(") + 1])
+            yield match.start("declaration"), name[1] if name else "a member"
 
 
 def _threadgroup_in_header(text: str) -> Iterator[int]:

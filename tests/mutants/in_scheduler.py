@@ -54,6 +54,13 @@ MUTANTS = (
         "blocks.reserve(table, table.num_written + tokens)",
     ),
     Mutant("a planned sequence may be preempted", SCHEDULER, "+ 1 :] if s not in planned]", "+ 1 :]]"),
+    Mutant(
+        "whoever gave way comes back to any room",
+        "scheduler/preemption.py",
+        "most = (1 << min(times, MAX_CAUTION)) - 1",
+        "most = 0",
+    ),
+    Mutant("whoever loses most gives way", "scheduler/waiting/base.py", "min(equals,", "max(equals,"),
     Mutant("the oldest is preempted", SCHEDULER, "running[running.index(sequence) + 1 :]", "running"),
     Mutant(
         "a refused arrival never comes in", SCHEDULER, "not self._has_more_idle(self._refused[1])", "True"
@@ -71,15 +78,12 @@ MUTANTS = (
         "            return Admission.SHARES",
     ),
     Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt,\n", "\n"),
-    Mutant(
-        "max_tokens is not enforced", SCHEDULER, "return result.finished or", "return result.finished and"
-    ),
+    Mutant("max_tokens is not enforced", SCHEDULER, "if finished or", "if finished and"),
     Mutant(
         "failed work is published",
         SCHEDULER,
-        "            elif (token := results[first].token) is None:\n",
-        "            elif (token := results[first].token) is None:\n"
-        "                commit_pages(table, sequence.tokens, stop)\n",
+        "                if token is None:\n",
+        "                if token is None:\n                    commit_pages(table, sequence.tokens, stop)\n",
     ),
     Mutant(
         "aborted work is committed",
@@ -131,7 +135,7 @@ MUTANTS = (
         "min(len(sequence.drafts), _tokens_left(sequence) - 1, share)",
         "min(len(sequence.drafts), share)",
     ),
-    Mutant("wrong drafts are committed", SCHEDULER, "stop + len(more))", "stop + len(drafts))"),
+    Mutant("wrong drafts are committed", SCHEDULER, "stop += len(more)", "stop += len(drafts)"),
     Mutant("wrong drafts keep their pages", SCHEDULER, "if len(more) < len(drafts):", "if False:"),
     Mutant(
         "preempted sequences keep their pages",
@@ -185,7 +189,12 @@ MUTANTS = (
         "sequence.num_charged = max(sequence.num_charged, sequence.num_written)",
         "pass",
     ),
-    Mutant("outputs are free", FAIR, "drawn[account] = drawn.get(account, 0) + stop - start", "pass"),
+    Mutant(
+        "outputs are free",
+        FAIR,
+        "service[tenant] = service.get(tenant, 0.0) + (stop - start) * costs[tenant]",
+        "pass",
+    ),
     Mutant(
         "samples pay for the prompt again",
         FAIR,

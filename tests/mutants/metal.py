@@ -46,7 +46,7 @@ def split() -> None:
 
 def write() -> None:
     for name, dim in (("fp4", 64), ("fp4", 80), ("bf16", 64), ("fp16", 64)):
-        check_bytes(name, dim, Emulator(ftz=False, extra_flags=("-ffp-contract=fast",)))
+        check_bytes(name, dim, Emulator(ftz=False))
 
 
 def write_packed() -> None:

@@ -9,6 +9,7 @@ import pytest
 from format_rows import formats_and_dims
 from metal_backend import Emulator, needs_compiler
 from metal_checks import bits, check_bytes, make_pool, one_sequence
+from metal_emulator import NO_CONTRACTION
 from octavo.kernels import page_format
 from octavo.kernels.metal import units
 from octavo.kernels.metal.units import METAL_FORMATS as FORMATS
@@ -34,7 +35,7 @@ def test_16_bit_pages_are_bit_equal(name: str, head_dim: int) -> None:
 )
 def test_pages_of_the_other_formats_are_bit_equal(name: str, head_dim: int) -> None:
     """All rows at head_dim 64; elsewhere as many as the lanes' arithmetic needs."""
-    flags = ("-ffp-contract=fast",) if head_dim == 128 else ()
+    flags = NO_CONTRACTION if head_dim == 128 else ()
     check_bytes(
         name,
         head_dim,
@@ -54,8 +55,8 @@ def test_rows_that_no_group_divides_are_refused() -> None:
         make_pool(Emulator(), "affine4", 80, tokens=9)
 
 
-def test_a_compiler_that_fuses_products_into_sums_changes_no_bit() -> None:
-    check_bytes("fp4", 128, Emulator(ftz=False, extra_flags=("-ffp-contract=fast",)), limit=700)
+def test_a_compiler_that_fuses_no_products_into_sums_changes_no_bit() -> None:
+    check_bytes("fp4", 128, Emulator(ftz=False, extra_flags=NO_CONTRACTION), limit=700)
 
 
 def test_bytes_are_the_same_on_a_device_that_flushes_subnormals() -> None:

@@ -15,6 +15,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams, Speculate
 from octavo.engine.api.stats import Observer, StepRecord
+from octavo.engine.api.structured_output import Structured
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.speculation import drafting
 
@@ -92,13 +93,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def check(folder: Path, *, seeds: range, count: int, **settings: Any) -> None:
+def check(
+    folder: Path, *, seeds: range, count: int, drafters: tuple[Speculate, ...] = ("ngram",), **settings: Any
+) -> None:
     watched = Drafts()
     with engine(folder, watched, **settings) as llm:
         for seed in seeds:
             plain = answers(llm, seed, count, "off")
             assert not (watched.num_accepted or watched.num_rejected) or seed > seeds[0]
-            assert answers(llm, seed, count, "ngram") == plain
+            for drafter in drafters:
+                assert answers(llm, seed, count, drafter) == plain, drafter
     assert watched.num_accepted + watched.num_rejected > 10
     assert watched.num_accepted > 0
 
@@ -119,7 +123,23 @@ def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_drafts_change_nothing(folder: Path, backend: str) -> None:
     """In a pool that is too small for all, so that some are preempted."""
-    check(folder, seeds=range(2), count=10, backend=backend)
+    check(folder, seeds=range(2), count=10, drafters=("ngram", "suffix"), backend=backend)
+
+
+def test_outputs_of_others_of_the_tenant_are_drafted(folder: Path) -> None:
+    """What was said before is said again: nearly nothing is left to compute token by token."""
+    watched = Drafts()
+    params = SamplingParams(max_tokens=40, temperature=1.5, seed=7, speculate="suffix", ignore_eos=True)
+    with engine(folder, watched) as llm:
+        first = llm.generate([[1, 2, 3, 4]], params, progress=False)
+        before = watched.num_accepted
+        second = llm.generate([[1, 2, 3, 4]], params, progress=False)
+        assert list(map(essence, second)) == list(map(essence, first))
+        assert watched.num_accepted - before >= 30
+        params = replace(params, speculate="ngram")
+        before = watched.num_accepted
+        llm.generate([[1, 2, 3, 4]], params, progress=False)
+        assert watched.num_accepted - before < 15, "it looks at its own sequence only"
 
 
 @pytest.mark.parametrize("settings", [
@@ -128,6 +148,47 @@ def test_drafts_change_nothing(folder: Path, backend: str) -> None:
 ], ids=["residual", "int4 weights"])  # fmt: skip
 def test_drafts_change_nothing_of_quantized_pages(folder: Path, settings: dict[str, Any]) -> None:
     check(folder, seeds=range(2), count=8, backend="cpu", **settings)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "colour": {"enum": ["red", "green", "grey"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 3},
+        "is_round": {"type": "boolean"},
+    },
+    "required": ["name", "colour", "sizes", "is_round"],
+    "additionalProperties": False,
+}
+FORMS = (
+    Structured(json_schema=SCHEMA),
+    Structured(regex=r"(abc|abd|xyz)( [0-9]{2}, [a-z]+;){2,4}"),
+    Structured(choice=("the same words, always", "the same end", "other")),
+    Structured(grammar='start: "[" pair ("," pair)* "]"\npair: "key" "=" ("one" | "two" pair?)'),
+)
+
+
+def structured_answers(llm: LLM, seed: int, count: int, speculate: Speculate) -> list[Any]:
+    rng = random.Random(seed)
+    prompts = random_prompts(rng, count)
+    params = [
+        replace(random_params(rng), structured=rng.choice(FORMS), max_tokens=60, speculate=speculate)
+        for _ in prompts
+    ]
+    return list(map(essence, llm.generate(prompts, params, progress=False)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_drafts_change_nothing_under_a_grammar(folder: Path, backend: str) -> None:
+    """What it forces is drafted, and what it forbids is not."""
+    watched = Drafts()
+    with engine(folder, watched, backend=backend) as llm:
+        for seed in range(2):
+            plain = structured_answers(llm, seed, 10, "off")
+            assert structured_answers(llm, seed, 10, "ngram") == plain
+    assert watched.num_accepted > 100
+    assert watched.num_accepted > watched.num_rejected
 
 
 @pytest.mark.slow

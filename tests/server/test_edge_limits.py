@@ -271,6 +271,31 @@ async def test_calls_beyond_the_limit_are_refused_with_a_time_to_come_back(
         await eventually(lambda: _num_calls(its) == 0, "all have left")
 
 
+async def test_what_a_burst_of_calls_took_is_given_back_once_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_back: list[int] = []
+    gate, size = Gate(), 8
+    monkeypatch.setattr(call_limiter, "BURST_CALLS", size)
+    monkeypatch.setattr(grpc_server, "BURST_POLL_S", 0.01)
+    async with served(FakeCore(before_step=gate)) as its:
+        monkeypatch.setattr(grpc_server, "give_memory_back", lambda: given_back.append(_num_calls(its)))
+        calls = [
+            asyncio.ensure_future(its.client.stub.Generate(pb.GenerateRequest(text="a")).read())
+            for _ in range(size)
+        ]
+        await eventually(lambda: _num_calls(its) == size, "all are in")
+        await asyncio.sleep(0.05)
+        assert not given_back  # nothing has ended
+        gate.open()
+        await asyncio.gather(*calls)
+        await eventually(lambda: bool(given_back), "it is given back")
+        await its.client.model_info()
+        await asyncio.sleep(0.05)
+        assert len(given_back) == 1  # not for one call more
+        assert given_back[0] <= size // 2
+
+
 def _num_calls(its: Served) -> int:
     return its.server.limiter.num_calls
 

@@ -50,6 +50,14 @@ METHODS: list[tuple[str, list[Message]]] = [
     ("/octavo.v1.Generation/GenerateMany", [octavo.GenerateRequest(text="hello", request_id="many")]),
     ("/octavo.v1.Generation/Tokenize", [octavo.TokenizeRequest(text="hello")]),
     ("/octavo.v1.Generation/Detokenize", [octavo.DetokenizeRequest(token_ids=[1, 2])]),
+    ("/octavo.v1.Generation/Embed", [
+        octavo.EmbedRequest(text="hello", pooling=octavo.POOLING_MEAN, dimensions=2, normalize=False),
+        octavo.EmbedRequest(token_ids=octavo.TokenIds(ids=[1, 2, 3])),
+    ]),
+    ("/octavo.v1.Generation/Rerank", [
+        octavo.RerankRequest(query="q", documents=["a", "b"], yes="y", no="n", top_n=1),
+        octavo.RerankRequest(query="q", documents=["a"], template="{document} {query}", instruction="i"),
+    ]),
     ("/octavo.v1.Generation/Abort", [octavo.AbortRequest(request_ids=["nobody"])]),
     ("/octavo.v1.Cache/GetStats", [cache.GetStatsRequest(num_prefixes=3)]),
     ("/octavo.v1.Cache/Explain", [cache.ExplainRequest(request_id="many")]),

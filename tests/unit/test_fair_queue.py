@@ -10,7 +10,7 @@ import pytest
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
 from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
-from octavo.scheduler.waiting.longest_prefix import MAX_OVERTAKEN
+from octavo.scheduler.waiting.prefix_order import MAX_OVERTAKEN
 
 
 def scheduler(
@@ -232,10 +232,13 @@ def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)
     s.add(Sequence("first", [9] * 17, 1))
     advance(s)
-    cold = Sequence("cold", [1] * 17, 1)
+    cold, heir = Sequence("cold", [1] * 17, 1), Sequence("heir", [1] * 17, 1)
+    cold.siblings = [heir]
     s.add(cold)
     overtaken = 0
-    while cold.status is Status.WAITING:
+    while heir.status is Status.WAITING:
+        if overtaken == 3 and cold.status is Status.WAITING:
+            s.abort(cold)  # whoever takes its place has waited as long
         s.add(Sequence("warm", [9] * 17, 1))
         overtaken += names(advance(s)) == ["warm"]
     assert overtaken == MAX_OVERTAKEN

@@ -32,6 +32,7 @@ LIGHT = (
     "octavo.engine.http.router",
     "octavo.engine.inspection.prefix_cache_inspector",
     "octavo.engine.kv_store.disk_tier",
+    "octavo.engine.memory.malloc",
     "octavo.engine.memory.model_files",
     "octavo.engine.memory.planner",
     "octavo.engine.memory.sizing",
@@ -52,7 +53,7 @@ BELOW = {  # top-level folder: those it may import
 }
 ENGINE_ROOMS = {  # room of engine: the rooms it may import
     "api": set(),
-    "tokenizer": {"api"},
+    "tokenizer": {"api", "memory"},
     "memory": {"api"},
     "inspection": {"api"},
     "observability": {"api"},
@@ -67,12 +68,12 @@ ENGINE_ROOMS = {  # room of engine: the rooms it may import
         "api", "executor", "inspection", "kv_store", "speculation", "structured_output", "tokenizer",
     },
     "frontend": {"api", "core", "structured_output", "tokenizer"},
-    "grpc": {"api", "core", "frontend", "inspection", "tokenizer"},
+    "grpc": {"api", "core", "frontend", "inspection", "memory", "tokenizer"},
     "client": {"api", "grpc"},
     "arguments": {"api", "client", "grpc", "memory"},
     "bench": {
         "api", "arguments", "cache_sim", "client", "core", "executor", "frontend", "kv_store", "memory",
-        "plots", "tokenizer",
+        "plots", "structured_output", "tokenizer",
     },
     "cli": {
         "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "http", "memory",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence
 from octavo.scheduler.latency_target import MIN_CHUNK, LatencyTarget
-from octavo.scheduler.step_cost import StepCost, StepShape, shape_of, with_chunk
-from octavo.scheduler.types import Work
+from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
+from octavo.scheduler.types import StepShape, Work
 
 PAGE_SIZE = 16
 
@@ -83,7 +83,7 @@ def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
             target.observe(shape, scale)
             target.observe(full, scale * 1.1)
     work = [Work(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
-    most_fast, most_slow = (target.limit(work).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
+    most_fast, most_slow = (target.limit(shape_of(work)).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
     assert most_fast == 2048  # some 3 ms of 25
     assert MIN_CHUNK < most_slow < 200  # 0.3 s by itself, 0.33 s with prompts
 
@@ -128,7 +128,7 @@ def test_before_a_chunk_was_timed_chunks_are_small() -> None:
     advance(scheduler)
     step = scheduler.plan()
     assert step is not None
-    limit = target.limit(step.work)
+    limit = target.limit(shape_of(step.work))
     assert limit is not None
     assert 0 < limit.most(0, 512) <= 64
 

@@ -19,7 +19,8 @@ def test_the_benchmark_prints_a_table_and_returns_its_figures(capsys: pytest.Cap
     result = bench.run(parser.parse_args(["--sequences", "1,3", "--steps", "40", "--repeats", "1"]))
     assert result["bench"] == "scheduler"
     assert set(result["step_us"]) == {"1", "3"}
-    assert all(value > 0 for value in result["step_us"].values())
+    assert set(result["step_us_shared"]) == {"1", "3"}
+    assert all(value > 0 for kind in ("step_us", "step_us_shared") for value in result[kind].values())
     assert result["prompt_cold_us"] > 0
     assert result["prompt_warm_us"] > 0
     assert set(result["vllm"]) in ({"skipped"}, {"version", "prompt_cold_us", "prompt_warm_us"})

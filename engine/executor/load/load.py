@@ -19,8 +19,8 @@ from ...api.errors import InvalidConfig
 from ...memory.budget import (
     DEFAULT_SEQUENCE_TOKENS,
     SHORT_SEQUENCE_TOKENS,
-    available_memory,
     format_size,
+    weights_bytes,
     workspace_bytes,
 )
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
@@ -33,6 +33,7 @@ from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.state_pool import StatePool, slot_bytes
 from .discover import CacheLayout, discover_layout
 from .loader import LoadedModel, load_model
+from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .prepare import choose_device, make_ready
 from .probe import ProbeResult, describe, describe_states
 
@@ -43,6 +44,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
+    weight_bytes = weights_bytes(path)
+    prepare_device(config, read_config(path), weight_bytes)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
     loaded = load_model(path, weights=config.weights, ops=ops)
@@ -53,7 +56,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     if config.residual is not None and config.residual_is_optional:
         refusal = choice.backend.residual_refusal(layout.layers)
         config = config if refusal is None else _without_residual(config, refusal)
-    size, states, num_pages = _rooms(config, layout, max_model_len)
+    available = usable_memory(weight_bytes)
+    size, states, num_pages = _rooms(config, layout, max_model_len, available)
     ready = make_ready(
         loaded,
         probed,
@@ -66,7 +70,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     log.info("%s: %s", config.model, describe(result))
     if size.residual and result.latents:
         config = _without_residual(config, "no kernel reads latents from pages with a residual window")
-        size, states, num_pages = _rooms(config, layout, max_model_len)
+        size, states, num_pages = _rooms(config, layout, max_model_len, available)
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
     )
@@ -95,7 +99,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         ),
         states=0 if pool is None else pool.nbytes,
     )
-    mx.set_cache_limit(budget.workspace)  # what MLX may keep of freed buffers between steps
+    set_memory_limits(budget.workspace)
     groups = size.page_groups(num_pages)
     info = replace(
         _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
@@ -119,14 +123,12 @@ def _without_residual(config: EngineConfig, reason: str) -> EngineConfig:
 
 
 def _rooms(
-    config: EngineConfig, layout: CacheLayout, max_model_len: int
+    config: EngineConfig, layout: CacheLayout, max_model_len: int, available: int
 ) -> tuple[Sizing, RecurrentState | None, int]:
     """What each kind of layer needs, slots of recurrent states, and pages of the first kind."""
     size = _sizing(config, layout.layers, max_model_len)
-    states = plan_states(
-        config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available_memory()
-    )
-    return size, states, _num_pages(config, size, max_model_len, states)
+    states = plan_states(config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available)
+    return size, states, _num_pages(config, size, max_model_len, states, available)
 
 
 def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
@@ -167,9 +169,12 @@ def _as_written(architecture: str, states: RecurrentState, result: ProbeResult) 
     return replace(states, num_slots=num_slots, slot_bytes=taken)
 
 
-def _num_pages(config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None) -> int:
+def _num_pages(
+    config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None, available: int
+) -> int:
+    """``available``: bytes for states and pages together."""
     taken = 0 if states is None else states.num_slots * states.slot_bytes
-    available = available_memory() - taken
+    available -= taken
     shared = config.kv_memory is not None and config.state_memory is None
     if not sum(size.group_bytes):  # pages of no bytes name prefixes: as many as sequences could fill
         return config.num_pages or -(-max_model_len // config.page_size) * config.max_running

@@ -17,7 +17,7 @@ from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFai
 from ...api.outputs import Delta, FinishReason
 from ..request_handler import Intake
 from ..status import Context, errors_as_status, status_of
-from . import messages
+from . import judgements, messages
 
 BATCH_CONCURRENCY = 256  # requests of one GenerateMany stream that are served at once
 BATCH_BACKLOG = 16  # responses of one GenerateMany stream that wait for the client; each may be large
@@ -148,6 +148,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         if ids and (largest := max(ids)) >= size:
             raise InvalidRequest(f"token id {largest} is outside the vocabulary; ids lie in [0, {size})")
         return self._engine.tokenizer.decode(ids)
+
+    @errors_as_status
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        return await judgements.embed(self._intake, request, context)
+
+    @errors_as_status
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
+        return await judgements.rerank(self._intake, request, context)
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:

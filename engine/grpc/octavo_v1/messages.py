@@ -47,7 +47,7 @@ def chat_messages(chat: pb.Chat, *, max_messages: int) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in chat.messages]
 
 
-def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
+def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:
     """The prompt of a request; InvalidRequest if there is none, RequestTooLong, before it is looked
     at, if it has more than ``max_tokens`` ids or messages."""
     match request.WhichOneof("prompt"):

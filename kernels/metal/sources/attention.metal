@@ -18,7 +18,7 @@ struct Span {
   int kept;
   int window;
 
-  METAL_FUNC int tile(int index) const { return index < kept ? index : index - kept + window; }
+  METAL_FUNC int tile(int index) const thread { return index < kept ? index : index - kept + window; }
 };
 
 template <int N>
@@ -50,8 +50,8 @@ METAL_FUNC float logit(float product, const device float* params, float slope, i
 METAL_FUNC float normalizer(float top, float sum, float sink) {
 #if SINKS
   const float joint = max(top, sink * LOG2_E);
-  const float factor = exp2(top - joint);
-  return factor / (sum * factor + exp2(sink * LOG2_E - joint));
+  const float factor = fast::exp2(top - joint);
+  return factor / (sum * factor + fast::exp2(sink * LOG2_E - joint));
 #else
   return 1.0f / sum;
 #endif

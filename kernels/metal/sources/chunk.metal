@@ -141,12 +141,12 @@ for (int index = 0; index < num_tiles; ++index) {
   }
   new_top = max(new_top, simd_shuffle_xor(new_top, 1));
   new_top = max(new_top, simd_shuffle_xor(new_top, 2));
-  const float factor = exp2(top - new_top);
+  const float factor = fast::exp2(top - new_top);
   top = new_top;
   sum *= factor;
   for (uint j = 0; j < KEYS / 4; ++j) {
     const uint c = lane % 4 + 4 * j;
-    const float weight = is_visible(start + int(c), my_position) ? exp2(logits[j] - new_top) : 0.0f;
+    const float weight = is_visible(start + int(c), my_position) ? fast::exp2(logits[j] - new_top) : 0.0f;
     sum += weight;
     weights[lane / 4 * WEIGHT_STRIDE + c] = weight * value_scales[c];
   }

@@ -35,14 +35,14 @@ struct Runs {
     return is_visible(start + int(at / COUNT), position) ? codes[ulong(source) * COUNT + at % COUNT] : 0u;
   }
 
-  METAL_FUNC void begin(const device uint* codes, uint row, uint lane, int start, int position) {
+  METAL_FUNC void begin(const device uint* codes, uint row, uint lane, int start, int position) thread {
     index = 0;
     current = load(codes, row, 0, lane, start, position);
     next = load(codes, row, 1, lane, start, position);
   }
 
   // Word `first` + lane of the tile; `first` grows by less than 32 from call to call.
-  METAL_FUNC uint word(const device uint* codes, uint row, uint first, uint lane, int start, int position) {
+  METAL_FUNC uint word(const device uint* codes, uint row, uint first, uint lane, int start, int position) thread {
     if (first / 32 > index) {  // the whole simdgroup
       ++index;
       current = next;
@@ -157,8 +157,8 @@ for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index 
   for (uint g = 0; g < GROUP; ++g) {
     const float x = visible ? logit(weights[g * 32 + lane] * key_scale, params, SLOPE(first_head + g), key, position) : LOWEST;
     const float new_top = max(top[g], simd_max(x));
-    const float weight = visible ? exp2(x - new_top) : 0.0f;
-    factor[g] = exp2(top[g] - new_top);
+    const float weight = visible ? fast::exp2(x - new_top) : 0.0f;
+    factor[g] = fast::exp2(top[g] - new_top);
     top[g] = new_top;
     sum[g] = sum[g] * factor[g] + weight;  // of this lane's keys
     weights[g * 32 + lane] = weight * value_scale;
@@ -209,7 +209,7 @@ for (uint g = 0; g < GROUP; ++g) {
   for (uint s = 0; s < NUM_SIMDGROUPS; ++s) {
     joint = max(joint, tops[s * GROUP + g]);
   }
-  const float share = exp2(top[g] - joint);
+  const float share = fast::exp2(top[g] - joint);
   for (uint i = 0; i < 4; ++i) {
     float low = low_out[g][i] * share, high = high_out[g][i] * share;
     const float low_part = low, high_part = high;
@@ -239,7 +239,7 @@ for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
     joint = max(joint, tops[s * GROUP + g]);
   }
   for (uint s = 0; s < NUM_SIMDGROUPS; ++s) {
-    total += sums[s * GROUP + g] * exp2(tops[s * GROUP + g] - joint);
+    total += sums[s * GROUP + g] * fast::exp2(tops[s * GROUP + g] - joint);
   }
   float x[VALUE_LANE];
   load_row<VALUE_DIM, VALUE_LANE>(shared_rows + g * MAX_DIM, lane, x);

@@ -16,7 +16,7 @@ for (uint i = 0; i < VALUE_LANE; ++i) {
 }
 for (uint s = 0; s < count; ++s) {
   const ulong at = ulong(first + s) * NUM_HEADS + head;
-  const float share = exp2(stats[4 * at] - joint);
+  const float share = fast::exp2(stats[4 * at] - joint);
   float part[VALUE_LANE];
   load_row<VALUE_DIM, VALUE_LANE>(partial + at * VALUE_DIM, lane, part);
   total += stats[4 * at + 1] * share;

@@ -56,6 +56,16 @@ class GenerationStub:
                 request_serializer=octavo_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/octavo.v1.Generation/Embed',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/octavo.v1.Generation/Rerank',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.RerankRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.RerankResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/octavo.v1.Generation/Abort',
                 request_serializer=octavo_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
@@ -115,6 +125,23 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """The hidden states that the output head would get, of the last token or all of them, as one vector.
+        Cancelling the call ends the request. Prompts share cached pages with each other and with Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Judges documents by how likely the model's next token is "yes", against "no"; for decoder models that
+        were trained to answer so, such as Qwen3-Reranker. What the prompts have in common is computed once.
+        INTERNAL if a document fails.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Ends requests from outside their own stream. Their streams end normally, with ABORT.
         """
@@ -158,6 +185,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=octavo_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.RerankRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.RerankResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -285,6 +322,60 @@ class Generation:
             '/octavo.v1.Generation/Detokenize',
             octavo_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
             octavo_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Generation/Embed',
+            octavo_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Generation/Rerank',
+            octavo_dot_v1_dot_generation__pb2.RerankRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.RerankResponse.FromString,
             options,
             channel_credentials,
             insecure,

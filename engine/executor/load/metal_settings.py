@@ -1,0 +1,149 @@
+"""What a process sets for Apple GPUs: command buffers before MLX starts, memory limits after.
+
+MLX commits a command buffer after 40 or 50 operations, or when the arrays bound to it have as many Mi
+elements together (mlx/backend/metal/device.cpp). Every write and every attention binds whole arrays of
+the page pool, so with pools of gigabytes each would get a command buffer of its own. The values here are
+those that other engines on MLX report gains with; they were not measured here. A variable that the user
+has set is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from ...api.config import EngineConfig
+from ...memory.budget import DEFAULT_KV_MEMORY, available_memory, text_config
+
+OPERATIONS_VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
+ELEMENTS_VARIABLE = "MLX_MAX_MB_PER_BUFFER"
+_OPERATIONS = 1000
+_LEAST_MEBI_ELEMENTS = 50
+_LAYERS_PER_BUFFER = 4
+LEAST_CACHE = 1 << 30
+"""Bytes of freed buffers that MLX may keep on Metal: less, and a prompt's step makes them anew."""
+
+
+class Device(Protocol):
+    """What is asked of the platform and of MLX; tests give another."""
+
+    def is_metal(self) -> bool: ...
+
+    def working_set(self) -> int:
+        """Bytes that the GPU should hold at most, as the driver recommends."""
+
+    def set_wired_limit(self, size: int) -> None: ...
+
+    def set_cache_limit(self, size: int) -> None: ...
+
+
+class MLXDevice:
+    """This machine, through MLX."""
+
+    def is_metal(self) -> bool:
+        return sys.platform == "darwin" and mx.metal.is_available()
+
+    def working_set(self) -> int:
+        return int(mx.device_info().get("max_recommended_working_set_size", 0))
+
+    def set_wired_limit(self, size: int) -> None:
+        mx.set_wired_limit(size)
+
+    def set_cache_limit(self, size: int) -> None:
+        mx.set_cache_limit(size)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandBuffers:
+    """Values of the two variables, and which of them the user had set."""
+
+    operations: str
+    mebi_elements: str
+    set_by_user: tuple[str, ...]
+
+
+def set_command_buffers(
+    environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
+) -> CommandBuffers:
+    """Let a command buffer hold four layers' arrays, of pages and of weights, counted as 16-bit elements.
+    To be called before MLX first uses its device, which reads the variables once."""
+    per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
+    mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
+    kept = tuple(name for name in (OPERATIONS_VARIABLE, ELEMENTS_VARIABLE) if name in environ)
+    return CommandBuffers(
+        environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS)),
+        environ.setdefault(ELEMENTS_VARIABLE, str(mebi)),
+        kept,
+    )
+
+
+def prepare_device(
+    config: EngineConfig,
+    model_config: dict[str, Any],
+    weight_bytes: int,
+    *,
+    environ: MutableMapping[str, str] | None = None,
+    platform: str = sys.platform,
+) -> CommandBuffers | None:
+    """``set_command_buffers`` for a model about to be loaded; None where there is no Metal."""
+    if platform != "darwin" or config.backend == "cpu":
+        return None
+    layers = int(text_config(model_config).get("num_hidden_layers") or 1)
+    return set_command_buffers(
+        os.environ if environ is None else environ,
+        pool_bytes=config.kv_memory or DEFAULT_KV_MEMORY,
+        weight_bytes=weight_bytes,
+        num_layers=layers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Bytes: of memory kept resident for the GPU, of freed buffers that MLX keeps."""
+
+    wired: int
+    cache: int
+
+
+def set_memory_limits(workspace: int, device: Device | None = None) -> MemoryLimits:
+    """Wire the recommended working set, and let MLX keep ``workspace`` of freed buffers between steps, on
+    Metal no less than ``LEAST_CACHE``. Elsewhere nothing is wired."""
+    device = MLXDevice() if device is None else device
+    if not device.is_metal():
+        device.set_cache_limit(workspace)
+        return MemoryLimits(0, workspace)
+    wired, cache = device.working_set(), max(workspace, LEAST_CACHE)
+    if wired:  # 0: a driver that recommends none
+        device.set_wired_limit(wired)
+    device.set_cache_limit(cache)
+    return MemoryLimits(wired, cache)
+
+
+def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
+    """Bytes for pages and states: what is free or, on Metal, what the recommended working set leaves
+    beside the weights."""
+    device = MLXDevice() if device is None else device
+    free = available_memory()
+    if not device.is_metal() or not (most := device.working_set()):
+        return free
+    return max(0, min(free, most - weight_bytes))
+
+
+def describe_settings(
+    device: Device | None = None, environ: MutableMapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """What this process set, as the doctor prints it; None where there is no Metal."""
+    device, environ = MLXDevice() if device is None else device, os.environ if environ is None else environ
+    if not device.is_metal():
+        return None
+    return {
+        "wired_limit": device.working_set(),
+        "cache_limit_at_least": LEAST_CACHE,
+        OPERATIONS_VARIABLE: environ.get(OPERATIONS_VARIABLE),
+        ELEMENTS_VARIABLE: environ.get(ELEMENTS_VARIABLE),
+    }

@@ -1,0 +1,108 @@
+"""What octavo.v1 is asked about prompts rather than to continue them: embeddings, and documents' scores."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import uuid
+from collections.abc import Mapping
+from contextlib import aclosing
+
+from octavo.proto import generation_pb2 as pb
+
+from ...api.embedding import check_dimensions, finished
+from ...api.errors import InvalidRequest, RequestFailed
+from ...api.outputs import Delta, FinishReason
+from ...api.reranking import RerankAnswers, RerankPrompt, check_top_n, ranked
+from ...api.sampling_params import Pooling, SamplingParams
+from ..request_handler import Intake
+from ..status import Context
+from . import messages
+
+RERANK_CONCURRENCY = 64  # documents of one call that are served at once
+_POOLING: Mapping[int, Pooling] = {
+    pb.POOLING_UNSPECIFIED: "last",
+    pb.POOLING_LAST: "last",
+    pb.POOLING_MEAN: "mean",
+}
+_WORDS = ("instruction", "template", "yes", "no")
+
+
+async def embed(intake: Intake, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+    """One prompt's embedding."""
+    if request.pooling not in _POOLING:
+        known = ", ".join(pb.Pooling.keys())
+        raise InvalidRequest(f"pooling {request.pooling} is unknown; use one of {known}")
+    dimensions = request.dimensions if request.HasField("dimensions") else None
+    check_dimensions(dimensions)
+    params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=_POOLING[request.pooling])
+    request_id = request.request_id or uuid.uuid4().hex
+    deltas = intake.generate(
+        messages.prompt_of(request, max_tokens=intake.engine.info.max_model_len),
+        params,
+        context=context,
+        request_id=request_id,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        final_only=True,
+    )
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if delta.embedding is None:
+                break
+            normalize = request.normalize if request.HasField("normalize") else True
+            vector = finished(delta.embedding, dimensions=dimensions, normalize=normalize)
+            return pb.EmbedResponse(request_id=request_id, embedding=vector, usage=_usage(delta))
+    raise RequestFailed(delta.error or "the request ended before its embedding was computed")
+
+
+async def rerank(intake: Intake, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
+    """All documents' scores; none if one fails."""
+    top_n = request.top_n if request.HasField("top_n") else None
+    check_top_n(top_n)
+    prompt = RerankPrompt(**{name: getattr(request, name) for name in _WORDS if request.HasField(name)})
+    prompts = prompt.prompts(request.query, request.documents)
+    encode = functools.partial(intake.engine.tokenizer.encode, add_special_tokens=False)
+    answers = await intake.texts.run(intake.tenant_of(context), prompt.answers, encode)
+    turns = asyncio.Semaphore(RERANK_CONCURRENCY)
+
+    async def judge(text: str) -> Delta:
+        async with turns:
+            return await _judged(intake, text, answers, request, context)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(judge(text)) for text in prompts]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    deltas = [task.result() for task in tasks]
+    response = pb.RerankResponse()
+    for document in ranked((answers.score(delta.logprobs) for delta in deltas), top_n):
+        response.results.add(index=document.index, score=document.score)
+    response.usage.prompt_tokens = sum(delta.prompt_tokens for delta in deltas)
+    response.usage.cached_tokens = sum(delta.cached_tokens for delta in deltas)
+    return response
+
+
+async def _judged(
+    intake: Intake, text: str, answers: RerankAnswers, request: pb.RerankRequest, context: Context
+) -> Delta:
+    deltas = intake.generate(
+        text,
+        answers.params(),
+        context=context,
+        request_id="",
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        final_only=True,
+    )
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if delta.finish_reason is FinishReason.ERROR:
+                raise RequestFailed(delta.error or "a document could not be judged")
+            return delta
+    raise RequestFailed("the request ended before its document was judged")
+
+
+def _usage(delta: Delta) -> pb.Usage:
+    return pb.Usage(prompt_tokens=delta.prompt_tokens, cached_tokens=delta.cached_tokens)
