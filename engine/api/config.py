@@ -66,7 +66,8 @@ class EngineConfig:
     stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
     speculate         what guesses the next tokens of a sequence, to check several in one step: "off",
                       "ngram" (what followed the last tokens before) or "suffix" (the same, also in the
-                      tenant's recent outputs); a request may have its own
+                      tenant's recent outputs), "draft:PATH" (a small model of the same tokenizer, with as
+                      many pages of its own); a request may have one of the others
     draft_tokens      tokens that are guessed at once, at most
     async_steps       submit the next token of everybody before the step that is computed has ended, where
                       nothing depends on its tokens but what follows them; outputs are the same ("auto":
@@ -119,7 +120,7 @@ class EngineConfig:
     queue_timeout: float | None = None
     max_unread_bytes: int = 64 * 1024**2
     stream_interval: int = 1
-    speculate: Speculate = "off"
+    speculate: str = "off"
     draft_tokens: int = 8
     async_steps: AsyncSteps = "auto"
     prefix_cache: bool = True
@@ -142,7 +143,6 @@ class EngineConfig:
             ("weights", get_args(Weights)),
             ("fairness", get_args(Fairness)),
             ("schedule_policy", get_args(SchedulePolicy)),
-            ("speculate", get_args(Speculate)),
             ("async_steps", get_args(AsyncSteps)),
         ):
             if getattr(self, name) not in allowed:
@@ -203,6 +203,10 @@ class EngineConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.speculate not in get_args(Speculate) and not self.draft_model:
+            raise InvalidConfig(
+                f"speculate must be {', '.join(get_args(Speculate))} or draft:PATH, got {self.speculate!r}"
+            )
         self._check_residual()
         self._check_streaming()
         self._check_fairness()
@@ -281,6 +285,12 @@ class EngineConfig:
     def num_kept_tokens(self) -> int:
         """Under max_kv_size; four sinks are what window attention needs to stay stable."""
         return 4 if self.keep_tokens is None else self.keep_tokens
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that guesses the next tokens, if one does."""
+        kind, _, path = self.speculate.partition(":")
+        return path or None if kind == "draft" else None
 
     def _check_residual(self) -> None:
         for name in ("sink_pages", "residual_pages", "quantize_after"):

@@ -16,7 +16,6 @@ from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
 from ..api.config import AsyncSteps, Backend, EngineConfig, Fairness, SchedulePolicy, Weights
 from ..api.engine_info import ModelInfo
-from ..api.sampling_params import Speculate
 from .usage import checked
 
 DEFAULTS = EngineConfig()
@@ -93,8 +92,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target-itl", type=_target_itl, metavar="MS|auto|off",
         help="cut prompts so that those who decode get a token within this time; auto: within three times "
         "what decoding takes, at least 25 and at most 200 ms (serve: auto; else off)")  # fmt: skip
-    add("--speculate", choices=get_args(Speculate),
-        help=f"guess the next tokens and check several in one step ({DEFAULTS.speculate})")  # fmt: skip
+    add("--speculate", metavar="off|ngram|suffix|draft:PATH",
+        help="guess the next tokens and check several in one step: from the text before, also from recent "
+        f"outputs, or by a small model of the same tokenizer ({DEFAULTS.speculate})")  # fmt: skip
     add("--draft-tokens", type=int, metavar="N",
         help=f"tokens that are guessed at once, at most ({DEFAULTS.draft_tokens})")  # fmt: skip
     add("--async-steps", choices=get_args(AsyncSteps),
