@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
-from octavo.kernels.residual import ResidualSpec
 
-from ..api.config import EngineConfig
 from ..arguments.options import (
+    ATTENTION_SINKS,
     DEFAULTS,
-    add_attention_sink_arguments,
-    add_format_arguments,
+    FORMATS,
+    RESIDUAL,
     add_json_argument,
-    add_residual_arguments,
+    add_settings,
     memory_size,
     print_json,
 )
@@ -37,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
-    add_attention_sink_arguments(parser)
-    add_format_arguments(parser)
-    add_residual_arguments(parser)
+    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL))
     add_json_argument(parser)
 
 
@@ -71,10 +68,9 @@ def _observe(path: Path) -> ObservedCaches:
     return observe_caches(path)
 
 
-def _residual(args: argparse.Namespace) -> ResidualSpec | None:
+def _residual(args: argparse.Namespace) -> dict[str, int]:
     names = ("sink_pages", "residual_pages", "quantize_after")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return EngineConfig(kv_format="fp4", **given).residual  # of whichever format is quantized
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:
