@@ -68,7 +68,9 @@ class EngineConfig:
     draft_tokens      tokens that are guessed at once, at most
     async_steps       submit the next token of everybody before the step that is computed has ended, where
                       nothing depends on its tokens but what follows them; outputs are the same ("auto":
-                      where it gains, which is on the Metal backend)
+                      on the Metal backend, where pages are written in place; "on": on the others, too. The
+                      native CPU backend then builds graphs in the place of recorded programs, and draws
+                      by MLX's operations, which takes longer than it hides)
     prefix_cache      keep finished pages findable by their contents
     cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
     max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
