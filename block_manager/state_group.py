@@ -35,6 +35,7 @@ class StateGroup:
     def longest_prefix(self, digests: abc.Sequence[Digest], num_pages: int) -> int:
         """Return the greatest number of pages, at most ``num_pages``, after which there is a snapshot."""
         is_cached = self.pool.is_cached
+        num_pages = min(num_pages, len(digests))  # fewer are known without a prefix cache
         while num_pages and not is_cached(digests[num_pages - 1]):
             num_pages -= 1
         return num_pages

@@ -318,9 +318,10 @@ class Scheduler:
                 continue
             wanted = sequence.backlog
             rivals = chain(chunks[index + 1 :], waiting.short_rivals(sequence) if may_admit else ())
-            first = waiting.first_claims(sequence) if may_admit else ()
+            first = tuple(waiting.first_claims(sequence)) if may_admit else ()
             tokens = budget.grant(sequence, wanted, rivals, first)
-            if not tokens:
+            next_one = first[0] if first and budget.num_missing(first[0]) <= budget.left else None
+            if not tokens or (self._is_long(sequence) and waiting.ends_step(sequence, work, next_one)):
                 held_back.append(sequence)
             elif self._make_room(sequence, sequence.num_written + tokens, work, preempted):
                 budget.spend(sequence, _append(work, sequence, tokens), wanted)
@@ -352,6 +353,8 @@ class Scheduler:
             ):
                 blocked, passed = blocked or sequence, passed + 1
                 continue
+            if self._is_long(sequence) and waiting.ends_step(sequence, work):
+                break
             outcome = self._admit(sequence, budget, work, lookups, filling)
             if outcome is Admission.NO_ROOM:
                 break
@@ -359,6 +362,10 @@ class Scheduler:
                 blocked, passed = blocked or sequence, passed + SHARES_LOOK_AHEAD
             elif is_long:
                 long.append(sequence)
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether its prompt takes more than one step, whatever is left of it."""
+        return sequence.num_prompt > self.limits.long_prefill_threshold
 
     def _may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Run
 
 from ..types import Sequence, Work
 
@@ -60,6 +61,11 @@ class WaitingQueue(ABC):
     def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
         """Waiting sequences that get on before a prompt under way: it takes what they leave."""
         return ()
+
+    def ends_step(self, _sequence: Sequence, _work: Run[Work], _next_one: Sequence | None = None) -> bool:
+        """Whether a step goes without a piece of this prompt, so that others, who get their first token in
+        it, get it sooner: those in ``work``, or ``next_one``, which waits and has first claims."""
+        return False
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
         """Prompts under way, oldest first: the order in which they get on."""

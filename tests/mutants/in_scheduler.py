@@ -60,6 +60,12 @@ MUTANTS = (
         "most = (1 << min(times, MAX_CAUTION)) - 1",
         "most = 0",
     ),
+    Mutant(
+        "others' first tokens wait for chunks of long prompts",
+        FAIR,
+        "self._is_short or ends\n        return ends",
+        "ends\n        return False",
+    ),
     Mutant("whoever loses most gives way", "scheduler/waiting/base.py", "min(equals,", "max(equals,"),
     Mutant("the oldest is preempted", SCHEDULER, "running[running.index(sequence) + 1 :]", "running"),
     Mutant(

@@ -157,6 +157,17 @@ def test_rollback_ends_at_a_snapshot() -> None:
     blocks.check()
 
 
+def test_without_a_prefix_cache_rollback_begins_anew() -> None:
+    states = RecurrentState(num_slots=1, slot_bytes=1, every_page=False)
+    blocks = BlockManager(8, 4, prefix_cache=False, states=states)
+    table = blocks.open(range(10))
+    assert blocks.reserve(table, 10)
+    blocks.commit(table, range(10), 10)
+    blocks.rollback(table, 9)
+    assert table.num_written == 0
+    blocks.check()
+
+
 def test_pins_hold_snapshots_and_leave_a_slot_to_run_in() -> None:
     blocks = manager(2, max_pinned=16)
     pins = Pins(blocks)
