@@ -57,6 +57,7 @@ class EngineConfig:
                       predicted to keep it while somebody decodes ("auto": three times what decoding takes
                       by itself, at least 25 and at most 200; "off": chunks of max_step_tokens)
     max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
+    refuse_late       refuse a request at once whose first token is expected after its target_ttft
     max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
     queue_timeout     seconds that a request may wait to be begun (None: any time)
     max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
@@ -112,6 +113,7 @@ class EngineConfig:
     max_running: int = 64
     max_step_tokens: int = 512
     target_itl: float | Literal["auto", "off"] = "off"
+    refuse_late: bool = False
     max_waiting: int = 1024
     max_waiting_tokens: int | None = 2**20
     queue_timeout: float | None = None

@@ -28,7 +28,7 @@ _SETTINGS = (
     "keep_tokens",
     "max_running", "max_waiting",
     "max_waiting_tokens", "queue_timeout", "max_unread_bytes", "stream_interval", "max_step_tokens",
-    "target_itl", "speculate", "draft_tokens", "async_steps", "prefix_cache", "cache_policy",
+    "target_itl", "refuse_late", "speculate", "draft_tokens", "async_steps", "prefix_cache", "cache_policy",
     "max_pinned_pages",
     "tenant_share", "fairness", "tenant_weights", "fairness_costs", "fairness_quantum", "schedule_policy",
     "cache_dir", "cache_dir_bytes", "save_dir",
@@ -92,6 +92,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target-itl", type=_target_itl, metavar="MS|auto|off",
         help="cut prompts so that those who decode get a token within this time; auto: within three times "
         "what decoding takes, at least 25 and at most 200 ms (serve: auto; else off)")  # fmt: skip
+    add(
+        "--refuse-late",
+        action="store_const",
+        const=True,
+        help="refuse requests at once whose first token is expected after their target_ttft (serve them)",
+    )
     add("--speculate", choices=get_args(Speculate),
         help=f"guess the next tokens and check several in one step ({DEFAULTS.speculate})")  # fmt: skip
     add("--draft-tokens", type=int, metavar="N",
