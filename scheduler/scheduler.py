@@ -166,7 +166,7 @@ class Scheduler:
         if self.blocks.takes_snapshots:
             for sequence, start, stop, *_ in work:
                 assert sequence.table is not None
-                self.blocks.plan_snapshots(sequence.table, start, stop, ends=stop == len(sequence.tokens))
+                self.blocks.plan_snapshots(sequence.table, start, stop, num_known=len(sequence.tokens))
         copies, roster.copies = tuple(roster.copies), []
         shape = predicted_s = None
         if self._latency is not None and decodes is not None:
