@@ -125,7 +125,7 @@ class EngineConfig:
     refuse_late: bool = setting(
         False, "refuse requests at once whose first token is expected after their target_ttft",
         shown="", kind="switch",
-        more="What waits and what is being computed of others' prompts counts, as if nothing of them was cached.",
+        more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
     )  # fmt: skip
     max_waiting: int = setting(
         1024, "requests that may queue; more are refused", kind="int", metavar="N", low=1
