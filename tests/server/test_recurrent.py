@@ -221,6 +221,18 @@ def test_compressed_snapshots_round_nothing_else(form: str, tmp_path: Path) -> N
     assert list(map(said, again)) == list(map(said, warm))
 
 
+def test_a_state_that_a_prompt_passes_is_compressed_as_it_was(tmp_path: Path) -> None:
+    """The snapshot stands after 16 of the 17 tokens that one step computes."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=0)
+    settings = config(folder, max_step_tokens=64, state_snapshots="bf16")
+    with LLM(settings) as llm:
+        runs = [llm.generate([PROMPTS[0]], params, progress=False)[0] for _ in range(2)]
+    assert [output.cached_tokens for output in runs] == [0, 16]
+    cold, warm = ([p.logprob for p in output.outputs[0].logprobs or ()] for output in runs)
+    assert np.allclose(cold, warm, atol=0.02)
+
+
 async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
     core = RealCore()
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
