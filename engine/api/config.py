@@ -126,6 +126,11 @@ class EngineConfig:
         shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
         more="Chunks are predicted to keep it; \"off\" computes chunks of --max-step-tokens.",
     )  # fmt: skip
+    refuse_late: bool = setting(
+        False, "refuse requests at once whose first token is expected after their target_ttft",
+        shown="", kind="switch",
+        more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
+    )  # fmt: skip
     max_waiting: int = setting(
         1024, "requests that may queue; more are refused", kind="int", metavar="N", low=1
     )
