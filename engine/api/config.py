@@ -160,7 +160,9 @@ class EngineConfig:
     async_steps: AsyncSteps = setting(
         "auto", "submit a step while another is computed", shown="auto: with Metal",
         choices=get_args(AsyncSteps),
-        more="Where nothing but what follows depends on its tokens; outputs are the same.",
+        more="Where nothing but what follows depends on its tokens; outputs are the same. auto: on the Metal "
+        "backend where pages are written in place; on: on the others, too. The native CPU backend then "
+        "builds graphs in the place of recorded programs, which takes longer than it hides.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "forget the pages of finished requests", shown="", kind="switch",
