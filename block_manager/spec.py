@@ -59,6 +59,11 @@ class KVGroupSpec(ABC):
         if self.num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {self.num_pages}; give the pool more memory")
 
+    @property
+    def needs_every_page(self) -> bool:
+        """Whether a sequence needs all pages of a prefix to go on after it."""
+        return self.window is None
+
     @abstractmethod
     def first_visible(self, position: int, quantize_after: int = 0) -> int:
         """Return the first position, beside the kept ones, that queries from ``position`` on can see."""
@@ -254,6 +259,15 @@ class RecurrentState:
             raise ValueError(
                 f"num_slots must be at least 1, got {self.num_slots}; give recurrent states more memory"
             )
+
+    @property
+    def needs_every_page(self) -> bool:
+        """As of a group of pages: never."""
+        return False
+
+    def needed_pages(self, num_pages: int) -> abc.Iterable[int]:
+        """Yield after which page there must be a snapshot for a sequence to go on after ``num_pages``."""
+        yield from range(max(num_pages - 1, 0), num_pages)
 
 
 def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, abc
 
+from .kv_group import Fill
 from .page_pool import PagePool
 from .snapshot_policy import SnapshotOrder, wanted_snapshots
 from .spec import RecurrentState
@@ -34,6 +35,7 @@ class StateGroup:
     def longest_prefix(self, digests: abc.Sequence[Digest], num_pages: int) -> int:
         """Return the greatest number of pages, at most ``num_pages``, after which there is a snapshot."""
         is_cached = self.pool.is_cached
+        num_pages = min(num_pages, len(digests))  # fewer are known without a prefix cache
         while num_pages and not is_cached(digests[num_pages - 1]):
             num_pages -= 1
         return num_pages
@@ -83,9 +85,9 @@ class StateGroup:
         state.found = None
         return copies
 
-    def plan_snapshots(self, table: PageTable, start: int, stop: int, *, ends: bool) -> None:
+    def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
         """Decide which snapshots a step takes that computes positions [start, stop) of a table, as far as
-        there are slots. ``ends``: these are all tokens that are known."""
+        there are slots. ``num_known``: tokens of the sequence so far."""
         state = _state(table)
         self._drop_planned(state)
         pages = wanted_snapshots(
@@ -94,7 +96,7 @@ class StateGroup:
             page_size=self._page_size,
             junction=state.junction,
             every_page=self.spec.every_page,
-            ends=ends,
+            num_known=num_known,
         )
         known = table.digests
         for page in pages:
@@ -121,6 +123,26 @@ class StateGroup:
             if not (is_junction or self.spec.every_page):
                 self._step_down(state)
                 state.tail, state.tail_digest = slot, table.digests[page - 1]
+
+    def insert(
+        self, digests: abc.Sequence[Digest], first: int, fill: Fill, *, salt: bytes = b""
+    ) -> int | None:
+        """Publish snapshots that come from elsewhere, after pages ``first``, ``first + 1``, ... of a
+        sequence, held by nobody; see ``BlockManager.insert``. None, and no change, without enough slots."""
+        pool = self.pool
+        held = [slot for digest in digests if pool.is_cached(digest) for slot in pool.acquire([digest])]
+        missing = [index for index in range(first, len(digests)) if not pool.is_cached(digests[index])]
+        new = pool.allocate(len(missing))
+        try:
+            if new:
+                fill(missing, new)
+                for index, slot in zip(missing, new, strict=True):
+                    parent = digests[index - 1] if index else None
+                    pool.publish([slot], [digests[index]], parent, salt=salt)
+                    self._num_hits.pop(slot, None)
+        finally:
+            pool.decref([*held, *(new or [])])
+        return None if new is None else len(new)
 
     def close(self, table: PageTable) -> None:
         """Give every slot of a table back. Its published snapshots stay until they are reused."""

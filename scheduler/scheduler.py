@@ -15,6 +15,7 @@ from .connector import KVConnector, NoConnector
 from .drafts import draft_cost, drop_rejected, plan_drafts
 from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
+from .preemption import has_headroom, lost_work
 from .roster import Roster
 from .step_cost import StepCost, decode_shape, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
@@ -36,8 +37,9 @@ class Scheduler:
     long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
-    ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
-    again later (what it published may be found again), so the oldest always gets on.
+    ``len(tokens)``. When pages run out, a younger one, whichever loses least, gives all of its own back and
+    is computed again later (what it published may be found again), so the oldest always gets on. Whoever
+    comes back, and others beside it, leave the more room to grow the oftener it had to give way.
 
     A sequence whose pages a connector can bring waits for them beside the queue, so that it holds
     nobody up, and is queued when they are in the pool.
@@ -127,6 +129,7 @@ class Scheduler:
             self._connector.cancel_load(sequence)
             self._roster.enqueue(sequence)  # a sibling that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
+            self._refused = None
             self._roster.abort(sequence)
 
     def plan(self) -> Step | None:
@@ -158,7 +161,7 @@ class Scheduler:
         if self.blocks.takes_snapshots:
             for sequence, start, stop, *_ in work:
                 assert sequence.table is not None
-                self.blocks.plan_snapshots(sequence.table, start, stop, ends=stop == len(sequence.tokens))
+                self.blocks.plan_snapshots(sequence.table, start, stop, num_known=len(sequence.tokens))
         copies, roster.copies = tuple(roster.copies), []
         shape = predicted_s = None
         if self._latency is not None and decodes is not None:
@@ -265,6 +268,7 @@ class Scheduler:
                     ended.append(sequence)
         assert index == len(results), f"{len(results)} results for {index} samples"
         if ended:
+            self._refused = None  # what they would have grown by is free, even if they shared all they had
             self._roster.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
@@ -314,9 +318,10 @@ class Scheduler:
                 continue
             wanted = sequence.backlog
             rivals = chain(chunks[index + 1 :], waiting.short_rivals(sequence) if may_admit else ())
-            first = waiting.first_claims(sequence) if may_admit else ()
+            first = tuple(waiting.first_claims(sequence)) if may_admit else ()
             tokens = budget.grant(sequence, wanted, rivals, first)
-            if not tokens:
+            next_one = first[0] if first and budget.num_missing(first[0]) <= budget.left else None
+            if not tokens or (self._is_long(sequence) and waiting.ends_step(sequence, work, next_one)):
                 held_back.append(sequence)
             elif self._make_room(sequence, sequence.num_written + tokens, work, preempted):
                 budget.spend(sequence, _append(work, sequence, tokens), wanted)
@@ -348,6 +353,8 @@ class Scheduler:
             ):
                 blocked, passed = blocked or sequence, passed + 1
                 continue
+            if self._is_long(sequence) and waiting.ends_step(sequence, work):
+                break
             outcome = self._admit(sequence, budget, work, lookups, filling)
             if outcome is Admission.NO_ROOM:
                 break
@@ -355,6 +362,10 @@ class Scheduler:
                 blocked, passed = blocked or sequence, passed + SHARES_LOOK_AHEAD
             elif is_long:
                 long.append(sequence)
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether its prompt takes more than one step, whatever is left of it."""
+        return sequence.num_prompt > self.limits.long_prefill_threshold
 
     def _may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""
@@ -395,7 +406,8 @@ class Scheduler:
         wanted = len(sequence.tokens) - table.num_written
         rivals = self._roster.waiting.short_rivals(sequence)
         tokens = max(1, budget.grant(sequence, wanted, rivals))
-        if not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
+        may_grow = has_headroom(sequence, table, self._roster.running, blocks)
+        if not may_grow or not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
             blocks.close(table)
             self._refused = (sequence, blocks.idle_pages())
             return Admission.NO_ROOM
@@ -436,7 +448,7 @@ class Scheduler:
             younger = [s for s in running[running.index(sequence) + 1 :] if s not in planned]
             if not younger:
                 return False
-            victim = self._roster.waiting.victim(younger)
+            victim = self._roster.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
             self._roster.preempt(victim)
             preempted.append(victim)
             self.num_preemptions += 1

@@ -33,6 +33,7 @@ class Sequence:
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
     tenant       whose it is, where several share a server
+    num_preempted  how often it had to give its pages back
     num_charged  tokens that the tenant has paid for, where accounts are kept
     digests      of the leading full pages, as far as known: they outlive preemption
     drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
@@ -52,6 +53,7 @@ class Sequence:
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
     num_cached: int | None = field(init=False, default=None)
+    num_preempted: int = field(init=False, default=0)
     num_charged: int = field(init=False, default=0)
     digests: list[Digest] = field(init=False, default_factory=list)
     drafts: tuple[int, ...] = field(init=False, default=())

@@ -22,7 +22,7 @@ from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.executor.base import Pending, RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
-from octavo.engine.kv_store.page_runs import PageKind
+from octavo.engine.kv_store.page_runs import PageKind, StateKind
 from octavo.engine.structured_output.constraint import ConstraintFailed
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
@@ -33,6 +33,7 @@ ALPHABET = b"abc \n"  # what the fake model says: few letters, so that stop stri
 
 
 ENTRY = struct.Struct("<ii8s")
+STATE = struct.Struct("<q8s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class LedgerRunner:
         self._ledgers: list[list[Entry | None]] = [
             [None] * (group.num_pages * info.page_size) for group in self._groups
         ]
+        num_slots = 0 if info.states is None else info.states.num_slots
+        self._states = [(0, b"")] * num_slots  # of each slot: its number of tokens, and their digest
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert (batch.sources is not None) == (after is not None)
@@ -145,10 +148,15 @@ class LedgerRunner:
             batch.attention.select((index,)).check(group.num_pages)
         size = self.info.page_size
         for copy in batch.copies:
+            if copy.group == len(self._groups):
+                self._states[copy.target] = self._states[copy.source]
+                continue
             ledger = self._ledgers[copy.group]
             for offset in range(size):
                 ledger[copy.target * size + offset] = ledger[copy.source * size + offset]
         digests = self._write(batch.token_ids.tolist(), batch.attention)
+        if self._states:
+            self._advance(digests, batch.token_ids.tolist(), batch.attention)
         failed = [row for row, token in enumerate(batch.token_ids.tolist()) if token == self._poison]
         samples = [
             self._sample(batch.attention, row, digests[row], state, failed)
@@ -161,7 +169,10 @@ class LedgerRunner:
     @property
     def page_kind(self) -> PageKind:
         """16 bytes per position: the position, its token and the digest."""
-        return PageKind("ledger", tuple(map(self._spec, self._groups)))
+        states = StateKind(self.info.page_size, (("digest", (8,), "uint8"),), STATE.size)
+        return PageKind(
+            "ledger", tuple(map(self._spec, self._groups)), states=states if self._states else None
+        )
 
     def _spec(self, group: KVGroupSpec) -> PoolSpec:
         layer = LayerSpec(num_kv_heads=1, head_dim=4, value_dim=4, window=group.window, keep=group.keep)
@@ -174,6 +185,9 @@ class LedgerRunner:
         )
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        if group == len(self._groups):
+            data = b"".join(STATE.pack(*self._states[slot]) for slot in pages)
+            return np.frombuffer(data, np.uint8).reshape(len(pages), STATE.size)
         size, ledger = self.info.page_size, self._ledgers[group]
         data = b""
         for page in pages:
@@ -184,6 +198,10 @@ class LedgerRunner:
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
         assert not self._in_flight, "pages are written under a step"
+        if group == len(self._groups):
+            for slot, row in zip(pages, data, strict=True):
+                self._states[slot] = STATE.unpack(row.tobytes())
+            return
         size, ledger = self.info.page_size, self._ledgers[group]
         for page, row in zip(pages, data, strict=True):
             entries = [Entry(*fields) for fields in ENTRY.iter_unpack(row.tobytes())]
@@ -204,6 +222,23 @@ class LedgerRunner:
                     first = int(attention.positions[attention.q_start[b]])
                     self._check(number, pages, first, int(attention.kv_len[b]))
         return digests
+
+    def _advance(self, digests: list[bytes], token_ids: list[int], attention: AttentionMetadata) -> None:
+        """Let every slot stand after its sequence's rows; it must have stood before them."""
+        assert attention.states is not None
+        q_start, positions = attention.q_start.tolist(), attention.positions.tolist()
+        snapshots = attention.states.snapshots.tolist()
+        for b, slot in enumerate(attention.states.slots.tolist()):
+            first, stop = q_start[b], q_start[b + 1]
+            state = self._states[slot] if positions[first] else (0, b"")
+            for row in range(first, stop):
+                assert state[0] == positions[row], f"the state after {state[0]} tokens meets {positions[row]}"
+                state = (state[0] + 1, chain(state[1], token_ids[row]))
+                assert state[1] == digests[row], "the state is another sequence's"
+                for sequence, position, target in snapshots:
+                    if (sequence, position) == (b, state[0]):
+                        self._states[target] = state
+            self._states[slot] = state
 
     def _write_group(
         self, token_ids: list[int], attention: AttentionMetadata, ledger: list[Entry | None]

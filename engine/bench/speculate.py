@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from tqdm import tqdm
@@ -68,7 +68,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if unknown := set(texts) - TEXTS.keys():
         raise InvalidConfig(f"no text is called {min(unknown)!r}; choose from {', '.join(TEXTS)}")
     settings = given_settings(args)
-    speculate: Speculate = settings.pop("speculate", "ngram")
+    asked: str = settings.pop("speculate", "ngram")
+    if asked.startswith("draft"):
+        raise InvalidConfig(
+            f"speculate is {asked}, and a model cannot guess what is dictated; say ngram or suffix"
+        )
+    speculate = cast("Speculate", asked)
     if speculate == "off":
         raise InvalidConfig(
             "speculate is off, and this is about drafts; leave it out, or say ngram or suffix"

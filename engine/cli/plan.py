@@ -11,11 +11,12 @@ from octavo.kernels.residual import ResidualSpec
 
 from ..api.config import EngineConfig
 from ..arguments.options import (
+    ATTENTION_SINKS,
     DEFAULTS,
-    add_attention_sink_arguments,
-    add_format_arguments,
+    FORMATS,
+    RESIDUAL,
     add_json_argument,
-    add_residual_arguments,
+    add_settings,
     memory_size,
     print_json,
 )
@@ -37,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
-    add_attention_sink_arguments(parser)
-    add_format_arguments(parser)
-    add_residual_arguments(parser)
+    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL))
     add_json_argument(parser)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..api.sampling_params import Speculate
 from .drafter import Drafter, Proposal
+from .model_drafter import MATCH, ModelDrafter
 from .ngram import NgramDrafter
 from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs
@@ -21,6 +22,7 @@ FORCED = 10**6
 _MATCHES = (4, 8, 16, FORCED)  # bounds of the kinds of proposals, by what speaks for them
 _HOLD = (0.3, 0.5, 0.7, 0.8, 0.9)  # how often a draft of each kind holds, to begin with
 _LEARNING = 0.1  # weight of the latest draft
+_TRY_EVERY = 32  # tokens: as often a model guesses one token of a sample that nothing is guessed for
 
 
 class Grammar(Protocol):
@@ -91,12 +93,28 @@ class Drafting:
         guessed = bool(drafts) and bool(proposal.tokens) and drafts[0] == proposal.tokens[0]
         return Proposal(drafts, proposal.match if guessed else FORCED)
 
+    @property
+    def by_model(self) -> ModelDrafter | None:
+        """The drafter, where it needs to be given a draft model's guesses."""
+        return self._drafter if isinstance(self._drafter, ModelDrafter) else None
+
+    def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
+        """How many guesses of a draft model are worth asking for; as ``propose``, which is next, with the
+        model's share in ``cost``. Now and then one, for guesses that nobody makes teach nothing."""
+        self._compare(tokens)
+        most = min(self._most, room - 1)
+        if most < 1:
+            return 0
+        worth = num_drafts(self._hold[_kind(Proposal((), MATCH))], most=most, cost=cost, others=others)
+        return worth or int(len(tokens) % _TRY_EVERY == 0)
+
     def _compare(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that have come since the last proposal."""
         if not self._last.tokens:
             return
         kind = _kind(self._last)
-        for draft, token in zip(self._last.tokens, tokens[self._num_tokens :], strict=False):
+        last, self._last = self._last, Proposal()
+        for draft, token in zip(last.tokens, tokens[self._num_tokens :], strict=False):
             self._hold[kind] += _LEARNING * ((draft == token) - self._hold[kind])
             if draft != token:
                 break
@@ -118,12 +136,12 @@ def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
 class Speculation:
     """An engine's: gives new samples what they draft by.
 
-    speculate   for requests that do not say
+    speculate   for requests that do not say; "draft": a draft model
     most        drafts of a sequence in one step, at most
     """
 
-    def __init__(self, speculate: Speculate, *, most: int) -> None:
-        self._speculate: Speculate = speculate
+    def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
+        self._speculate = speculate
         self._most = most
         self._histories = Histories()
 
@@ -141,15 +159,19 @@ class Speculation:
         num_prompt   tokens of the prompt, which is indexed once for all
         owner        whose outputs drafts may be taken from, and taken into
         """
-        speculate = speculate or self._speculate
-        if speculate == "off":
+        drafts_by = speculate or self._speculate
+        if drafts_by == "off":
             return [None] * len(grammars)
-        recent = self._histories.of(owner) if speculate == "suffix" else None
+        recent = self._histories.of(owner) if drafts_by == "suffix" else None
         prompt = NgramIndex()
         made: list[Drafting | None] = []
         for grammar in grammars:
             index = TextIndex(prompt, num_prompt)
-            drafter = NgramDrafter(index) if recent is None else SuffixDrafter(index, recent)
+            drafter: Drafter
+            if drafts_by == "draft":
+                drafter = ModelDrafter()
+            else:
+                drafter = NgramDrafter(index) if recent is None else SuffixDrafter(index, recent)
             made.append(
                 Drafting(drafter, most=self._most, grammar=grammar, num_prompt=num_prompt, recent=recent)
             )

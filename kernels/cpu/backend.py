@@ -174,6 +174,9 @@ class CpuPool:
     def programs(self) -> CpuPrograms:
         return CpuPrograms()
 
+    def flags(self) -> list[mx.array]:
+        return [] if self._flags is None else [self._flags]
+
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
             return []
@@ -292,6 +295,10 @@ class CpuBackend:
 
     @property
     def has_model_ops(self) -> bool:
+        return True
+
+    @property
+    def writes_in_place(self) -> bool:
         return True
 
     def create_pool(self, spec: PoolSpec) -> CpuPool:

@@ -54,6 +54,19 @@ MUTANTS = (
         "blocks.reserve(table, table.num_written + tokens)",
     ),
     Mutant("a planned sequence may be preempted", SCHEDULER, "+ 1 :] if s not in planned]", "+ 1 :]]"),
+    Mutant(
+        "whoever gave way comes back to any room",
+        "scheduler/preemption.py",
+        "most = (1 << min(times, MAX_CAUTION)) - 1",
+        "most = 0",
+    ),
+    Mutant(
+        "others' first tokens wait for chunks of long prompts",
+        FAIR,
+        "self._is_short or ends\n        return ends",
+        "ends\n        return False",
+    ),
+    Mutant("whoever loses most gives way", "scheduler/waiting/base.py", "min(equals,", "max(equals,"),
     Mutant("the oldest is preempted", SCHEDULER, "running[running.index(sequence) + 1 :]", "running"),
     Mutant(
         "a refused arrival never comes in", SCHEDULER, "not self._has_more_idle(self._refused[1])", "True"

@@ -26,7 +26,7 @@ def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int
     assert all(copy.target == table.state.running for copy in table.copies)
     blocks.copied(table.copies)
     table.copies = []
-    blocks.plan_snapshots(table, table.num_written, stop, ends=stop == len(tokens))
+    blocks.plan_snapshots(table, table.num_written, stop, num_known=len(tokens))
     taken = [planned.position for planned in table.state.planned]
     blocks.commit(table, tokens, stop)
     blocks.check()
@@ -48,23 +48,26 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "junction", "every_page", "ends", "pages"),
+    ("start", "stop", "junction", "every_page", "num_known", "pages"),
     [
-        (0, 10, 0, False, True, [2]),  # the last full page
-        (0, 10, 0, False, False, []),  # of a chunk inside the prompt, none
-        (0, 8, 0, False, True, [2]),  # a state that stands where the step ends
-        (8, 9, 0, False, True, []),
-        (11, 12, 0, False, True, [3]),
-        (0, 30, 3, False, False, [3]),
-        (0, 30, 3, False, True, [3, 7]),
-        (16, 30, 3, False, True, [7]),  # the junction lies behind
-        (0, 17, 2, True, False, [1, 2, 3, 4]),
+        (0, 10, 0, False, 10, [2]),  # the last full page
+        (0, 10, 0, False, 12, []),  # of a chunk inside the prompt, none
+        (0, 8, 0, False, 11, [2]),  # of the last chunk but one, if no other page becomes full
+        (0, 8, 0, False, 8, [2]),  # a state that stands where the step ends
+        (8, 9, 0, False, 9, []),
+        (11, 12, 0, False, 12, [3]),
+        (0, 30, 3, False, 99, [3]),
+        (0, 30, 3, False, 30, [3, 7]),
+        (16, 30, 3, False, 30, [7]),  # the junction lies behind
+        (0, 17, 2, True, 99, [1, 2, 3, 4]),
     ],
 )
 def test_where_snapshots_are_taken(
-    start: int, stop: int, junction: int, every_page: bool, ends: bool, pages: list[int]
+    start: int, stop: int, junction: int, every_page: bool, num_known: int, pages: list[int]
 ) -> None:
-    wanted = wanted_snapshots(start, stop, page_size=4, junction=junction, every_page=every_page, ends=ends)
+    wanted = wanted_snapshots(
+        start, stop, page_size=4, junction=junction, every_page=every_page, num_known=num_known
+    )
     assert wanted == pages
 
 
@@ -131,7 +134,7 @@ def test_what_a_failed_sequence_would_have_kept_is_never_found() -> None:
     blocks = manager()
     table = blocks.open(list(range(1, 10)))
     assert blocks.reserve(table, 9)
-    blocks.plan_snapshots(table, 0, 9, ends=True)
+    blocks.plan_snapshots(table, 0, 9, num_known=9)
     assert table.state is not None
     assert table.state.planned
     blocks.close(table)  # instead of commit: its logits were NaN
@@ -151,6 +154,17 @@ def test_rollback_ends_at_a_snapshot() -> None:
     blocks.flush()
     assert blocks.rollback(table, 15) == ()
     assert table.num_written in (0, 12)
+    blocks.check()
+
+
+def test_without_a_prefix_cache_rollback_begins_anew() -> None:
+    states = RecurrentState(num_slots=1, slot_bytes=1, every_page=False)
+    blocks = BlockManager(8, 4, prefix_cache=False, states=states)
+    table = blocks.open(range(10))
+    assert blocks.reserve(table, 10)
+    blocks.commit(table, range(10), 10)
+    blocks.rollback(table, 9)
+    assert table.num_written == 0
     blocks.check()
 
 

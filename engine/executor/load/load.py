@@ -97,6 +97,8 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         exact=config.exact,
         chooses=ready.chooses,
         sampling=ops.sampler(),
+        on_device=not choice.backend.has_model_ops,
+        feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
     )
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from octavo.kernels.page_bytes import PageBytes
+
 from .mixers import MixerError
 from .recurrences import Advance, Recurrences
 from .segments import SegmentGroup, StateStep
@@ -61,6 +63,11 @@ class StatePool:
     @property
     def entries(self) -> dict[str, EntrySpec]:
         return {name: EntrySpec(array.shape[1:], array.dtype) for name, array in self._arrays.items()}
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of a slot outside the pool, which says after how many tokens it stands."""
+        return slot_bytes(self.entries) + 8
 
     @property
     def nbytes(self) -> int:
@@ -197,6 +204,35 @@ class StatePool:
         mx.eval(list(self._arrays.values()))
         for source, target in pairs:
             self._positions[target] = self._positions[source]
+
+    def read_slots(self, slots: Sequence[int]) -> PageBytes:
+        """Copies of whole slots, uint8 [n, ``snapshot_bytes``]: every entry's bytes, by name, then
+        the number of tokens they stand after, int64. Between steps."""
+        ids = np.array(slots, np.int32)
+        parts = [
+            np.array(array[mx.array(ids)].reshape(len(slots), -1).view(mx.uint8))
+            for _, array in (sorted(self._arrays.items()) if len(slots) else ())
+        ]
+        positions = self._positions[ids].astype("<i8")[:, None].view(np.uint8)
+        return (
+            np.concatenate([*parts, positions], axis=1)
+            if parts
+            else np.empty((0, self.snapshot_bytes), np.uint8)
+        )
+
+    def write_slots(self, slots: Sequence[int], data: PageBytes) -> None:
+        """Put bytes as from ``read_slots`` into these slots. Between steps."""
+        targets = mx.array(np.array(slots, np.int32))
+        first = 0
+        for name, entry in sorted(self.entries.items()):
+            part = np.ascontiguousarray(data[:, first : first + entry.nbytes])
+            rows = mx.array(part).view(entry.dtype).reshape(len(slots), *entry.shape)
+            array = self._arrays.pop(name)  # nothing else may hold it, or all of it is copied
+            array[targets] = rows
+            self._arrays[name] = array
+            first += entry.nbytes
+        mx.eval(list(self._arrays.values()))
+        self._positions[list(slots)] = np.ascontiguousarray(data[:, first:]).view("<i8")[:, 0]
 
     def swap_slots(self, a: int, b: int) -> None:
         """Exchange the contents of two slots, and nothing else: for checks that notice it."""

@@ -122,6 +122,15 @@ class SampleState:
         ahead._penalties = self._penalties.after(tokens)
         return ahead
 
+    def guessing(self, tokens: Sequence[int]) -> SampleState:
+        """As ``after``, for another model's guess at the token behind these: the number that will draw the
+        token draws it, so that models which nearly agree mostly draw the same. No grammar is asked."""
+        ahead = copy.copy(self)
+        ahead.num_generated += len(tokens)
+        ahead._penalties = self._penalties.after(tokens) if tokens else self._penalties
+        ahead.constraint = ahead._behind = None
+        return ahead
+
     def prepare(self, drafts: Sequence[int] = ()) -> None:
         """Begin what the next token needs, and those behind ``drafts``, and other threads can do, beside the
         forward."""
