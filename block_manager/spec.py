@@ -75,11 +75,17 @@ class KVGroupSpec(ABC):
 
     @abstractmethod
     def useful_pages(
-        self, page_size: int, *, max_running: int, max_step_tokens: int, quantize_after: int = 0
+        self,
+        page_size: int,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        num_cached: int | None = None,
+        quantize_after: int = 0,
     ) -> int:
         """Return the largest pool that is of use: what running sequences hold, what is worth keeping of
-        prefixes that nobody holds, and once the pages of a step's tokens; ``UNBOUNDED`` if more pages are
-        always of use."""
+        ``num_cached`` prefixes that nobody holds (None: one for each running sequence), and once the pages of
+        a step's tokens; ``UNBOUNDED`` if more pages are always of use."""
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
@@ -132,6 +138,7 @@ class FullAttention(KVGroupSpec):
         *,
         max_running: int,  # noqa: ARG002
         max_step_tokens: int,  # noqa: ARG002
+        num_cached: int | None = None,  # noqa: ARG002
         quantize_after: int = 0,  # noqa: ARG002
     ) -> int:
         return UNBOUNDED
@@ -168,11 +175,18 @@ class SlidingWindow(KVGroupSpec):
         return self.kept_pages(page_size) + touched
 
     def useful_pages(
-        self, page_size: int, *, max_running: int, max_step_tokens: int, quantize_after: int = 0
+        self,
+        page_size: int,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        num_cached: int | None = None,
+        quantize_after: int = 0,
     ) -> int:
-        running = self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after) + 1  # one to go on to
+        running = self.running_pages(page_size, quantize_after)
         step = self.max_pages(page_size, max_chunk=max_step_tokens, quantize_after=quantize_after)
-        return max_running * (running + self.cached_pages(page_size, quantize_after)) + step
+        cached = max_running if num_cached is None else num_cached
+        return max_running * running + cached * self.cached_pages(page_size, quantize_after) + step
 
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
         page_size, after = table.page_size, table.quantize_after
@@ -192,6 +206,11 @@ class SlidingWindow(KVGroupSpec):
     def widest_window(self, quantize_after: int) -> int:  # noqa: ARG002
         """Return the most positions that a query sees beside kept ones."""
         return self.window
+
+    def running_pages(self, page_size: int, quantize_after: int) -> int:
+        """Return how many pages each running sequence is given: what it holds while it is decoded, and one to
+        go on to."""
+        return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after) + 1
 
     def cached_pages(self, page_size: int, quantize_after: int) -> int:  # noqa: ARG002
         """Return how many pages are worth keeping of a prefix that nobody holds."""
@@ -233,11 +252,15 @@ class ResidualWindow(SlidingWindow):
             return kept
         return max(kept, (quantize_after - 1) // page_size)
 
+    def running_pages(self, page_size: int, quantize_after: int) -> int:
+        """Return what a sequence holds while it is decoded, and no more: these pages are several times as
+        large as those beside them, and where all are full the pages of a step's tokens help out."""
+        return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after)
+
     def cached_pages(self, page_size: int, quantize_after: int) -> int:
-        """Return how many pages are worth keeping of a prefix: the kept ones, and those that the next query
-        reads, of which there are none if it reads nothing but the page being written."""
-        widest = self.widest_window(quantize_after)
-        return self.kept_pages(page_size) + (pages_touched(widest, page_size) if widest > 1 else 0)
+        """Return how many pages are worth keeping of a prefix, which ends where a page does: the kept ones,
+        and those before its end that the next query reads."""
+        return self.kept_pages(page_size) + pages_for(self.widest_window(quantize_after) - 1, page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
-from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
+from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec, default_residual_pages
 
 from .errors import InvalidConfig
 from .sampling_params import Speculate
@@ -71,17 +71,21 @@ class EngineConfig:
         0, "read the first pages of a sequence in 16 bits, where the others are quantized",
         kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
     )  # fmt: skip
-    residual_pages: int = setting(
-        0, "and the last ones; 1: the page being written", shown="none; 1 beside one of the others",
+    residual_pages: int | None = setting(
+        None, "and the last ones; 1: the page being written",
+        shown="2 where K or V has 5 bits or less; else 0, and 1 beside one of the others",
         kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
+        more="The two of coarse formats are left out where the model or the backend cannot have them.",
     )  # fmt: skip
     quantize_after: int = setting(
         0, "read sequences up to this long in 16 bits alone; requests may have their own number",
         kind="int", metavar="TOKENS", low=0, remedy="0 asks for no 16-bit pages",
     )  # fmt: skip
     num_residual_pages: int | None = setting(
-        None, "16-bit pages of each kind of layer, within the same memory", shown="all of use",
+        None, "16-bit pages of each kind of layer, within the same memory",
+        shown="what sequences need that fill the others",
         kind="int", metavar="N", low=1,
+        more="Sequences of 2,048 tokens, or of 256 under --num-pages.",
     )  # fmt: skip
     page_size: int = setting(
         32, "positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
@@ -323,13 +327,22 @@ class EngineConfig:
     @property
     def residual(self) -> ResidualSpec | None:
         """What is read in 16 bits beside quantized pages; None: there are pages of one kind."""
-        if not (self.sink_pages or self.residual_pages or self.quantize_after):
+        pages = self.residual_pages
+        if pages is None:
+            pages = default_residual_pages(self.page_formats.k, self.page_formats.v)
+        if not (self.sink_pages or pages or self.quantize_after):
             return None
         return ResidualSpec(
             sink_pages=self.sink_pages,
-            residual_pages=max(self.residual_pages, 1),
+            residual_pages=max(pages, 1),
             quantize_after=self.quantize_after,
         )
+
+    @property
+    def residual_is_optional(self) -> bool:
+        """Whether no setting asks for 16-bit pages: where they cannot be had, there are none."""
+        asked = self.sink_pages, self.quantize_after, self.num_residual_pages
+        return self.residual_pages is None and not any(asked)
 
     @property
     def page_formats(self) -> FormatPair:

@@ -40,9 +40,9 @@ FULL_WEIGHTS = ("keep", "bf16", "int8", "int4")
 FULL_FORMATS: tuple[dict[str, Any], ...] = (
     {"kv_format": "bf16"},
     {"kv_format": "int8"},
+    {"kv_format": "fp4", "residual_pages": 0},
+    {"kv_format": "fp5/fp4", "residual_pages": 0},
     {"kv_format": "fp4"},
-    {"kv_format": "fp5/fp4"},
-    {"kv_format": "fp4", "residual_pages": 2},
     {"kv_format": "fp5/fp4", "residual_pages": 1, "sink_pages": 1},
 )
 
@@ -125,8 +125,10 @@ def _configs(args: argparse.Namespace) -> Iterator[EngineConfig]:
 
 def describe(config: EngineConfig) -> str:
     """The settings that change the arithmetic, in words."""
-    residual = f" with {config.sink_pages}+{config.residual_pages} 16-bit pages" if config.residual else ""
-    return f"{config.weights} weights, {config.page_formats} pages{residual}"
+    pages = f"{config.weights} weights, {config.page_formats} pages"
+    if (residual := config.residual) is None:
+        return pages
+    return f"{pages} with {residual.sink_pages}+{residual.residual_pages} 16-bit pages"
 
 
 def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, dict[str, Any]]:

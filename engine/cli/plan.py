@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
-from octavo.kernels.residual import ResidualSpec
 
-from ..api.config import EngineConfig
 from ..arguments.options import (
     ATTENTION_SINKS,
     DEFAULTS,
@@ -70,10 +68,9 @@ def _observe(path: Path) -> ObservedCaches:
     return observe_caches(path)
 
 
-def _residual(args: argparse.Namespace) -> ResidualSpec | None:
+def _residual(args: argparse.Namespace) -> dict[str, int]:
     names = ("sink_pages", "residual_pages", "quantize_after")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return EngineConfig(kv_format="fp4", **given).residual  # of whichever format is quantized
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:

@@ -70,14 +70,15 @@ def plan(
     context: int | None = None,
     page_size: int = 32,
     formats: Sequence[FormatPair] = tuple(map(format_pair, (*FORMAT_NAMES, RECIPE))),
-    residual: ResidualSpec | None = None,
+    residual: Mapping[str, Any] | None = None,
     max_kv_size: int | None = None,
     keep_tokens: int | None = None,
     observe: Callable[[Path], ObservedCaches] | None = None,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
-    cannot hold this model's rows. ``residual``: what is read in 16 bits beside quantized pages.
+    cannot hold this model's rows. ``residual``: sink_pages, residual_pages and quantize_after,
+    as far as they are given, as in EngineConfig.
     ``max_kv_size``, ``keep_tokens``: as in EngineConfig. ``observe``: asked what a model caches whose
     config.json does not tell, such as recurrent layers; without it such models are refused.
 
@@ -112,7 +113,7 @@ def plan(
                 max_model_len=positions,
                 max_running=settings.max_running,
                 max_step_tokens=settings.max_step_tokens,
-                residual=None if {pair.k, pair.v} <= set(SIXTEEN_BITS) else residual,
+                residual=_residual(pair, residual or {}),
             )
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
@@ -135,6 +136,13 @@ def plan(
         "formats": rows,
         "refused": refused,
     }
+
+
+def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
+    """What is read in 16 bits beside such pages."""
+    if {pair.k, pair.v} <= set(SIXTEEN_BITS):
+        return None
+    return EngineConfig(k_format=pair.k, v_format=pair.v, **given).residual
 
 
 def _caches(

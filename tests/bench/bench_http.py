@@ -81,10 +81,9 @@ async def measure(args: argparse.Namespace) -> None:
 def report(args: argparse.Namespace, added: dict[str, list[float]], rates: dict[str, list[float]]) -> None:
     medians = {way: statistics.median(times) * 1e3 for way, times in added.items()}
     ratios = [ours / theirs for ours, theirs in zip(rates["supervised"], rates["by hand"], strict=True)]
-    for way in rates:
-        print(
-            f"{way}: {medians[way]:.2f} ms to the first token beyond gRPC, {statistics.median(rates[way]):.0f} tokens/s"
-        )
+    for way, found in rates.items():
+        rate = statistics.median(found)
+        print(f"{way}: {medians[way]:.2f} ms to the first token beyond gRPC, {rate:.0f} tokens/s")
     low, middle, high = np.percentile(ratios, (25, 50, 75))
     print(
         f"supervised over by hand: {middle:.3f} of the tokens per second (quartiles {low:.3f} to {high:.3f})"

@@ -18,6 +18,7 @@ import pytest
 import check_dashboards
 from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.structured_output import Structured
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from served import collect, eventually_async
@@ -106,10 +107,13 @@ async def _has_numbers(address: str, expression: str) -> bool:
 
 async def _load(client: Client, stop: asyncio.Event) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
+    words = "what must be said leaves no choice, so all of it is drafted"
+    forced = SamplingParams(structured=Structured(choice=(words,)), speculate="ngram")
     number = 0
     while not stop.is_set():
         prompts = [[5 + i % 90 for i in range(64)] + [7 + number + sample] * 9 for sample in range(4)]
         await asyncio.gather(*(collect(client.generate(prompt, params)) for prompt in prompts))
+        await collect(client.generate([5, 6, 7, number], forced))
         number += 1
 
 

@@ -16,7 +16,13 @@ from octavo.kernels.kv_cache import create_kv_cache
 from ...api.config import EngineConfig
 from ...api.engine_info import MemoryBudget, ModelInfo
 from ...api.errors import InvalidConfig
-from ...memory.budget import format_size, weights_bytes, workspace_bytes
+from ...memory.budget import (
+    DEFAULT_SEQUENCE_TOKENS,
+    SHORT_SEQUENCE_TOKENS,
+    format_size,
+    weights_bytes,
+    workspace_bytes,
+)
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
 from ...memory.state_sizing import MIN_SLOTS, plan_states
@@ -47,15 +53,24 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     if config.max_kv_size is not None:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
         layout = replace(layout, layers=bounded)
-    size = _sizing(config, layout.layers, max_model_len)
+    if config.residual is not None and config.residual_is_optional:
+        refusal = choice.backend.residual_refusal(layout.layers)
+        config = config if refusal is None else _without_residual(config, refusal)
     available = usable_memory(weight_bytes)
-    states = plan_states(config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available)
-    num_pages = _num_pages(config, size, max_model_len, states, available)
+    size, states, num_pages = _rooms(config, layout, max_model_len, available)
     ready = make_ready(
-        loaded, probed, choice, exact=config.exact, fuse=config.fuse, latents=not size.residual
+        loaded,
+        probed,
+        choice,
+        exact=config.exact,
+        fuse=config.fuse,
+        latents=not size.residual or config.residual_is_optional,
     )
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
+    if size.residual and result.latents:
+        config = _without_residual(config, "no kernel reads latents from pages with a residual window")
+        size, states, num_pages = _rooms(config, layout, max_model_len, available)
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
     )
@@ -74,6 +89,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
         pages=sum(storage.nbytes for storage in kv_cache.storages),
+        residual=sum(storage.nbytes for storage in kv_cache.storages[len(size.groups) :]),
         workspace=workspace_bytes(
             read_config(path),
             max_step_tokens=config.max_step_tokens,
@@ -102,6 +118,21 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     )
 
 
+def _without_residual(config: EngineConfig, reason: str) -> EngineConfig:
+    """The settings without the 16-bit pages that nobody asked for, which one line says."""
+    log.warning("%s: residual_pages is 0 with %s pages: %s", config.model, config.page_formats, reason)
+    return replace(config, residual_pages=0)
+
+
+def _rooms(
+    config: EngineConfig, layout: CacheLayout, max_model_len: int, available: int
+) -> tuple[Sizing, RecurrentState | None, int]:
+    """What each kind of layer needs, slots of recurrent states, and pages of the first kind."""
+    size = _sizing(config, layout.layers, max_model_len)
+    states = plan_states(config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available)
+    return size, states, _num_pages(config, size, max_model_len, states, available)
+
+
 def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
     return sizing(
         layers,
@@ -114,6 +145,7 @@ def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: 
         max_pinned=config.max_pinned_pages,
         residual=config.residual,
         num_residual=config.num_residual_pages,
+        sequence_tokens=SHORT_SEQUENCE_TOKENS if config.num_pages else DEFAULT_SEQUENCE_TOKENS,
     )
 
 
@@ -230,6 +262,7 @@ def _info(
         memory=budget,
         groups=groups,
         quantize_after=config.quantize_after,
+        residual_pages=0 if config.residual is None else config.residual.residual_pages,
     )
 
 
