@@ -126,6 +126,11 @@ class EngineConfig:
         shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
         more="Chunks are predicted to keep it; \"off\" computes chunks of --max-step-tokens.",
     )  # fmt: skip
+    refuse_late: bool = setting(
+        False, "refuse requests at once whose first token is expected after their target_ttft",
+        shown="", kind="switch",
+        more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
+    )  # fmt: skip
     max_waiting: int = setting(
         1024, "requests that may queue; more are refused", kind="int", metavar="N", low=1
     )
@@ -155,7 +160,9 @@ class EngineConfig:
     async_steps: AsyncSteps = setting(
         "auto", "submit a step while another is computed", shown="auto: with Metal",
         choices=get_args(AsyncSteps),
-        more="Where nothing but what follows depends on its tokens; outputs are the same.",
+        more="Where nothing but what follows depends on its tokens; outputs are the same. auto: on the Metal "
+        "backend where pages are written in place; on: on the others, too. The native CPU backend then "
+        "builds graphs in the place of recorded programs, which takes longer than it hides.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "forget the pages of finished requests", shown="", kind="switch",

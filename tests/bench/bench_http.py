@@ -6,7 +6,8 @@ One worker, three ways to it: gRPC, the router that its server supervises, and o
 with no more than an address. Idle: one completion of a new prompt at a time, by each way in turn; what a
 router adds to the time to the first token is the median of the differences to gRPC's next to it. Loaded: as
 many streams at once by either router, in turns; the rates' ratio is the median over neighbouring rounds.
-What other programs take of the machine, neighbours lose alike. The last line is JSON.
+What other programs take of the machine, neighbours lose alike, in the long run: on a busy one the routers'
+own CPU time per token says more than the clock. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from octavo.engine.api.errors import EngineDead
 from octavo.engine.api.sampling_params import SamplingParams
@@ -57,11 +59,13 @@ async def measure(args: argparse.Namespace) -> None:
     flags = ["--model", args.model, "--num-pages", "1024", "--http", "127.0.0.1:0"]
     async with (
         ServerProcess(flags) as server,
-        router_by_hand(server.ready["grpc"], server.ready["model"]) as other,
+        router_by_hand(server.ready["grpc"], server.ready["model"]) as (other, its_pid),
         Client(server.ready["grpc"]) as grpc,
     ):
         name = server.ready["model"]
         ways = {"supervised": server.ready["http"], "by hand": other}
+        (child,) = (p for p in psutil.Process(server.pid).children() if "smg" in p.name())
+        processes = {"supervised": child, "by hand": psutil.Process(its_pid)}
         added: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(args.requests + 5):
             direct = await first_token_grpc(grpc, prompt())
@@ -70,20 +74,31 @@ async def measure(args: argparse.Namespace) -> None:
                 if number >= 5:  # the first ones warm all three up
                     added[way].append(ttft - direct)
         rates: dict[str, list[float]] = {way: [] for way in ways}
+        before = {way: cpu_s(process) for way, process in processes.items()}
         for number in range(args.rounds + 1):
             for way in list(ways)[:: 1 if number % 2 else -1]:
                 rate = await loaded(ways[way], name, [prompt() for _ in range(args.streams)], args)
                 if number:
                     rates[way].append(rate)
-    report(args, added, rates)
+        tokens = (args.rounds + 1) * args.streams * args.output_tokens
+        costs = {way: (cpu_s(processes[way]) - before[way]) / tokens * 1e6 for way in ways}
+    report(args, added, rates, costs)
 
 
-def report(args: argparse.Namespace, added: dict[str, list[float]], rates: dict[str, list[float]]) -> None:
+def report(
+    args: argparse.Namespace,
+    added: dict[str, list[float]],
+    rates: dict[str, list[float]],
+    costs: dict[str, float],
+) -> None:
     medians = {way: statistics.median(times) * 1e3 for way, times in added.items()}
     ratios = [ours / theirs for ours, theirs in zip(rates["supervised"], rates["by hand"], strict=True)]
     for way, found in rates.items():
         rate = statistics.median(found)
-        print(f"{way}: {medians[way]:.2f} ms to the first token beyond gRPC, {rate:.0f} tokens/s")
+        print(
+            f"{way}: {medians[way]:.2f} ms to the first token beyond gRPC, {rate:.0f} tokens/s, "
+            f"{costs[way]:.1f} us of its CPU time a token"
+        )
     low, middle, high = np.percentile(ratios, (25, 50, 75))
     print(
         f"supervised over by hand: {middle:.3f} of the tokens per second (quartiles {low:.3f} to {high:.3f})"
@@ -92,9 +107,14 @@ def report(args: argparse.Namespace, added: dict[str, list[float]], rates: dict[
         "bench": "http", "model": args.model, "streams": args.streams, "rounds": args.rounds,
         "added_ttft_ms": medians,
         "tokens_per_s": {way: statistics.median(found) for way, found in rates.items()},
-        "ratio": middle, "ratio_quartiles": [low, high],
+        "router_cpu_us_per_token": costs, "ratio": middle, "ratio_quartiles": [low, high],
     }  # fmt: skip
     print(json.dumps(result))
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 async def first_token_grpc(client: Client, text: str) -> float:
@@ -136,8 +156,8 @@ async def loaded(address: str, model: str, prompts: Sequence[str], args: argpars
 
 
 @asynccontextmanager
-async def router_by_hand(worker: str, model: str) -> AsyncIterator[str]:
-    """Where another router serves the same worker, with its own defaults."""
+async def router_by_hand(worker: str, model: str) -> AsyncIterator[tuple[str, int]]:
+    """Where another router serves the same worker, with its own defaults, and its process."""
     beside = str(Path(sys.executable).parent)
     program = shutil.which("smg", path=beside) or shutil.which("smg")
     if program is None:
@@ -150,7 +170,7 @@ async def router_by_hand(worker: str, model: str) -> AsyncIterator[str]:
     )  # fmt: skip
     try:
         await until_it_names(f"http://127.0.0.1:{port}", model, process)
-        yield f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{port}", process.pid
     finally:
         if process.returncode is None:
             process.terminate()

@@ -82,7 +82,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         kv_cache,
         mask_dims=result.mask_dims,
         selection=ready.selection if result.selects_rows else None,
-        replay=ready.replays,
+        replay=ready.replays and config.async_steps != "on",  # a program is computed when it is submitted
         recurrent=result.recurrent,
         states=pool,
     )
@@ -113,7 +113,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         exact=config.exact,
         chooses=ready.chooses,
         sampling=ops.sampler(),
-        on_device=not choice.backend.has_model_ops,
+        on_device=not choice.backend.has_model_ops or config.async_steps == "on",
         feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
     )
 
