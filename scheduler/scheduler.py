@@ -69,6 +69,7 @@ class Scheduler:
         self._connector = connector or NoConnector()
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._cost = StepCost() if self._latency is None else self._latency.cost
+        self._has_targets = False  # whether a sequence had one of its own
         self._weighs_drafts = False
         queue = FirstComeQueue() if waiting is None else waiting
         self._roster = Roster(blocks, limits.max_running, queue)
@@ -104,6 +105,9 @@ class Scheduler:
             assert member.salt == sequence.salt, "siblings share one salt"
             assert member.priority == sequence.priority, "siblings share one priority"
             assert member.tenant == sequence.tenant, "siblings share one tenant"
+            if member.target_itl is not None:
+                self._has_targets = True
+                self._latency = self._latency or LatencyTarget(None, self._cost)
         if not sequence.recompute and self._connector.start_load(sequence):
             self._roster.load(sequence)
         else:
@@ -142,7 +146,8 @@ class Scheduler:
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
         decodes = None if self._latency is None else decode_shape(work)
-        time = None if self._latency is None or decodes is None else self._latency.limit(decodes)
+        tightest = self._tightest(work)
+        time = None if self._latency is None or decodes is None else self._latency.limit(decodes, tightest)
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         chunks = self._roster.waiting.in_turn(chunks)
         held_back = self._plan_chunks(chunks, budget, work, preempted)
@@ -278,6 +283,13 @@ class Scheduler:
     def close(self) -> None:
         """Let the connector keep what it has, within a bounded time. No step may follow."""
         self._connector.close()
+
+    def _tightest(self, work: list[Work]) -> float | None:
+        """The tightest of the targets that those who decode have of their own."""
+        if not self._has_targets:
+            return None
+        targets = [target for item in work if (target := item.sequence.target_itl) is not None]
+        return min(targets, default=None)
 
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""

@@ -32,6 +32,7 @@ class Sequence:
     quantize_after  see BlockManager.open (None: the block manager's); sequences of another number have
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
+    target_itl   seconds between two of its tokens that it asks for (None: whatever others want)
     tenant       whose it is, where several share a server
     num_preempted  how often it had to give its pages back
     num_charged  tokens that the tenant has paid for, where accounts are kept
@@ -49,6 +50,7 @@ class Sequence:
     recompute: bool = False
     quantize_after: int | None = None
     tenant: str = ""
+    target_itl: float | None = None
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)

@@ -18,6 +18,7 @@ Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
 AsyncSteps = Literal["on", "off", "auto"]
+StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
 
@@ -102,6 +103,13 @@ class EngineConfig:
         None, "memory for the states of recurrent layers", shown="a share of the page pool's", kind="size",
         metavar="SIZE", low=1,
     )  # fmt: skip
+    state_snapshots: StateSnapshots = setting(
+        "full", "how snapshots of recurrent states are kept: as the states are, or rounded once",
+        choices=get_args(StateSnapshots),
+        more="Going on from a full snapshot gives the same bits as computing the prompt. bf16 takes half of "
+        "the bytes of float32 states and int8 a quarter, and bits differ after a hit. What runs is never "
+        "rounded.",
+    )  # fmt: skip
     max_model_len: int | None = setting(
         None, "longest sequence, in positions", shown="the model's own limit", kind="int", metavar="N", low=1
     )
@@ -125,6 +133,11 @@ class EngineConfig:
         "what decoding takes, at least 25 and at most 200 ms",
         shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
         more="Chunks are predicted to keep it; \"off\" computes chunks of --max-step-tokens.",
+    )  # fmt: skip
+    refuse_late: bool = setting(
+        False, "refuse requests at once whose first token is expected after their target_ttft",
+        shown="", kind="switch",
+        more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
     )  # fmt: skip
     max_waiting: int = setting(
         1024, "requests that may queue; more are refused", kind="int", metavar="N", low=1
@@ -155,7 +168,9 @@ class EngineConfig:
     async_steps: AsyncSteps = setting(
         "auto", "submit a step while another is computed", shown="auto: with Metal",
         choices=get_args(AsyncSteps),
-        more="Where nothing but what follows depends on its tokens; outputs are the same.",
+        more="Where nothing but what follows depends on its tokens; outputs are the same. auto: on the Metal "
+        "backend where pages are written in place; on: on the others, too. The native CPU backend then "
+        "builds graphs in the place of recorded programs, which takes longer than it hides.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "forget the pages of finished requests", shown="", kind="switch",
@@ -223,6 +238,11 @@ class EngineConfig:
         ):
             raise InvalidConfig(
                 f"target_itl must be above 0 milliseconds, 'auto' or 'off', got {self.target_itl!r}"
+            )
+        if self.exact and self.state_snapshots != "full":
+            raise InvalidConfig(
+                f"state_snapshots {self.state_snapshots} rounds states, and exact refuses that; set it "
+                "to full, or leave exact out"
             )
         self._check_residual()
         self._check_streaming()

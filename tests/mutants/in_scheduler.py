@@ -213,4 +213,26 @@ MUTANTS = (
         "if find and _next_digest(table) in filling:",
         "if table is None:",
     ),
+    # a step that is planned before the one before it is committed
+    Mutant(
+        "a sequence that has ended is planned ahead",
+        SCHEDULER,
+        "if start + 1 - sequence.num_prompt >= sequence.max_tokens:",
+        "if start + 1 - sequence.num_prompt > sequence.max_tokens:",
+    ),
+    Mutant(
+        "rows of a wrong token are committed",
+        SCHEDULER,
+        "elif results[first].void:\n                continue",
+        "elif results[first].void:\n                commit_pages(table, [*sequence.tokens, 0], stop)",
+    ),
+    Mutant(
+        "a step ahead takes the tokens of others",
+        SCHEDULER,
+        "sources.append(index)",
+        "sources.append(len(sources))",
+    ),
+    Mutant(
+        "a step ahead has no room", SCHEDULER, "if not self.blocks.reserve(table, start + 1):", "if False:"
+    ),
 )

@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine(folder: Path, **settings: Any) -> LLM:
     settings = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48} | settings
-    return LLM(EngineConfig(model=str(folder), backend="reference", **settings))
+    return LLM(EngineConfig(model=str(folder), **({"backend": "reference"} | settings)))
 
 
 def requests(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
@@ -110,13 +110,15 @@ def essence(output: RequestOutput) -> object:
     return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_every_page_format_gives_the_same(
-    folder: Path, kv_format: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, kv_format: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine(folder, kv_format=kv_format, async_steps="off") as llm:
+    settings = {"kv_format": kv_format, "backend": backend}
+    with engine(folder, **settings, async_steps="off") as llm:
         expected = [answers(llm, seed) for seed in range(2)]
-    with watched(monkeypatch) as counts, engine(folder, kv_format=kv_format, async_steps="on") as llm:
+    with watched(monkeypatch) as counts, engine(folder, **settings, async_steps="on") as llm:
         assert [answers(llm, seed) for seed in range(2)] == expected
     assert counts.num_followed > 10
     assert counts.num_steps > counts.num_followed
