@@ -44,13 +44,16 @@ def test_decode_reads_each_visible_row_once_for_all_its_query_heads(
     )
     launches = last_decode(case, formats)
     minimum = minimum_bytes(case, formats)
-    assert sum(pages_read(launch).unique_bytes for launch in launches) == minimum
-    # Simdgroups of a threadgroup that share its query heads load the same codes, at about the same time; at
-    # a sequence's end, loads beside the last key repeat it.
-    slices = -(-group // MAX_HEADS)
+    fetched = sum(pages_read(launch).unique_bytes for launch in launches)
+    loaded = sum(pages_read(launch).bytes for launch in launches)
     everything = sum(launch.traffic.bytes_read for launch in launches)
     queries = sum(launch.traffic.read("queries").bytes for launch in launches)
-    assert (everything - queries) / slices / minimum < 1.05
+    assert fetched == minimum
+    # From the cache: simdgroups that share a KV head's query heads load the same, at about the same time,
+    # and where a sequence or its window ends, loads beside the last key that is seen repeat one that is.
+    slices = -(-group // MAX_HEADS)
+    assert loaded / slices / minimum < (1.1 if options else 1.05)
+    assert ((everything - loaded - queries) / slices + fetched) / minimum < 1.05
     assert launches[0].stats.threadgroup_bytes <= 32768
 
 
@@ -103,8 +106,8 @@ def test_a_write_moves_each_row_once(name: str) -> None:
 
 
 def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by its shuffles, against the same launches without it: in decode, chunk and reduce for
-    the rows each of them writes, and not in the splits, which reduce joins."""
+    """Counted by its shuffles, against the same launches without it: in chunk and reduce for the rows
+    each of them writes, and not in the splits, which reduce joins."""
     case = shape("", 64, 2, 32, kv_heads=2, sequences=((600, 1), (30, 1), (40, 13)))
     _, rotating = run_watched(case, ("fp4", "fp4"), mx.float16)
     read = units.read_source
@@ -125,4 +128,4 @@ def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch:
         assert rest == 0
         undone[kind] = undone.get(kind, 0) + times
     heads = case.kv_heads * case.group
-    assert undone == {"quantize": 0, "decode": heads, "split": 0, "reduce": heads, "chunk": 13 * heads}
+    assert undone == {"quantize": 0, "split": 0, "reduce": 2 * heads, "chunk": 13 * heads}
