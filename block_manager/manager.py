@@ -101,6 +101,12 @@ class BlockManager:
         return tuple(group.spec for group in self._groups)
 
     @property
+    def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
+        """What a cached prefix consists of: pages of every group, and behind them snapshots of recurrent
+        state, if there are any."""
+        return self.groups if self._states is None else (*self.groups, self._states.spec)
+
+    @property
     def capacity(self) -> int:
         """Positions that one sequence can have, whatever is pinned."""
         return self.capacity_with(self.quantize_after)
@@ -147,6 +153,40 @@ class BlockManager:
         """``num_idle`` of every group, and idle slots of recurrent states behind them, if there are any."""
         slots = [] if self._states is None else [self._states.pool.num_idle]
         return tuple([group.pool.num_idle for group in self._groups] + slots)
+
+    def idle_for_pages(self) -> tuple[int, ...]:
+        """``num_idle`` of every group."""
+        return tuple([group.pool.num_idle for group in self._groups])
+
+    def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
+        """Return how many more pages of every group a table holds at most, once it has so many positions."""
+        goal, after = -(-num_tokens // self.page_size), table.quantize_after
+        return tuple(
+            max(
+                0,
+                min(
+                    goal,
+                    group.spec.max_pages(self.page_size, max_chunk=self.max_chunk, quantize_after=after),
+                )
+                - len(group.live_indices(part) if group.spec.window else part.pages),
+            )
+            for group, part in zip(self._groups, table.parts, strict=True)
+        )
+
+    def num_shared(self, table: PageTable) -> int:
+        """Return how many positions of its beginning are on pages that other tables hold, too; 0 in models
+        whose every layer has a window."""
+        if self._groups[0].spec.window is not None:
+            return 0
+        pages, ref_count = table.pages, self._pool.ref_count
+        low, high = 0, len(table.pages)
+        while low < high:  # whoever holds a page holds all before it
+            middle = (low + high) // 2
+            if ref_count(PageId(pages[middle])) > 1:
+                low = middle + 1
+            else:
+                high = middle
+        return min(low * self.page_size, table.num_written)
 
     @property
     def state_counts(self) -> PageCounts | None:
@@ -248,11 +288,11 @@ class BlockManager:
         """Whether ``plan_snapshots`` would do anything: asked once a step, and not for each of its rows."""
         return self._states is not None and self.prefix_cache
 
-    def plan_snapshots(self, table: PageTable, start: int, stop: int, *, ends: bool) -> None:
+    def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
         """Decide which snapshots of recurrent state the next step takes, which computes positions
-        [start, stop) of a table: ``table.state.planned``. ``ends``: no token is known after ``stop``."""
+        [start, stop) of a table: ``table.state.planned``. ``num_known``: tokens of the sequence so far."""
         if self._states is not None and self.prefix_cache:
-            self._states.plan_snapshots(table, start, stop, ends=ends)
+            self._states.plan_snapshots(table, start, stop, num_known=num_known)
 
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
@@ -287,7 +327,7 @@ class BlockManager:
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
             return None
-        if self._states is not None and not self._states.pool.num_idle:
+        if self._states is not None and not self._states.pool.num_idle_to_run:
             return None
         parts, copies = [], []
         for group, part in zip(self._groups, table.parts, strict=True):
@@ -365,12 +405,23 @@ class BlockManager:
         window, if what comes before is not cached.
 
         tokens, digests   of all pages, the inserted ones last
+        group             the number behind the last group: snapshots of recurrent state, each after one of
+                          these pages, all of which must be cached
         """
-        contents = self._contents(tokens, first, len(digests)) if self.page_index.recording else []
-        watched = contents if group == 0 else []
+        if self._states is not None and group == self._states.index:
+            if any(g.pool.prefix_length(digests) < len(digests) for g in self._full):
+                return None
+            return self._states.insert(digests, first, fill, salt=salt)
+        contents: list[bytes] = []
+        known = first  # pages before those, which a window does not show, are part of their names
+        if self.page_index.recording:
+            while known and digests[known - 1] not in self.page_index:
+                known -= 1
+            contents = self._contents(tokens, known, len(digests))
+        watched = contents[first - known :] if group == 0 else []
         new = self._groups[group].insert(digests, first, fill, salt=salt, contents=watched)
         if new is not None and contents:
-            self.page_index.add(digests[first:], contents, digests[first - 1] if first else None, salt)
+            self.page_index.add(digests[known:], contents, digests[known - 1] if known else None, salt)
         if group == 0 and first == 0 and new:
             self.miss_reasons.first_page(tokens, salt)
         return new
@@ -378,8 +429,9 @@ class BlockManager:
     # What is cached, and what tables hold.
 
     def find(self, digest: Digest, group: int = 0) -> PageId | None:
-        """Return a group's page with these contents, if it is cached now. Nothing is held."""
-        return self._groups[group].pool.lookup(digest)
+        """Return a group's page with these contents, or behind the groups the slot of the state after it,
+        if it is cached now. Nothing is held."""
+        return self._pool_of(group).lookup(digest)
 
     def num_findable(self, digests: abc.Sequence[Digest], *, quantize_after: int | None = None) -> int:
         """Return after how many of these pages ``open`` would let a sequence go on."""
@@ -391,6 +443,9 @@ class BlockManager:
     ) -> abc.Iterable[int]:
         """Yield the pages of a group without which a sequence cannot go on after ``num_pages`` full ones,
         last first. Arithmetic alone: any thread may ask."""
+        if group == len(self._groups):
+            assert self._states is not None
+            return self._states.spec.needed_pages(num_pages)
         after = self.quantize_after if quantize_after is None else quantize_after
         return self._groups[group].spec.needed_pages(num_pages, self.page_size, after)
 

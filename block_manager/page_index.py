@@ -40,6 +40,9 @@ class PageIndex:
     def __len__(self) -> int:
         return len(self._contents)
 
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._contents
+
     def add(
         self,
         digests: abc.Iterable[Digest],

@@ -59,6 +59,11 @@ class KVGroupSpec(ABC):
         if self.num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {self.num_pages}; give the pool more memory")
 
+    @property
+    def needs_every_page(self) -> bool:
+        """Whether a sequence needs all pages of a prefix to go on after it."""
+        return self.window is None
+
     @abstractmethod
     def first_visible(self, position: int, quantize_after: int = 0) -> int:
         """Return the first position, beside the kept ones, that queries from ``position`` on can see."""
@@ -70,11 +75,17 @@ class KVGroupSpec(ABC):
 
     @abstractmethod
     def useful_pages(
-        self, page_size: int, *, max_running: int, max_step_tokens: int, quantize_after: int = 0
+        self,
+        page_size: int,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        num_cached: int | None = None,
+        quantize_after: int = 0,
     ) -> int:
         """Return the largest pool that is of use: what running sequences hold, what is worth keeping of
-        prefixes that nobody holds, and once the pages of a step's tokens; ``UNBOUNDED`` if more pages are
-        always of use."""
+        ``num_cached`` prefixes that nobody holds (None: one for each running sequence), and once the pages of
+        a step's tokens; ``UNBOUNDED`` if more pages are always of use."""
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
@@ -127,6 +138,7 @@ class FullAttention(KVGroupSpec):
         *,
         max_running: int,  # noqa: ARG002
         max_step_tokens: int,  # noqa: ARG002
+        num_cached: int | None = None,  # noqa: ARG002
         quantize_after: int = 0,  # noqa: ARG002
     ) -> int:
         return UNBOUNDED
@@ -163,11 +175,18 @@ class SlidingWindow(KVGroupSpec):
         return self.kept_pages(page_size) + touched
 
     def useful_pages(
-        self, page_size: int, *, max_running: int, max_step_tokens: int, quantize_after: int = 0
+        self,
+        page_size: int,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        num_cached: int | None = None,
+        quantize_after: int = 0,
     ) -> int:
-        running = self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after) + 1  # one to go on to
+        running = self.running_pages(page_size, quantize_after)
         step = self.max_pages(page_size, max_chunk=max_step_tokens, quantize_after=quantize_after)
-        return max_running * (running + self.cached_pages(page_size, quantize_after)) + step
+        cached = max_running if num_cached is None else num_cached
+        return max_running * running + cached * self.cached_pages(page_size, quantize_after) + step
 
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
         page_size, after = table.page_size, table.quantize_after
@@ -187,6 +206,11 @@ class SlidingWindow(KVGroupSpec):
     def widest_window(self, quantize_after: int) -> int:  # noqa: ARG002
         """Return the most positions that a query sees beside kept ones."""
         return self.window
+
+    def running_pages(self, page_size: int, quantize_after: int) -> int:
+        """Return how many pages each running sequence is given: what it holds while it is decoded, and one to
+        go on to."""
+        return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after) + 1
 
     def cached_pages(self, page_size: int, quantize_after: int) -> int:  # noqa: ARG002
         """Return how many pages are worth keeping of a prefix that nobody holds."""
@@ -228,25 +252,36 @@ class ResidualWindow(SlidingWindow):
             return kept
         return max(kept, (quantize_after - 1) // page_size)
 
+    def running_pages(self, page_size: int, quantize_after: int) -> int:
+        """Return what a sequence holds while it is decoded, and no more: these pages are several times as
+        large as those beside them, and where all are full the pages of a step's tokens help out."""
+        return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after)
+
     def cached_pages(self, page_size: int, quantize_after: int) -> int:
-        """Return how many pages are worth keeping of a prefix: the kept ones, and those that the next query
-        reads, of which there are none if it reads nothing but the page being written."""
-        widest = self.widest_window(quantize_after)
-        return self.kept_pages(page_size) + (pages_touched(widest, page_size) if widest > 1 else 0)
+        """Return how many pages are worth keeping of a prefix, which ends where a page does: the kept ones,
+        and those before its end that the next query reads."""
+        return self.kept_pages(page_size) + pages_for(self.widest_window(quantize_after) - 1, page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentState:
     """Layers whose state has one size, however long the sequence is.
 
-    num_slots    size of the pool: running sequences, and snapshots
-    slot_bytes   of the state of all these layers
-    every_page   a snapshot at every page, because a slot is no bigger than one
+    num_slots        size of the pool: running sequences, and snapshots
+    slot_bytes       of the state of all these layers
+    every_page       a snapshot at every page, because a slot is no bigger than one
+    num_running      slots that only run, where snapshots are compressed: those behind them are snapshots, and
+                     never run (0: any slot may do either)
+    num_staged       then: snapshots that a step can take of states that its sequences only pass
+    snapshot_bytes   then: of a snapshot
     """
 
     num_slots: int
     slot_bytes: int
     every_page: bool = False
+    num_running: int = 0
+    num_staged: int = 0
+    snapshot_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for pools that nothing can run in."""
@@ -254,6 +289,27 @@ class RecurrentState:
             raise ValueError(
                 f"num_slots must be at least 1, got {self.num_slots}; give recurrent states more memory"
             )
+        if self.num_running and not self.num_running < self.num_slots:
+            raise ValueError(
+                f"{self.num_running} of {self.num_slots} slots run, and none is left for snapshots"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole pool."""
+        if not self.num_running:
+            return self.num_slots * self.slot_bytes
+        snapshots = self.num_slots - self.num_running
+        return (self.num_running + self.num_staged) * self.slot_bytes + snapshots * self.snapshot_bytes
+
+    @property
+    def needs_every_page(self) -> bool:
+        """As of a group of pages: never."""
+        return False
+
+    def needed_pages(self, num_pages: int) -> abc.Iterable[int]:
+        """Yield after which page there must be a snapshot for a sequence to go on after ``num_pages``."""
+        yield from range(max(num_pages - 1, 0), num_pages)
 
 
 def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:

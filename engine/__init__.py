@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         QueueTimeout,
         RequestFailed,
         RequestTooLong,
+        TooLate,
     )
     from .api.outputs import Completion, Delta, FinishReason, RequestOutput
     from .api.reranking import RankedDocument, RerankPrompt
@@ -50,6 +51,7 @@ __all__ = [
     "RequestTooLong",
     "RerankPrompt",
     "SamplingParams",
+    "TooLate",
 ]
 
 _HOMES = {

@@ -159,6 +159,11 @@ class PagedKVCache(Protocol):
         """Arrays the step must evaluate so that its writes have happened."""
         ...
 
+    def flags(self) -> list[mx.array]:
+        """Arrays [T] of the step, not evaluated, from which ``nonfinite_tokens`` is read: not 0 for such a
+        row. They outlive the step, so that the next one can begin before they are looked at."""
+        ...
+
     def nonfinite_tokens(self) -> list[int]:
         """Rows t of the evaluated step whose K or V held NaN or infinity in some layer.
         Such rows are stored as zeros; the engine fails their requests."""
@@ -186,8 +191,17 @@ class AttentionBackend(Protocol):
         attention: linear layers, norms, rotary embeddings, activations, sampling."""
         ...
 
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether pages are written without new arrays: a step in flight does not make MLX copy its pool."""
+        ...
+
     def create_pool(self, spec: PoolSpec) -> KVPool:
         """Allocate a pool; ValueError names what the backend cannot hold."""
+        ...
+
+    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:
+        """Why these layers cannot be attended over in two kinds of pages, for people; None: they can."""
         ...
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:

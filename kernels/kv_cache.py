@@ -97,5 +97,8 @@ class GroupedKVCache:
     def pending(self) -> list[mx.array]:
         return [array for cache in self._caches for array in cache.pending()]
 
+    def flags(self) -> list[mx.array]:
+        return [flags for cache in self._caches for flags in cache.flags()]
+
     def nonfinite_tokens(self) -> list[int]:
         return sorted({row for cache in self._caches for row in cache.nonfinite_tokens()})

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .formats import page_format
 from .interface import LayerSpec, PoolSpec
 from .metadata import Ints
 
 SIXTEEN_BITS = ("bf16", "fp16")
+DEFAULT_RESIDUAL_PAGES = 2  # beside pages that store a value in so few bits, scales included:
+_COARSE_BITS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,14 @@ class ResidualSpec:
     def window(self, page_size: int) -> int:
         """Positions up to a query's own that it reads in 16 bits, at least."""
         return (self.residual_pages - 1) * page_size + 1
+
+
+def default_residual_pages(*formats: str) -> int:
+    """How many of a sequence's last pages are read in 16 bits where nobody says otherwise: two, if one of
+    the page formats (of K, of V) stores a value in five bits or less; else none."""
+    dim = 128  # a usual one: other row lengths change a value's part of a scale a little
+    coarse = any(8 * page_format(name).row_bytes(dim) <= _COARSE_BITS * dim for name in formats)
+    return DEFAULT_RESIDUAL_PAGES if coarse else 0
 
 
 def check_residual(spec: PoolSpec, residual: PoolSpec) -> None:

@@ -80,5 +80,8 @@ class ResidualCache(ABC, Generic[Pool]):
     def pending(self) -> list[mx.array]:
         return [*self.quantized.pending(), *self.residual.pending()]
 
+    def flags(self) -> list[mx.array]:
+        return [*self.quantized.flags(), *self.residual.flags()]
+
     def nonfinite_tokens(self) -> list[int]:
         return sorted({*self.quantized.nonfinite_tokens(), *self.residual.nonfinite_tokens()})

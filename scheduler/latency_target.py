@@ -33,20 +33,23 @@ UNTAUGHT_CHUNK = 64
 class LatencyTarget:
     """What a step may take, in seconds, while somebody decodes; and what steps have taken so far."""
 
-    def __init__(self, target_s: float | Literal["auto"]) -> None:
-        """``target_s``: between two tokens of a sequence; "auto" follows what decoding takes by itself."""
+    def __init__(self, target_s: float | Literal["auto"] | None, cost: StepCost | None = None) -> None:
+        """``target_s``: between two tokens of a sequence; "auto" follows what decoding takes by itself, and
+        None leaves it to the sequences. ``cost``: what is known of steps already."""
         self.target_s = target_s
-        self.cost = self._cost = StepCost()
+        self.cost = self._cost = cost or StepCost()
         self._num_chunks = 0  # observed steps that had prompt tokens
 
-    def limit(self, decodes: StepShape) -> StepTime | None:
-        """What prompts may take beside these decodes; None if nobody decodes."""
-        if not decodes.num_decodes:
+    def limit(self, decodes: StepShape, tightest: float | None = None) -> StepTime | None:
+        """What prompts may take beside these decodes, the ``tightest`` of whose own targets is given in
+        seconds; None if nobody decodes, or nobody minds."""
+        targets = [each for each in (self._target(decodes), tightest) if each is not None]
+        if not decodes.num_decodes or not targets:
             return None
-        return StepTime(self._cost, decodes, self._target(decodes) * HEADROOM, taught=self._num_chunks > 0)
+        return StepTime(self._cost, decodes, min(targets) * HEADROOM, taught=self._num_chunks > 0)
 
-    def _target(self, decodes: StepShape) -> float:
-        """Seconds between two tokens of the sequences that decode in this step."""
+    def _target(self, decodes: StepShape) -> float | None:
+        """Seconds between two tokens of any sequence that decodes in this step."""
         if self.target_s != "auto":
             return self.target_s
         alone = self._cost.predict(decodes)

@@ -56,6 +56,7 @@ class Roster:
 
     def preempt(self, victim: Sequence) -> None:
         """Take a running sequence's pages back; it is the first of its priority to be admitted again."""
+        victim.num_preempted += 1
         self.running.remove(victim)
         self._release(victim)
         self._put_back(victim)
@@ -150,3 +151,4 @@ def _inherit(heir: Sequence, leader: Sequence) -> None:
     heir.table, leader.table = leader.table, None
     heir.digests, heir.num_cached = leader.digests, leader.num_cached
     heir.num_charged = leader.num_charged
+    heir.num_preempted = leader.num_preempted

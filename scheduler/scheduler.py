@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Run
 from itertools import chain
@@ -14,6 +15,7 @@ from .connector import KVConnector, NoConnector
 from .drafts import draft_cost, drop_rejected, plan_drafts
 from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
+from .preemption import has_headroom, lost_work
 from .roster import Roster
 from .step_cost import StepCost, decode_shape, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, Work
@@ -35,14 +37,16 @@ class Scheduler:
     long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
-    ``len(tokens)``. When pages run out, the youngest gives all of its own back and is computed
-    again later (what it published may be found again), so the oldest always gets on.
+    ``len(tokens)``. When pages run out, a younger one, whichever loses least, gives all of its own back and
+    is computed again later (what it published may be found again), so the oldest always gets on. Whoever
+    comes back, and others beside it, leave the more room to grow the oftener it had to give way.
 
     A sequence whose pages a connector can bring waits for them beside the queue, so that it holds
     nobody up, and is queued when they are in the pool.
 
-    ``plan`` and ``commit`` alternate. ``add`` and ``abort`` may come at any time between them,
-    but a planned step must be turned into a batch before anything of it is aborted.
+    ``plan`` and ``commit`` alternate, but that ``plan_ahead`` may plan one more step between them: then the
+    older one is committed first. ``add`` and ``abort`` may come at any time between them, but a planned
+    step must be turned into a batch before anything of it is aborted.
     """
 
     def __init__(
@@ -65,10 +69,11 @@ class Scheduler:
         self._connector = connector or NoConnector()
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._cost = StepCost() if self._latency is None else self._latency.cost
+        self._has_targets = False  # whether a sequence had one of its own
         self._weighs_drafts = False
         queue = FirstComeQueue() if waiting is None else waiting
         self._roster = Roster(blocks, limits.max_running, queue)
-        self._planned: Step | None = None  # and not yet committed
+        self._planned: deque[Step] = deque()  # and not yet committed: two at most
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
 
     @property
@@ -100,6 +105,9 @@ class Scheduler:
             assert member.salt == sequence.salt, "siblings share one salt"
             assert member.priority == sequence.priority, "siblings share one priority"
             assert member.tenant == sequence.tenant, "siblings share one tenant"
+            if member.target_itl is not None:
+                self._has_targets = True
+                self._latency = self._latency or LatencyTarget(None, self._cost)
         if not sequence.recompute and self._connector.start_load(sequence):
             self._roster.load(sequence)
         else:
@@ -125,11 +133,12 @@ class Scheduler:
             self._connector.cancel_load(sequence)
             self._roster.enqueue(sequence)  # a sibling that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
+            self._refused = None
             self._roster.abort(sequence)
 
     def plan(self) -> Step | None:
         """Decide the next step and reserve its pages; None if there is nothing to do."""
-        assert self._planned is None, "the last step has not been committed"
+        assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
             self._roster.enqueue(sequence)
         work: list[Work] = []
@@ -137,7 +146,8 @@ class Scheduler:
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
         decodes = None if self._latency is None else decode_shape(work)
-        time = None if self._latency is None or decodes is None else self._latency.limit(decodes)
+        tightest = self._tightest(work)
+        time = None if self._latency is None or decodes is None else self._latency.limit(decodes, tightest)
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         chunks = self._roster.waiting.in_turn(chunks)
         held_back = self._plan_chunks(chunks, budget, work, preempted)
@@ -156,14 +166,58 @@ class Scheduler:
         if self.blocks.takes_snapshots:
             for sequence, start, stop, *_ in work:
                 assert sequence.table is not None
-                self.blocks.plan_snapshots(sequence.table, start, stop, ends=stop == len(sequence.tokens))
+                self.blocks.plan_snapshots(sequence.table, start, stop, num_known=len(sequence.tokens))
         copies, roster.copies = tuple(roster.copies), []
         shape = predicted_s = None
         if self._latency is not None and decodes is not None:
             shape = decodes if len(work) == decodes.num_decodes and not drafted else shape_of(work)
             predicted_s = self._latency.predict(shape)
-        self._planned = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s, shape)
-        return self._planned
+        step = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s, shape)
+        self._planned.append(step)
+        return step
+
+    def plan_ahead(self) -> Step | None:
+        """The step after one that is not committed yet, where that is only the next token of each of its
+        sequences; None where anything else may be decided once it is: ``plan`` then.
+
+        Nobody is let in, preempted or copied in such a step, and it computes no prompt and no drafts. A
+        sequence that is certain to end with the step before is not in it; of one that does end there, what
+        it computes is dropped, and the room for it is given back with the sequence's own.
+        """
+        (before,) = self._planned
+        if (
+            not isinstance(self._connector, NoConnector)  # which reads and writes pages between steps
+            or self.blocks.states is not None  # a recurrent state cannot be rolled back
+            or self._roster.copies
+            or self._may_admit()
+        ):
+            return None
+        places: dict[Sequence, tuple[int, int]] = {}  # where each will stand, and which sample it gets
+        for index, (sequence, _, stop, samples, siblings, drafts) in enumerate(before.work):
+            if not samples or siblings or drafts:
+                return None
+            places[sequence] = stop, index
+        work: list[Work] = []
+        sources: list[int] = []
+        for sequence in self._roster.running:
+            if (place := places.get(sequence)) is None or (table := sequence.table) is None:
+                return None
+            start, index = place
+            if start + 1 - sequence.num_prompt >= sequence.max_tokens:
+                continue
+            if not self.blocks.reserve(table, start + 1):
+                return None
+            work.append(Work(sequence, start, start + 1, True))
+            sources.append(index)
+        if not work:
+            return None
+        shape = predicted_s = None
+        if self._latency is not None:
+            shape = shape_of(work)
+            predicted_s = self._latency.predict(shape)
+        step = Step(tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources))
+        self._planned.append(step)
+        return step
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a step took, from its planning to its results, for the latency target and drafts."""
@@ -182,8 +236,8 @@ class Scheduler:
 
         results   in the order of ``step.sampled()``
         """
-        assert step is self._planned, "this step is not the one that was planned last"
-        self._planned = None
+        oldest = self._planned.popleft() if self._planned else None
+        assert step is oldest, "this step is not the oldest that was planned and not committed"
         self.blocks.copied(step.copies)
         commit_pages, running = self.blocks.commit, Status.RUNNING
         ended: list[Sequence] = []
@@ -200,8 +254,10 @@ class Scheduler:
                 continue
             elif not samples:
                 commit_pages(table, sequence.tokens, stop)
+            elif results[first].void:
+                continue
             else:
-                token, finished, more = results[first]
+                token, finished, more, _ = results[first]
                 if token is None:
                     ended.append(sequence)
                     continue
@@ -217,6 +273,7 @@ class Scheduler:
                     ended.append(sequence)
         assert index == len(results), f"{len(results)} results for {index} samples"
         if ended:
+            self._refused = None  # what they would have grown by is free, even if they shared all they had
             self._roster.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
@@ -226,6 +283,13 @@ class Scheduler:
     def close(self) -> None:
         """Let the connector keep what it has, within a bounded time. No step may follow."""
         self._connector.close()
+
+    def _tightest(self, work: list[Work]) -> float | None:
+        """The tightest of the targets that those who decode have of their own."""
+        if not self._has_targets:
+            return None
+        targets = [target for item in work if (target := item.sequence.target_itl) is not None]
+        return min(targets, default=None)
 
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
@@ -266,9 +330,10 @@ class Scheduler:
                 continue
             wanted = sequence.backlog
             rivals = chain(chunks[index + 1 :], waiting.short_rivals(sequence) if may_admit else ())
-            first = waiting.first_claims(sequence) if may_admit else ()
+            first = tuple(waiting.first_claims(sequence)) if may_admit else ()
             tokens = budget.grant(sequence, wanted, rivals, first)
-            if not tokens:
+            next_one = first[0] if first and budget.num_missing(first[0]) <= budget.left else None
+            if not tokens or (self._is_long(sequence) and waiting.ends_step(sequence, work, next_one)):
                 held_back.append(sequence)
             elif self._make_room(sequence, sequence.num_written + tokens, work, preempted):
                 budget.spend(sequence, _append(work, sequence, tokens), wanted)
@@ -300,6 +365,8 @@ class Scheduler:
             ):
                 blocked, passed = blocked or sequence, passed + 1
                 continue
+            if self._is_long(sequence) and waiting.ends_step(sequence, work):
+                break
             outcome = self._admit(sequence, budget, work, lookups, filling)
             if outcome is Admission.NO_ROOM:
                 break
@@ -307,6 +374,10 @@ class Scheduler:
                 blocked, passed = blocked or sequence, passed + SHARES_LOOK_AHEAD
             elif is_long:
                 long.append(sequence)
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether its prompt takes more than one step, whatever is left of it."""
+        return sequence.num_prompt > self.limits.long_prefill_threshold
 
     def _may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""
@@ -347,7 +418,8 @@ class Scheduler:
         wanted = len(sequence.tokens) - table.num_written
         rivals = self._roster.waiting.short_rivals(sequence)
         tokens = max(1, budget.grant(sequence, wanted, rivals))
-        if not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
+        may_grow = has_headroom(sequence, table, self._roster.running, blocks)
+        if not may_grow or not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
             blocks.close(table)
             self._refused = (sequence, blocks.idle_pages())
             return Admission.NO_ROOM
@@ -388,7 +460,7 @@ class Scheduler:
             younger = [s for s in running[running.index(sequence) + 1 :] if s not in planned]
             if not younger:
                 return False
-            victim = self._roster.waiting.victim(younger)
+            victim = self._roster.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
             self._roster.preempt(victim)
             preempted.append(victim)
             self.num_preemptions += 1

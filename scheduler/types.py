@@ -32,7 +32,9 @@ class Sequence:
     quantize_after  see BlockManager.open (None: the block manager's); sequences of another number have
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
+    target_itl   seconds between two of its tokens that it asks for (None: whatever others want)
     tenant       whose it is, where several share a server
+    num_preempted  how often it had to give its pages back
     num_charged  tokens that the tenant has paid for, where accounts are kept
     digests      of the leading full pages, as far as known: they outlive preemption
     drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
@@ -48,10 +50,12 @@ class Sequence:
     recompute: bool = False
     quantize_after: int | None = None
     tenant: str = ""
+    target_itl: float | None = None
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
     num_cached: int | None = field(init=False, default=None)
+    num_preempted: int = field(init=False, default=0)
     num_charged: int = field(init=False, default=0)
     digests: list[Digest] = field(init=False, default_factory=list)
     drafts: tuple[int, ...] = field(init=False, default=())
@@ -138,6 +142,8 @@ class Step:
     lookups    one per sequence that was admitted for the first time
     predicted_s   seconds that the step is expected to take; None without a latency target
     shape      what its time depends on; None where nobody has asked yet
+    sources    of a step that was planned before the one before it was committed: which of the samples there
+               each sequence's last token is; None: all tokens are known
     """
 
     work: tuple[Work, ...]
@@ -146,6 +152,7 @@ class Step:
     lookups: tuple[Lookup, ...] = ()
     predicted_s: float | None = None
     shape: StepShape | None = None
+    sources: tuple[int, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -172,8 +179,10 @@ class Result(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
     the step is published to the prefix cache. ``more`` are the tokens after it that were drawn
-    beside drafts that held: as many drafts as there are tokens."""
+    beside drafts that held: as many drafts as there are tokens. ``void``: as if the sequence had not been
+    in the step; it is computed again."""
 
     token: int | None
     finished: bool = False
     more: tuple[int, ...] = ()
+    void: bool = False

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from ledger_runner import EOS, LedgerRunner
-from octavo.block_manager import KVGroupSpec
+from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.engine_info import MemoryBudget, ModelInfo
 from octavo.engine.api.stats import Observer, StepRecord
@@ -51,6 +51,7 @@ def fake_info(
     num_pages: int = 64,
     max_model_len: int = 4096,
     groups: tuple[KVGroupSpec, ...] = (),
+    states: RecurrentState | None = None,
 ) -> ModelInfo:
     return ModelInfo(
         name="fake",
@@ -69,6 +70,7 @@ def fake_info(
         num_pages=groups[0].num_pages if groups else config.num_pages or num_pages,
         memory=MemoryBudget(weights=0, pages=0, workspace=0),
         groups=groups,
+        states=states,
     )
 
 
@@ -96,22 +98,26 @@ class FakeCore:
         poison: int | None = None,
         before_step: Callable[[], None] | None = None,
         verify: bool = True,
+        feeds: bool = False,
         max_model_len: int = 4096,
         groups: tuple[KVGroupSpec, ...] = (),
+        states: RecurrentState | None = None,
     ) -> None:
         self._options = {
             "ends_every": ends_every,
             "poison": poison,
             "before_step": before_step,
             "verify": verify,
+            "feeds": feeds,
         }
         self._max_model_len = max_model_len
         self._groups = groups
+        self._states = states
         self.core: EngineCore | None = None
         self.runner: LedgerRunner | None = None
 
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
-        info = fake_info(config, max_model_len=self._max_model_len, groups=self._groups)
+        info = fake_info(config, max_model_len=self._max_model_len, groups=self._groups, states=self._states)
         self.runner = LedgerRunner(info, **self._options)  # type: ignore[arg-type]
         self.core = assemble(config, self.runner, byte_tokenizer(), observer)
         return self.core

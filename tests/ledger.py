@@ -118,6 +118,10 @@ class Ledger:
                 expected = (salt, tuple(tokens[: position + 1]))
                 assert entry == expected, f"position {position}: expected {expected}, found {entry}"
 
+    def spoil(self, slots: Iterable[tuple[int, int]]) -> None:
+        """A row that does not count is written: groups and slots."""
+        self._slots.update(dict.fromkeys(slots, "poison"))
+
     def fill(self, group: int, page: int, tokens: list[int], positions: range, salt: bytes) -> None:
         """A page comes from elsewhere, with what its positions would hold."""
         for offset, position in enumerate(positions):
@@ -171,7 +175,7 @@ class Ledger:
         assert state.running is not None, "computed without a slot"
         if item.start:
             self.check_state(table, sequence.tokens, item.start, sequence.salt)
-        for position, slot, _ in state.planned:
+        for position, slot, *_ in state.planned:
             assert item.start < position <= item.stop, "a snapshot of a state that the step does not pass"
             self._states[slot] = "poison" if broken else (sequence.salt, tuple(sequence.tokens[:position]))
         whole = (sequence.salt, tuple(sequence.tokens[: item.stop]))

@@ -12,17 +12,17 @@ import hashlib
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from octavo.block_manager import FullAttention, KVGroupSpec
 from octavo.engine.api.engine_info import ModelInfo
 from octavo.engine.api.outputs import TokenLogprob
-from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.base import Pending, RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
-from octavo.engine.kv_store.page_runs import PageKind
+from octavo.engine.kv_store.page_runs import PageKind, StateKind
 from octavo.engine.structured_output.constraint import ConstraintFailed
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
@@ -33,6 +33,7 @@ ALPHABET = b"abc \n"  # what the fake model says: few letters, so that stop stri
 
 
 ENTRY = struct.Struct("<ii8s")
+STATE = struct.Struct("<q8s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,24 @@ class Entry:
     digest: bytes
 
 
+@dataclass(eq=False, slots=True)
+class LedgerStep:
+    """A step of a LedgerRunner. ``states`` are those of its submission."""
+
+    runner: LedgerRunner
+    number: int
+    batch: Batch
+    states: list[SampleState]
+    feeds: bool
+    before: LedgerStep | None = None
+    output: RunOutput | None = None
+
+    def resolve(self) -> RunOutput:
+        if self.output is None:
+            self.output = self.runner.resolve(self)
+        return self.output
+
+
 class LedgerRunner:
     """A ModelRunner over a ledger.
 
@@ -51,6 +70,10 @@ class LedgerRunner:
     poison         a prompt token whose K/V is not finite
     before_step    called at the start of every step, on the engine's thread: to block, or to raise
     verify         check every position attended to (False: only the one before, for timing)
+    feeds          steps are computed as late as they may be, when they are resolved, and may be followed
+                   before that; otherwise at once
+
+    ``calls`` are the steps in the order in which they were submitted and resolved.
     """
 
     def __init__(
@@ -61,8 +84,13 @@ class LedgerRunner:
         poison: int | None = None,
         before_step: Callable[[], None] | None = None,
         verify: bool = True,
+        feeds: bool = False,
     ) -> None:
         self.info = info
+        self.feeds = feeds
+        self.calls: list[tuple[str, int]] = []
+        self._num_submitted = 0
+        self._in_flight: list[LedgerStep] = []
         self.num_steps = 0
         self.closed = False
         self._ends_every = ends_every
@@ -74,8 +102,42 @@ class LedgerRunner:
         self._ledgers: list[list[Entry | None]] = [
             [None] * (group.num_pages * info.page_size) for group in self._groups
         ]
+        num_slots = 0 if info.states is None else info.states.num_slots
+        self._states = [(0, b"")] * num_slots  # of each slot: its number of tokens, and their digest
+
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        assert (batch.sources is not None) == (after is not None)
+        assert self._in_flight == ([] if after is None else [after]), "follows another step than the last one"
+        step = LedgerStep(self, self._num_submitted, batch, list(states), self.feeds)
+        self._num_submitted += 1
+        self.calls.append(("submit", step.number))
+        self._in_flight.append(step)
+        if after is not None:
+            assert after.feeds
+            assert isinstance(after, LedgerStep)
+            step.before = after
+        if not self.feeds:
+            step.resolve()
+        return step
+
+    def resolve(self, step: LedgerStep) -> RunOutput:
+        """Compute a step, which is the oldest in flight."""
+        assert self._in_flight.pop(0) is step, "steps are resolved out of turn"
+        self.calls.append(("resolve", step.number))
+        batch = step.batch
+        if batch.sources is not None:
+            assert step.before is not None
+            assert not batch.token_ids.any()
+            assert step.before.output is not None
+            drawn = [sampled.token or 0 for sampled in step.before.output.samples]
+            batch = replace(batch, token_ids=np.array([drawn[i] for i in batch.sources], np.int32))
+        step.before = None
+        return self._compute(batch, step.states)
 
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        return self.submit(batch, states).resolve()
+
+    def _compute(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         assert threading.get_ident() == self._thread, "a step ran outside the thread that made the runner"
         assert len(states) == len(batch.sample_rows)
         if self._before_step is not None:
@@ -86,10 +148,15 @@ class LedgerRunner:
             batch.attention.select((index,)).check(group.num_pages)
         size = self.info.page_size
         for copy in batch.copies:
+            if copy.group == len(self._groups):
+                self._states[copy.target] = self._states[copy.source]
+                continue
             ledger = self._ledgers[copy.group]
             for offset in range(size):
                 ledger[copy.target * size + offset] = ledger[copy.source * size + offset]
         digests = self._write(batch.token_ids.tolist(), batch.attention)
+        if self._states:
+            self._advance(digests, batch.token_ids.tolist(), batch.attention)
         failed = [row for row, token in enumerate(batch.token_ids.tolist()) if token == self._poison]
         samples = [
             self._sample(batch.attention, row, digests[row], state, failed)
@@ -102,7 +169,10 @@ class LedgerRunner:
     @property
     def page_kind(self) -> PageKind:
         """16 bytes per position: the position, its token and the digest."""
-        return PageKind("ledger", tuple(map(self._spec, self._groups)))
+        states = StateKind(self.info.page_size, (("digest", (8,), "uint8"),), STATE.size)
+        return PageKind(
+            "ledger", tuple(map(self._spec, self._groups)), states=states if self._states else None
+        )
 
     def _spec(self, group: KVGroupSpec) -> PoolSpec:
         layer = LayerSpec(num_kv_heads=1, head_dim=4, value_dim=4, window=group.window, keep=group.keep)
@@ -115,6 +185,9 @@ class LedgerRunner:
         )
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        if group == len(self._groups):
+            data = b"".join(STATE.pack(*self._states[slot]) for slot in pages)
+            return np.frombuffer(data, np.uint8).reshape(len(pages), STATE.size)
         size, ledger = self.info.page_size, self._ledgers[group]
         data = b""
         for page in pages:
@@ -124,6 +197,11 @@ class LedgerRunner:
         return np.frombuffer(data, np.uint8).reshape(len(pages), size * ENTRY.size)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        assert not self._in_flight, "pages are written under a step"
+        if group == len(self._groups):
+            for slot, row in zip(pages, data, strict=True):
+                self._states[slot] = STATE.unpack(row.tobytes())
+            return
         size, ledger = self.info.page_size, self._ledgers[group]
         for page, row in zip(pages, data, strict=True):
             entries = [Entry(*fields) for fields in ENTRY.iter_unpack(row.tobytes())]
@@ -144,6 +222,23 @@ class LedgerRunner:
                     first = int(attention.positions[attention.q_start[b]])
                     self._check(number, pages, first, int(attention.kv_len[b]))
         return digests
+
+    def _advance(self, digests: list[bytes], token_ids: list[int], attention: AttentionMetadata) -> None:
+        """Let every slot stand after its sequence's rows; it must have stood before them."""
+        assert attention.states is not None
+        q_start, positions = attention.q_start.tolist(), attention.positions.tolist()
+        snapshots = attention.states.snapshots.tolist()
+        for b, slot in enumerate(attention.states.slots.tolist()):
+            first, stop = q_start[b], q_start[b + 1]
+            state = self._states[slot] if positions[first] else (0, b"")
+            for row in range(first, stop):
+                assert state[0] == positions[row], f"the state after {state[0]} tokens meets {positions[row]}"
+                state = (state[0] + 1, chain(state[1], token_ids[row]))
+                assert state[1] == digests[row], "the state is another sequence's"
+                for sequence, position, target in snapshots:
+                    if (sequence, position) == (b, state[0]):
+                        self._states[target] = state
+            self._states[slot] = state
 
     def _write_group(
         self, token_ids: list[int], attention: AttentionMetadata, ledger: list[Entry | None]

@@ -4,9 +4,9 @@ checks after every step whatever must hold whatever happens."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ledger import END, VOCABULARY, Ledger, next_token, served_alone
+from ledger import END, VOCABULARY, Ledger, next_token, served_alone, slot_of
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Lookup, Result, Scheduler, Sequence, Status, Step, Work
 from octavo.scheduler.waiting import WaitingQueue
@@ -20,14 +20,18 @@ class Served:
     """One workload on its way; ``harmed`` were aborted or failed and may be cut short.
 
     make_queue   who is let in next (None: first come, first served, and that order is checked)
+    overlaps     plan a step before the one before it is committed, wherever that may be
     """
 
     workload: Workload
     make_queue: Callable[[BlockManager], WaitingQueue] | None = None
+    overlaps: bool = False
     sequences: list[list[Sequence]] = field(default_factory=list)
     harmed: set[Sequence] = field(default_factory=set)
     lookups: list[Lookup] = field(default_factory=list)
     num_steps: int = 0
+    num_ahead: int = 0  # of these
+    num_dropped: int = 0  # rows of sequences that had ended
     num_rejected: int = 0  # drafts
     num_accepted: int = 0
 
@@ -47,6 +51,7 @@ class Served:
             waiting=self.make_queue(self.blocks) if self.make_queue is not None else None,
         )
         self.ledger = Ledger(load.page_size, load.groups)
+        self._planned_ahead: AheadStep | None = None
 
     @property
     def everyone(self) -> list[Sequence]:
@@ -66,6 +71,9 @@ class Served:
         self.num_steps += 1
         self._arrive()
         self._happen("abort")
+        if self._planned_ahead is not None:
+            self._commit_ahead(self._planned_ahead)
+            return True
         self._happen("rollback")
         before = self._running()
         backlogs = {sequence: sequence.backlog for sequence in before}
@@ -78,6 +86,7 @@ class Served:
         check_step(step, before, backlogs, self.scheduler)
         if self.make_queue is None:
             check_order(step, before, backlogs)
+        self._planned_ahead = self._plan_ahead()
         results = self._compute(step)
         self._happen("abort_in_flight")
         self.scheduler.commit(step, results)
@@ -87,6 +96,59 @@ class Served:
         for sequence in self._running():
             sequence.drafts = guesses(sequence, self.workload.drafts)
         return True
+
+    def _plan_ahead(self) -> AheadStep | None:
+        if not self.overlaps or (step := self.scheduler.plan_ahead()) is None:
+            return None
+        self.num_ahead += 1
+        self.blocks.check()
+        before = {item.sequence: item for item in self.scheduler._planned[0].work}
+        assert step.sources is not None
+        assert (step.copies, step.preempted, step.lookups) == ((), (), ())
+        assert 0 < step.num_tokens <= self.workload.max_step_tokens
+        for item, source in zip(step.work, step.sources, strict=True):
+            sequence, table = item.sequence, item.sequence.table
+            assert table is not None
+            assert sequence.status is Status.RUNNING
+            assert (item.start, item.stop, item.samples) == (before[sequence].stop, item.start + 1, True)
+            assert item.stop <= table.capacity
+            assert item.start + 1 < sequence.num_prompt + sequence.max_tokens, "it ends with the step before"
+            assert self.scheduler._planned[0].sampled()[source] is sequence
+        return AheadStep(step, [self._slots(item) for item in step.work])
+
+    def _slots(self, item: Work) -> list[tuple[int, int]]:
+        """Group and slot of all that a row will write."""
+        assert item.sequence.table is not None
+        return [
+            (group, slot_of(item.sequence.table, item.start, group))
+            for group in range(len(self.workload.groups))
+        ]
+
+    def _commit_ahead(self, ahead: AheadStep) -> None:
+        """Compute what was submitted before its tokens were known. Rows of sequences that have ended, and
+        of those whose token was another in the end, write what nobody may read."""
+        step = ahead.step
+        lost = [item for item in step.work if item.sequence.table is None]
+        void = [
+            item.sequence
+            for item in step.work
+            if item not in lost and next_token([self.num_steps], item.sequence.sequence_id) == 0
+        ]
+        self._planned_ahead = None if void else self._plan_ahead()
+        for item, slots in zip(step.work, ahead.slots, strict=True):
+            if item in lost or item.sequence in void:
+                self.ledger.spoil(slots)
+        self.num_dropped += len(lost)
+        kept = [item for item in step.work if item not in lost and item.sequence not in void]
+        drawn = dict(
+            zip([item.sequence for item in kept], self._compute(replace(step, work=tuple(kept))), strict=True)
+        )
+        self._happen("abort_in_flight")
+        results = [drawn.get(item.sequence, Result(None, void=True)) for item in step.work]
+        self.scheduler.commit(step, results)
+        self.blocks.check()
+        for sequence in self._running():
+            sequence.drafts = guesses(sequence, self.workload.drafts)
 
     def _check_rejected(self, item: Work, result: Result) -> None:
         """What was reserved for drafts that were wrong is given back."""
@@ -168,6 +230,14 @@ class Served:
         return results
 
 
+@dataclass(frozen=True)
+class AheadStep:
+    """A step and where each of its rows will write, as the runner was told."""
+
+    step: Step
+    slots: list[list[tuple[int, int]]]
+
+
 def judge(sequence: Sequence, drafts: tuple[int, ...]) -> Result:
     """The next token, and one more after each draft that holds."""
     tokens: list[int] = []
@@ -225,21 +295,19 @@ def check_step(
 
 
 def check_order(step: Step, before: list[Sequence], backlogs: dict[Sequence, int]) -> None:
-    """Among equals the oldest comes first and the youngest gives way."""
+    """Among equals the oldest comes first, and nobody gives way to a younger one."""
     age = {sequence: number for number, sequence in enumerate(before)}
     planned = [item.sequence for item in step.work]
     chunks = [sequence for sequence in planned if backlogs.get(sequence, 1) > 1]
     arrivals = [sequence for sequence in planned if sequence not in age]
     assert [s for s in planned if backlogs.get(s) != 1] == chunks + arrivals, "prompt chunks, then arrivals"
     assert not (step.preempted and arrivals), "an arrival took what a preempted sequence gave"
-    skipped = [s for s in before if s not in planned and s not in step.preempted]
     if before and before[0] not in planned:  # only a rollback takes pages from an admitted prompt
         assert before[0].table is not None
         assert len(before[0].tokens) > before[0].table.capacity
     assert [age[s] for s in chunks] == sorted(age[s] for s in chunks), "oldest first"
-    ages = [age[sequence] for sequence in step.preempted]
-    assert ages == sorted(ages, reverse=True), "the youngest goes first"
-    assert all(age[s] < age[victim] for s in skipped for victim in step.preempted), "an older one went"
+    first = min((age[sequence] for sequence in planned if sequence in age), default=0)
+    assert all(age[victim] > first for victim in step.preempted), "an older one gave way"
 
 
 def check_outputs(served: Served) -> None:

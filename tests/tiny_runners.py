@@ -68,5 +68,7 @@ def logprobs_of(output: RunOutput) -> list[float]:
 
 
 def load(folder: Path, backend: str, **settings: Any) -> paged.PagedRunner:
-    settings = {"page_size": PAGE_SIZE, "num_pages": 40, "max_running": 8, "max_step_tokens": 64} | settings
+    """With pages of one kind, as ``make_batch`` has them."""
+    pages = {"page_size": PAGE_SIZE, "num_pages": 40, "residual_pages": 0}
+    settings = pages | {"max_running": 8, "max_step_tokens": 64} | settings
     return startup.load_paged_runner(EngineConfig(model=str(folder), backend=backend, **settings))  # type: ignore[arg-type]

@@ -8,138 +8,223 @@ from typing import Literal, get_args
 
 from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
-from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
+from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec, default_residual_pages
 
 from .errors import InvalidConfig
 from .sampling_params import Speculate
+from .setting import setting, settings_of
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
+AsyncSteps = Literal["on", "off", "auto"]
+StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Names and defaults are those of ``octavo serve``.
+    """Every setting of an engine. Each is declared once: default, type, range and help; the options of
+    ``octavo serve``, the checks and the reference follow from that (``setting.py``)."""
 
-    model             "demo" (the embedded one), a folder, or a Hugging Face id
-    revision          branch, tag or commit of a Hugging Face id (None: its main branch)
-    served_model_name what clients are told the model is, and further names they may use over HTTP
-                      (none: a name made of ``model``)
-    chat_template     a Jinja file in the place of the model's own template
-    backend           where attention and linear layers run; "auto" takes the best there is
-    threads           CPU threads of the native kernels (None: all this process may use)
-    weights           "keep", or re-quantize while loading
-    exact             refuse paths that round activations or weights below the precision they come in
-    fuse              allow fusions that the load-time parity probe has accepted
-    kv_format         page format of K and V, or two as "K/V"
-    k_format          of K alone, where it is another (None: kv_format)
-    v_format          of V alone
-    sink_pages        first pages of each sequence that are read in 16 bits, where the others are quantized
-    residual_pages    last pages, the one being written included, that are read so (0: none, unless one of
-                      the two beside it asks for 16-bit pages; then the one being written is)
-    quantize_after    tokens up to which a sequence is read in 16 bits alone; a request may have its own
-    num_residual_pages  16-bit pages of each kind of layer (None: all of use, within the same memory)
-    page_size         positions per page
-    kv_memory         bytes for the page pool (None: a share of the machine's memory)
-    num_pages         pages of the pool; give this or kv_memory
-    state_memory      bytes for the states of recurrent layers (None: a share of kv_memory, or of what it
-                      stands for)
-    max_model_len     positions a sequence may have (None: the model's own limit)
-    max_kv_size       positions that a token sees in layers without a window of their own: the latest, and
-                      the first keep_tokens; sequences may then outgrow the model's limit (None: all)
-    keep_tokens       first positions that stay visible (attention sinks) under max_kv_size (None: 4)
-    max_running       sequences computed at once
-    max_step_tokens   tokens computed per step, decodes and prompt chunks together
-    target_itl        milliseconds between two tokens of a sequence: prompts are computed in chunks that are
-                      predicted to keep it while somebody decodes ("auto": three times what decoding takes
-                      by itself, at least 25 and at most 200; "off": chunks of max_step_tokens)
-    max_waiting       requests that may queue behind the running ones; more are refused (Overloaded)
-    max_waiting_tokens  prompt tokens that may queue; one prompt may always (None: any number)
-    queue_timeout     seconds that a request may wait to be begun (None: any time)
-    max_unread_bytes  output, about, in bytes of memory, that may wait for slow clients; new requests are
-                      refused beyond that, and twice of it ends the slowest streams
-    stream_interval   tokens of a sample that are handed over at once, its first and last ones at any time
-    speculate         what guesses the next tokens of a sequence, to check several in one step: "off", or
-                      "ngram" (what followed the last tokens before); a request may have its own
-    draft_tokens      tokens that are guessed at once, at most
-    prefix_cache      keep finished pages findable by their contents
-    cache_policy      which cached page is given up first: "lru", "lfu" or "gittins"
-    max_pinned_pages  pages that pins may keep; no sequence may need them (0: nothing can be pinned)
-    tenant_share    part of the queue, of the pinned pages and of the watch streams that one tenant may
-                    take, where there are several
-    fairness          between tenants, inside a priority: "vtc" lets in whoever has been served least, "dlpm"
-                      does so by quanta, and what is cached first inside them
-    tenant_weights    "alice=2,batch=0.5": parts of the service under fairness (others: 1)
-    fairness_costs    "1/2": what a prompt token that was not cached and a generated token count
-    fairness_quantum  under "dlpm", what a tenant may be served in a row, in these costs
-    schedule_policy   without fairness, who is let in next: the oldest ("fcfs"), or the one with the longest
-                      cached prefix ("lpm"), within a bound on being overtaken
-    cache_dir         where cached pages persist (None: they do not)
-    cache_dir_bytes   what they may take there, all servers that use the folder together
-    save_dir          where `octavo cache save` may write, and load from (None: nowhere)
-    """
-
-    model: str = "demo"
-    revision: str | None = None
-    served_model_name: tuple[str, ...] = ()
-    chat_template: Path | None = None
-    backend: Backend = "auto"
-    threads: int | None = None
-    weights: Weights = "keep"
-    exact: bool = False
-    fuse: bool = True
-    kv_format: str = "bf16"
-    k_format: str | None = None
-    v_format: str | None = None
-    sink_pages: int = 0
-    residual_pages: int = 0
-    quantize_after: int = 0
-    num_residual_pages: int | None = None
-    page_size: int = 32
-    kv_memory: int | None = None
-    num_pages: int | None = None
-    state_memory: int | None = None
-    max_model_len: int | None = None
-    max_kv_size: int | None = None
-    keep_tokens: int | None = None
-    max_running: int = 64
-    max_step_tokens: int = 512
-    target_itl: float | Literal["auto", "off"] = "off"
-    max_waiting: int = 1024
-    max_waiting_tokens: int | None = 2**20
-    queue_timeout: float | None = None
-    max_unread_bytes: int = 64 * 1024**2
-    stream_interval: int = 1
-    speculate: Speculate = "off"
-    draft_tokens: int = 8
-    prefix_cache: bool = True
-    cache_policy: str = DEFAULT_POLICY
-    max_pinned_pages: int = 0
-    tenant_share: float = 0.5
-    fairness: Fairness = "off"
-    tenant_weights: str = ""
-    fairness_costs: str = "1/2"
-    fairness_quantum: float = 4096.0
-    schedule_policy: SchedulePolicy = "fcfs"
-    cache_dir: Path | None = None
-    cache_dir_bytes: int = 10 * 1024**3
-    save_dir: Path | None = None
+    model: str = setting(
+        "demo",
+        "what to serve: the embedded model, a folder, or a Hugging Face id",
+        metavar="PATH|HUB_ID|demo",
+    )
+    revision: str | None = setting(
+        None, "branch, tag or commit of a Hugging Face id", shown="its main branch", metavar="R"
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (), "what clients call the model; further names are for HTTP",
+        shown="made of --model", kind="names", metavar="NAME",
+    )  # fmt: skip
+    chat_template: Path | None = setting(
+        None, "Jinja template in the place of the model's own", shown="", kind="path", metavar="FILE"
+    )
+    backend: Backend = setting(
+        "auto", "where attention and linear layers run", shown="auto: the best there is",
+        choices=get_args(Backend),
+    )  # fmt: skip
+    threads: int | None = setting(
+        None, "CPU threads of the kernels", shown="all this process may use", kind="int", metavar="N", low=1
+    )
+    weights: Weights = setting("keep", "re-quantize the weights while loading", choices=get_args(Weights))
+    exact: bool = setting(
+        False, "refuse paths that round activations or weights below the precision they come in",
+        shown="", kind="switch",
+    )  # fmt: skip
+    fuse: bool = setting(
+        True, "run the model's layers unfused", shown="", kind="switch",
+        more="Fusions are allowed only where the parity probe at load time has accepted them.",
+    )  # fmt: skip
+    kv_format: str = setting(
+        "bf16", f"format of the KV pages, or those of K and V; one of {', '.join(FORMAT_NAMES)}",
+        kind="formats", metavar="F|K/V", aliases=("--kv-cache-dtype",),
+    )  # fmt: skip
+    k_format: str | None = setting(
+        None, "format of K alone", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
+    )
+    v_format: str | None = setting(
+        None, "format of V alone", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
+    )
+    sink_pages: int = setting(
+        0, "read the first pages of a sequence in 16 bits, where the others are quantized",
+        kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
+    )  # fmt: skip
+    residual_pages: int | None = setting(
+        None, "and the last ones; 1: the page being written",
+        shown="2 where K or V has 5 bits or less; else 0, and 1 beside one of the others",
+        kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
+        more="The two of coarse formats are left out where the model or the backend cannot have them.",
+    )  # fmt: skip
+    quantize_after: int = setting(
+        0, "read sequences up to this long in 16 bits alone; requests may have their own number",
+        kind="int", metavar="TOKENS", low=0, remedy="0 asks for no 16-bit pages",
+    )  # fmt: skip
+    num_residual_pages: int | None = setting(
+        None, "16-bit pages of each kind of layer, within the same memory",
+        shown="what sequences need that fill the others",
+        kind="int", metavar="N", low=1,
+        more="Sequences of 2,048 tokens, or of 256 under --num-pages.",
+    )  # fmt: skip
+    page_size: int = setting(
+        32, "positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
+    )
+    kv_memory: int | None = setting(
+        None, "memory of the page pool, such as 2GiB", shown="a share of the machine's", kind="size",
+        metavar="SIZE", low=1, exclusive="pool", aliases=("--kv-cache-memory-bytes",),
+    )  # fmt: skip
+    num_pages: int | None = setting(
+        None, "size of the page pool in pages, in the place of --kv-memory", shown="", kind="int",
+        metavar="N", low=1, exclusive="pool", aliases=("--num-gpu-blocks-override",),
+    )  # fmt: skip
+    state_memory: int | None = setting(
+        None, "memory for the states of recurrent layers", shown="a share of the page pool's", kind="size",
+        metavar="SIZE", low=1,
+    )  # fmt: skip
+    state_snapshots: StateSnapshots = setting(
+        "full", "how snapshots of recurrent states are kept: as the states are, or rounded once",
+        choices=get_args(StateSnapshots),
+        more="Going on from a full snapshot gives the same bits as computing the prompt. bf16 takes half of "
+        "the bytes of float32 states and int8 a quarter, and bits differ after a hit. What runs is never "
+        "rounded.",
+    )  # fmt: skip
+    max_model_len: int | None = setting(
+        None, "longest sequence, in positions", shown="the model's own limit", kind="int", metavar="N", low=1
+    )
+    max_kv_size: int | None = setting(
+        None, "positions that a token sees; sequences may then outgrow the model", shown="all", kind="int",
+        metavar="N",
+        more="Of layers without a window of their own: the latest, and the first --keep-tokens.",
+    )  # fmt: skip
+    keep_tokens: int | None = setting(
+        None, "first positions among these, as attention sinks", shown="4", kind="int", metavar="N"
+    )
+    max_running: int = setting(
+        64, "sequences computed at once", kind="int", metavar="N", low=1, aliases=("--max-num-seqs",)
+    )
+    max_step_tokens: int = setting(
+        512, "tokens per step, decodes and prompt chunks together", kind="int", metavar="N", low=1,
+        aliases=("--max-num-batched-tokens",),
+    )  # fmt: skip
+    target_itl: float | Literal["auto", "off"] = setting(
+        "off", "cut prompts so that those who decode get a token within this time; auto: within three times "
+        "what decoding takes, at least 25 and at most 200 ms",
+        shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
+        more="Chunks are predicted to keep it; \"off\" computes chunks of --max-step-tokens.",
+    )  # fmt: skip
+    refuse_late: bool = setting(
+        False, "refuse requests at once whose first token is expected after their target_ttft",
+        shown="", kind="switch",
+        more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
+    )  # fmt: skip
+    max_waiting: int = setting(
+        1024, "requests that may queue; more are refused", kind="int", metavar="N", low=1
+    )
+    max_waiting_tokens: int | None = setting(
+        2**20, "prompt tokens that may queue; one prompt may always", kind="int", metavar="N", low=1,
+        more="None in Python: any number.",
+    )  # fmt: skip
+    queue_timeout: float | None = setting(
+        None, "refuse a request that has not begun after this time", shown="none", kind="float",
+        metavar="SECONDS", low=0, above=True, remedy="leave it out for none",
+    )  # fmt: skip
+    max_unread_bytes: int = setting(
+        64 * 1024**2, "output that may wait for slow clients before new requests are refused",
+        shown="64MiB", kind="size", metavar="SIZE", low=1,
+        more="Of memory, about; twice of it ends the slowest streams.",
+    )  # fmt: skip
+    stream_interval: int = setting(
+        1, "tokens of a sample sent at once, after its first", kind="int", metavar="N", low=1
+    )
+    speculate: str = setting(
+        "off", "guess the next tokens and check several in one step: from the text before, also from recent "
+        "outputs, or by a small model of the same tokenizer", metavar="off|ngram|suffix|draft:PATH",
+        more="ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
+        "outputs; draft:PATH: a model with as many pages of its own; a request may have one of the others.",
+    )  # fmt: skip
+    draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
+    async_steps: AsyncSteps = setting(
+        "auto", "submit a step while another is computed", shown="auto: with Metal",
+        choices=get_args(AsyncSteps),
+        more="Where nothing but what follows depends on its tokens; outputs are the same. auto: on the Metal "
+        "backend where pages are written in place; on: on the others, too. The native CPU backend then "
+        "builds graphs in the place of recorded programs, which takes longer than it hides.",
+    )  # fmt: skip
+    prefix_cache: bool = setting(
+        True, "forget the pages of finished requests", shown="", kind="switch",
+        more="Otherwise finished pages are found by their contents.",
+        aliases=("--no-enable-prefix-caching",),
+    )  # fmt: skip
+    cache_policy: str = setting(
+        DEFAULT_POLICY, "which cached page is given up first", choices=tuple(POLICIES)
+    )
+    max_pinned_pages: int = setting(
+        0, "pages that `octavo cache pin` may keep for good", kind="int", metavar="N", low=0,
+        remedy="0 refuses every pin",
+    )  # fmt: skip
+    tenant_share: float = setting(
+        0.5, "part of the queue, of pinned pages and of watch streams that one of several tenants may take",
+        kind="float", metavar="SHARE", low=0, above=True, high=1, remedy="1 lets one tenant take all",
+    )  # fmt: skip
+    fairness: Fairness = setting(
+        "off", "between tenants: let in whoever has been served least; dlpm: what is cached first, within a "
+        "quantum", choices=get_args(Fairness),
+    )  # fmt: skip
+    tenant_weights: str = setting(
+        "", "parts of the service under --fairness", shown="1 each", metavar="NAME=W,..."
+    )
+    fairness_costs: str = setting(
+        "1/2", "cost of an uncached prompt token and an output one", metavar="PROMPT/OUTPUT"
+    )
+    fairness_quantum: float = setting(
+        4096.0, "what dlpm serves a tenant in a row, in these costs", kind="float", metavar="COST"
+    )
+    schedule_policy: SchedulePolicy = setting(
+        "fcfs", "without --fairness: the oldest first, or the longest cached prefix first, where nobody is "
+        "overtaken for long", choices=get_args(SchedulePolicy),
+    )  # fmt: skip
+    cache_dir: Path | None = setting(
+        None, "keep cached pages there, over restarts", shown="they are not", kind="path", metavar="DIR"
+    )
+    cache_dir_bytes: int = setting(
+        10 * 1024**3, "what they may take, all servers that use the folder together", shown="10GiB",
+        kind="size", metavar="SIZE", low=1,
+    )  # fmt: skip
+    save_dir: Path | None = setting(
+        None, "where `octavo cache save` may write, and load from", shown="nowhere", kind="path",
+        metavar="DIR",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
-        for name, allowed in (
-            ("backend", get_args(Backend)),
-            ("weights", get_args(Weights)),
-            ("fairness", get_args(Fairness)),
-            ("schedule_policy", get_args(SchedulePolicy)),
-            ("speculate", get_args(Speculate)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise InvalidConfig(
-                    f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}"
-                )
+        for name, (declared, default) in settings_of(EngineConfig).items():
+            declared.check(name, getattr(self, name), default)
+        if self.speculate not in get_args(Speculate) and not self.draft_model:
+            raise InvalidConfig(
+                f"speculate must be {', '.join(get_args(Speculate))} or draft:PATH, got {self.speculate!r}"
+            )
         if any(not name.strip() or not name.isprintable() for name in self.served_model_name):
             raise InvalidConfig(
                 f"served_model_name must be names that can be printed, got {list(self.served_model_name)}"
@@ -148,52 +233,17 @@ class EngineConfig:
             raise InvalidConfig(
                 f"kv_format must be one of {', '.join(FORMAT_NAMES)}, or two as K/V, got {self.kv_format!r}"
             )
-        for name in ("k_format", "v_format"):
-            value = getattr(self, name)
-            if value is not None and value not in FORMAT_NAMES:
-                raise InvalidConfig(f"{name} must be one of {', '.join(FORMAT_NAMES)}, got {value!r}")
-        if self.cache_policy not in POLICIES:
-            raise InvalidConfig(
-                f"cache_policy must be one of {', '.join(POLICIES)}, got {self.cache_policy!r}"
-            )
-        if self.max_pinned_pages < 0:
-            raise InvalidConfig(
-                f"max_pinned_pages must be at least 0, got {self.max_pinned_pages}; 0 refuses every pin"
-            )
-        if not 0 < self.tenant_share <= 1:
-            raise InvalidConfig(
-                f"tenant_share must be above 0 and at most 1, got {self.tenant_share}; 1 lets one "
-                "tenant take all"
-            )
-        if self.queue_timeout is not None and not self.queue_timeout > 0:
-            raise InvalidConfig(
-                f"queue_timeout must be above 0 seconds, got {self.queue_timeout}; leave it out for none"
-            )
         if self.target_itl not in ("auto", "off") and not (
             isinstance(self.target_itl, float | int) and self.target_itl > 0
         ):
             raise InvalidConfig(
                 f"target_itl must be above 0 milliseconds, 'auto' or 'off', got {self.target_itl!r}"
             )
-        counts = (
-            "threads",
-            "kv_memory",
-            "num_pages",
-            "state_memory",
-            "num_residual_pages",
-            "max_model_len",
-            "max_waiting_tokens",
-        )
-        for name in counts:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidConfig(f"{name} must be at least 1, got {value}; leave it out for the default")
-        for name in (
-            "page_size", "max_running", "max_step_tokens", "max_waiting", "stream_interval",
-            "max_unread_bytes", "cache_dir_bytes", "draft_tokens",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.exact and self.state_snapshots != "full":
+            raise InvalidConfig(
+                f"state_snapshots {self.state_snapshots} rounds states, and exact refuses that; set it "
+                "to full, or leave exact out"
+            )
         self._check_residual()
         self._check_streaming()
         self._check_fairness()
@@ -242,6 +292,12 @@ class EngineConfig:
             )
 
     @property
+    def draft_model(self) -> str | None:
+        """The model that guesses the next tokens, if one does."""
+        kind, _, path = self.speculate.partition(":")
+        return path or None if kind == "draft" else None
+
+    @property
     def tenant_weight_by_name(self) -> dict[str, float]:
         """``tenant_weights`` as numbers. InvalidConfig for one that is none."""
         weights = {}
@@ -275,9 +331,9 @@ class EngineConfig:
 
     def _check_residual(self) -> None:
         for name in ("sink_pages", "residual_pages", "quantize_after"):
-            if (value := getattr(self, name)) < 0:
-                raise InvalidConfig(f"{name} must be at least 0, got {value}; 0 asks for no 16-bit pages")
-            if value and {self.page_formats.k, self.page_formats.v} <= set(SIXTEEN_BITS):
+            if (value := getattr(self, name)) and {self.page_formats.k, self.page_formats.v} <= set(
+                SIXTEEN_BITS
+            ):
                 raise InvalidConfig(
                     f"{name} is {value}, but all pages of {self.page_formats} are 16-bit pages; give a "
                     "smaller kv_format, or leave it out"
@@ -291,13 +347,22 @@ class EngineConfig:
     @property
     def residual(self) -> ResidualSpec | None:
         """What is read in 16 bits beside quantized pages; None: there are pages of one kind."""
-        if not (self.sink_pages or self.residual_pages or self.quantize_after):
+        pages = self.residual_pages
+        if pages is None:
+            pages = default_residual_pages(self.page_formats.k, self.page_formats.v)
+        if not (self.sink_pages or pages or self.quantize_after):
             return None
         return ResidualSpec(
             sink_pages=self.sink_pages,
-            residual_pages=max(self.residual_pages, 1),
+            residual_pages=max(pages, 1),
             quantize_after=self.quantize_after,
         )
+
+    @property
+    def residual_is_optional(self) -> bool:
+        """Whether no setting asks for 16-bit pages: where they cannot be had, there are none."""
+        asked = self.sink_pages, self.quantize_after, self.num_residual_pages
+        return self.residual_pages is None and not any(asked)
 
     @property
     def page_formats(self) -> FormatPair:

@@ -10,12 +10,14 @@ from octavo.block_manager import KVGroupSpec, RecurrentState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Bytes, printed at start; the pool is allocated once and never grows."""
+    """Bytes, printed at start; the pool is allocated once and never grows. ``residual``: of ``pages``, those
+    in 16 bits beside quantized ones."""
 
     weights: int
     pages: int
     workspace: int
     states: int = 0
+    residual: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class ModelInfo:
                    windows, ``groups`` says what each kind of layer has (empty: one kind), and then
                    its residual windows, if there are any
     quantize_after  of requests that say nothing of it
+    residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
     states         slots of recurrent layers; None for models without any
     state_tier     how recurrent layers are computed, for people; empty without any
     """
@@ -56,5 +59,6 @@ class ModelInfo:
     chat_template: Path | None = None
     groups: tuple[KVGroupSpec, ...] = ()
     quantize_after: int = 0
+    residual_pages: int = 0
     states: RecurrentState | None = None
     state_tier: str = ""

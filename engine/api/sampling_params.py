@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from .errors import InvalidRequest
 from .structured_output import Structured
 
-Speculate = Literal["off", "ngram"]
+Speculate = Literal["off", "ngram", "suffix"]
 Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -48,9 +48,14 @@ class SamplingParams:
                          pages beside quantized ones (None: the engine's number). Requests share cached
                          pages with those of the same number only
     speculate            what guesses the next tokens, which changes nothing but the time they take: "off",
-                         or "ngram" (None: as the engine was started)
+                         "ngram" or "suffix" (None: as the engine was started)
     pooling              ask for the prompt's embedding too: its last token's hidden state, or the mean of
                          all (None: none). For the mean a prompt is computed whole, as for prompt_logprobs
+    target_itl           milliseconds between two tokens that this request asks for: the server cuts
+                         prompts of others to the tightest target of those who decode, its own included
+                         (None: the server's alone)
+    target_ttft          milliseconds within which the first token is wanted: a server that refuses late
+                         requests refuses this one at once if its first token is expected later (None: any)
     structured           what the output must look like (None: anything). It wins over min_tokens and
                          ignore_eos: an output that is complete ends
     """
@@ -75,6 +80,8 @@ class SamplingParams:
     quantize_after: int | None = None
     speculate: Speculate | None = None
     pooling: Pooling | None = None
+    target_itl: float | None = None
+    target_ttft: float | None = None
     structured: Structured | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +112,11 @@ class SamplingParams:
         if self.quantize_after is not None:
             _within("quantize_after", self.quantize_after, 0, 2**31 - 1)
         _within("n", self.n, 1, MAX_SAMPLES)
+        for name, target in (("target_itl", self.target_itl), ("target_ttft", self.target_ttft)):
+            if target is not None and not 0 < target < math.inf:
+                raise InvalidRequest(
+                    f"{name} must be above 0 milliseconds, got {target}; leave it out for none"
+                )
         if self.speculate is not None and self.speculate not in get_args(Speculate):
             raise InvalidRequest(
                 f"speculate must be one of {', '.join(get_args(Speculate))}, got {self.speculate!r}"

@@ -39,7 +39,8 @@ class DraftRecord(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
     """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, ``states``: slots of
-    recurrent layers, and ``store``: of the pages on disk, if there are any."""
+    recurrent layers, and ``store``: of the pages on disk, if there are any. ``prompt_token_s``: seconds per
+    prompt token lately, whatever else the steps did; None before there was one."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -49,6 +50,7 @@ class Gauges:
     residual: PageCounts | None = None
     states: PageCounts | None = None
     store: StoreCounts | None = None
+    prompt_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

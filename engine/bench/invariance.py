@@ -1,8 +1,9 @@
 """``octavo bench invariance``: does a request's output depend on anything but the request?
 
 A few requests, greedy and drawn, are served in every way that should make no difference: alone, among
-others, in chunks of any size, on any number of threads, cold, from the prefix cache, from the disk, and
-after preemption. Token ids and log probabilities must be equal to the bit.
+others, in chunks of any size, on any number of threads, cold, from the prefix cache, from the disk, after
+preemption, and with guesses that are checked several in a step. Token ids and log probabilities must be
+equal to the bit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..api.config import EngineConfig
-from ..api.errors import RequestFailed
+from ..api.errors import InvalidConfig, RequestFailed
 from ..api.outputs import FinishReason, RequestOutput
 from ..api.sampling_params import SamplingParams
 from ..api.stats import StepRecord
@@ -29,8 +30,9 @@ from ..frontend.llm import LLM
 from .arguments import format_names
 
 SEED = 7
-PROMPT_TOKENS = (60, 90, 30)  # of the requests that are compared: their answers need another page
+PROMPT_TOKENS = (60, 90, 30, 20)  # of the requests that are compared: their answers need another page
 OUTPUT_TOKENS = 12
+FEW_WORDS = 32  # tokens of the answer that has three words only, so that it repeats itself
 MATES = 30
 CHUNKS = (9, 64)
 POOL_PAGES = 256
@@ -38,9 +40,9 @@ FULL_WEIGHTS = ("keep", "bf16", "int8", "int4")
 FULL_FORMATS: tuple[dict[str, Any], ...] = (
     {"kv_format": "bf16"},
     {"kv_format": "int8"},
+    {"kv_format": "fp4", "residual_pages": 0},
+    {"kv_format": "fp5/fp4", "residual_pages": 0},
     {"kv_format": "fp4"},
-    {"kv_format": "fp5/fp4"},
-    {"kv_format": "fp4", "residual_pages": 2},
     {"kv_format": "fp5/fp4", "residual_pages": 1, "sink_pages": 1},
 )
 
@@ -64,7 +66,8 @@ class Difference:
 class Report:
     """cases         comparisons of one request in one way of serving it
     different     those that were not equal
-    not_reached   ways of serving that did not come about, such as a preemption, and are not counted
+    not_reached   ways of serving that did not come about, such as a preemption, or that this model does not
+                  have, and are not counted
     """
 
     cases: int = 0
@@ -122,8 +125,10 @@ def _configs(args: argparse.Namespace) -> Iterator[EngineConfig]:
 
 def describe(config: EngineConfig) -> str:
     """The settings that change the arithmetic, in words."""
-    residual = f" with {config.sink_pages}+{config.residual_pages} 16-bit pages" if config.residual else ""
-    return f"{config.weights} weights, {config.page_formats} pages{residual}"
+    pages = f"{config.weights} weights, {config.page_formats} pages"
+    if (residual := config.residual) is None:
+        return pages
+    return f"{pages} with {residual.sink_pages}+{residual.residual_pages} 16-bit pages"
 
 
 def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, dict[str, Any]]:
@@ -138,6 +143,7 @@ def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, di
     )
     with _served(base) as first:
         alone = [_bits(first.serve([index], [])[index]) for index in range(len(PROMPT_TOKENS))]
+        first.leave_prefixes()
         again = [first.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
         info = {"model": first.llm.info.name, "backend": first.llm.info.backend}
         threads = first.llm.info.threads
@@ -156,8 +162,13 @@ def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, di
         with _served(changed) as served:
             outputs = served.serve_all(num_mates)
             check(f"{case}, among {num_mates}", outputs)
-    check("preempted", *_preempted(base))
-    check("from the disk", *_from_disk(base))
+    for case, serve in (("preempted", _preempted), ("from the disk", _from_disk), ("with drafts", _drafted)):
+        try:
+            outputs, reached = serve(base)
+        except InvalidConfig as error:
+            report.not_reached.append(f"{case} ({error})")
+        else:
+            check(case, outputs, reached)
     return report, info
 
 
@@ -189,20 +200,30 @@ def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
     return outputs, _any_cached(outputs)
 
 
+def _drafted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
+    """One after the other, so that guesses have the step to themselves, and pay."""
+    with _served(replace(base, speculate="ngram")) as served:
+        outputs = [served.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
+        return outputs, served.num_drafts > 0
+
+
 def _any_cached(outputs: Sequence[RequestOutput]) -> bool:
     """A prompt shorter than a page cannot be."""
     return any(output.cached_tokens for output in outputs)
 
 
 class _Served:
-    """An engine, and how often a sequence gave its pages up in it (octavo.engine.api.stats.Observer)."""
+    """An engine, how often a sequence gave its pages up in it, and how many guesses were computed
+    (octavo.engine.api.stats.Observer)."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.num_preemptions = 0
+        self.num_drafts = 0
         self.llm = LLM(config, observer=self)
 
     def step(self, record: StepRecord) -> None:
         self.num_preemptions += record.preemptions
+        self.num_drafts += sum(draft.num_drafts for draft in record.drafts)
 
     def rejected(self, reason: str) -> None:
         """Nothing is refused here that would not raise."""
@@ -211,7 +232,7 @@ class _Served:
         """Outputs of those requests, with the mates computed at once, half of them before."""
         size = self.llm.info.vocab_size
         half = len(mates) // 2
-        own = [(prompt(index, size), params(index)) for index in subjects]
+        own = [(prompt(index, size), params(index, size)) for index in subjects]
         other = [(ids, SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)) for ids in mates]
         work = [*other[:half], *own, *other[half:]]
         outputs = self.llm.generate([ids for ids, _ in work], [one for _, one in work], progress=False)
@@ -220,6 +241,14 @@ class _Served:
             if output.outputs[0].finish_reason is FinishReason.ERROR:
                 raise RequestFailed(f"a request failed: {output.outputs[0].error}")
         return dict(zip(subjects, found, strict=True))
+
+    def leave_prefixes(self) -> None:
+        """Serve what whole pages hold of the prompts: recurrent states are kept where sequences end."""
+        page, size = self.llm.info.page_size, self.llm.info.vocab_size
+        prompts = [prompt(index, size) for index in range(len(PROMPT_TOKENS))]
+        begun = [ids[: (len(ids) - 1) // page * page + 1] for ids in prompts if len(ids) > page]
+        if begun:
+            self.llm.generate(begun, SamplingParams(max_tokens=1), progress=False)
 
     def serve_all(self, num_mates: int) -> list[RequestOutput]:
         found = self.serve(range(len(PROMPT_TOKENS)), mates(num_mates, self.llm.info.vocab_size))
@@ -247,13 +276,20 @@ def mates(count: int, vocab_size: int) -> list[list[int]]:
     return [rng.integers(0, vocab_size, int(rng.integers(1, 80))).tolist() for _ in range(count)]
 
 
-def params(index: int) -> SamplingParams:
-    """One is greedy, one drawn, one drawn after penalties."""
-    common: dict[str, Any] = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "logprobs": 5}
+def params(index: int, vocab_size: int) -> SamplingParams:
+    """One is greedy, one drawn, one drawn after penalties, one drawn of three tokens."""
+    common: dict[str, Any] = {"ignore_eos": True, "logprobs": 5}
+    few: dict[str, Any] = {
+        "logit_bias": {token % vocab_size: 100.0 for token in (40, 41, 42)},
+        "max_tokens": FEW_WORDS,
+    }
     return (
-        SamplingParams(**common),
-        SamplingParams(**common, temperature=0.8, top_p=0.95, seed=11),
-        SamplingParams(**common, temperature=1.1, top_k=50, seed=12, repetition_penalty=1.2),
+        SamplingParams(**common, max_tokens=OUTPUT_TOKENS),
+        SamplingParams(**common, max_tokens=OUTPUT_TOKENS, temperature=0.8, top_p=0.95, seed=11),
+        SamplingParams(
+            **common, max_tokens=OUTPUT_TOKENS, temperature=1.1, top_k=50, seed=12, repetition_penalty=1.2
+        ),
+        SamplingParams(**common, **few, temperature=2.0, seed=13, frequency_penalty=1.0),
     )[index]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..plots.figure import picture
 
 PERCENTILES = (50, 95, 99)
-LIMITS = ("ttft", "tpot", "e2el")  # first token, each later token on average, the whole request
+LIMITS = ("ttft", "tpot", "itl", "e2el")  # first token, later ones on average and at worst, all of it
 
 
 @dataclass(slots=True)
@@ -41,7 +41,12 @@ class Slo:
 
     def kept_by(self, trace: Trace) -> bool:
         """Whether a request that succeeded is within every limit."""
-        seconds = {"ttft": trace.ttft_s, "tpot": trace.tpot_s, "e2el": trace.e2e_s}
+        seconds = {
+            "ttft": trace.ttft_s,
+            "tpot": trace.tpot_s,
+            "itl": max(trace.itl_s, default=0.0),
+            "e2el": trace.e2e_s,
+        }
         return all(1000 * seconds[name] <= limit for name, limit in self.limits.items())
 
     def __str__(self) -> str:

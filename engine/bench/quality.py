@@ -37,7 +37,6 @@ from .quality_measures import (
 )
 from .quality_report import check_plot, plot, render
 
-BASELINE = format_pair("bf16")
 DEFAULT_FORMATS = (*FORMAT_NAMES, RECIPE, "int8/fp4")
 SEQUENCES = 8  # computed at once
 SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
@@ -46,18 +45,40 @@ RESIDUAL = ("sink_pages", "residual_pages", "quantize_after", "num_residual_page
 
 
 @dataclass(frozen=True, slots=True)
+class Pages:
+    """What is measured: page formats, and how many of a sequence's last pages are read in 16 bits (None:
+    what the other options say)."""
+
+    pair: FormatPair
+    residual_pages: int | None = None
+
+    def __str__(self) -> str:
+        """ "fp4", or "fp4+2" where the number was given."""
+        return str(self.pair) if self.residual_pages is None else f"{self.pair}+{self.residual_pages}"
+
+
+BASELINE = Pages(format_pair("bf16"))
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """One format's predictions of every document, and what its pages take."""
+    """One format's predictions of every document, and what its pages take.
+
+    bytes_per_token     in pages of the formats
+    residual_pages      last pages of a sequence that are read in 16 bits
+    """
 
     predictions: list[Predictions]
     bytes_per_token: float
+    residual_pages: int
     decode_tokens_per_s: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--formats", type=format_pairs, default=",".join(DEFAULT_FORMATS), metavar="F,K/V,...",
-        help=f"page formats to measure, K/V where they differ (all, {RECIPE} and int8/fp4)")  # fmt: skip
+        help=f"page formats to measure, K/V where they differ (all, {RECIPE} and int8/fp4); "
+        "F+N: with N residual pages")  # fmt: skip
     add("--lengths", type=counts, default="500,1000,2000", metavar="N,N", help="tokens of a document")
     add("--documents", type=positive, default=12, metavar="N", help="documents of each length")
     add("--text", type=Path, metavar="FILE", help="measure on this text, not on made-up ledgers")
@@ -66,15 +87,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
-def format_pairs(text: str) -> list[FormatPair]:
-    """Formats such as "fp4,int8/fp4", for argparse."""
+def format_pairs(text: str) -> list[Pages]:
+    """Formats such as "fp4,int8/fp4,fp4+0", for argparse."""
     pairs = []
     for part in text.split(","):
-        k, _, v = part.strip().partition("/")
+        formats, plus, number = part.strip().partition("+")
+        if plus and not number.isdecimal():
+            raise argparse.ArgumentTypeError(
+                f"{part.strip()!r} must be a page format, + and a number of residual pages, such as fp4+2"
+            )
+        k, _, v = formats.partition("/")
         try:
-            pairs.append(FormatPair(page_format(k).name, page_format(v or k).name))
+            pair = FormatPair(page_format(k).name, page_format(v or k).name)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
+        pairs.append(Pages(pair, int(number) if plus else None))
     return list(dict.fromkeys(pairs))
 
 
@@ -83,7 +110,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     _check(args)
     pairs = [BASELINE, *(pair for pair in args.formats if pair != BASELINE)]
     documents: list[Document] = []
-    measured: dict[FormatPair, Measured] = {}
+    measured: dict[Pages, Measured] = {}
     refused: dict[str, str] = {}
     with tqdm(total=len(pairs), unit="format", disable=None) as bar:
         for pair in pairs:
@@ -134,9 +161,11 @@ def _asks(args: argparse.Namespace) -> bool:
     return _model(args) == "demo" and args.text is None
 
 
-def _measure(args: argparse.Namespace, pair: FormatPair, documents: list[Document]) -> Measured:
+def _measure(args: argparse.Namespace, pages: Pages, documents: list[Document]) -> Measured:
     """One engine with such pages, over all documents; the first engine makes them."""
-    settings = {"max_running": SEQUENCES, **given_settings(args)}
+    settings, pair = {"max_running": SEQUENCES, **given_settings(args)}, pages.pair
+    if pages.residual_pages is not None:
+        settings["residual_pages"] = pages.residual_pages
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
         settings = {name: value for name, value in settings.items() if name not in RESIDUAL}
     if settings.keys().isdisjoint({"num_pages", "kv_memory"}):
@@ -146,8 +175,13 @@ def _measure(args: argparse.Namespace, pair: FormatPair, documents: list[Documen
         if not documents:
             documents += _documents(args, llm)
         predictions = predict(llm, documents)
-        bytes_per_token = llm.info.memory.pages / (llm.info.num_pages * llm.info.page_size)
-        return Measured(predictions, bytes_per_token, decode_rate(llm, documents))
+        info = llm.info
+        return Measured(
+            predictions,
+            bytes_per_token=(info.memory.pages - info.memory.residual) / (info.num_pages * info.page_size),
+            residual_pages=info.residual_pages,
+            decode_tokens_per_s=decode_rate(llm, documents),
+        )
 
 
 def _documents(args: argparse.Namespace, llm: LLM) -> list[Document]:
@@ -160,15 +194,17 @@ def _documents(args: argparse.Namespace, llm: LLM) -> list[Document]:
 
 
 def _row(
-    pair: FormatPair, measured: Measured, base: Measured, documents: list[Document], *, recall: bool
+    pages: Pages, measured: Measured, base: Measured, documents: list[Document], *, recall: bool
 ) -> dict[str, Any]:
     """What --json says about one format; differences are to the baseline's predictions."""
+    pair = pages.pair
     pairs = list(zip(base.predictions, measured.predictions, strict=True))
     weights = [len(mine.logprobs) for mine, _ in pairs]
     agreement = [(mine.top_ids[:, 0] == other.top_ids[:, 0]).mean() for mine, other in pairs]
     row = {
         "k_format": pair.k,
         "v_format": pair.v,
+        "residual_pages": measured.residual_pages,
         "bytes_per_token": measured.bytes_per_token,
         "perplexity": _perplexity(measured),
         "perplexity_difference": _perplexity(measured) - _perplexity(base),

@@ -52,8 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output-tokens", type=positive, default=64, metavar="N", help="tokens to generate for each")
     add("--shared-prefix-tokens", type=int, default=0, metavar="N",
         help="how many of a prompt's first tokens all prompts share")  # fmt: skip
-    add("--goodput", type=slo_limit, nargs="+", metavar="NAME:MS",
-        help="count requests within these limits: ttft, tpot (per later token), e2el (whole)")  # fmt: skip
+    add("--slo", "--goodput", dest="slo", type=slo_limit, nargs="+", metavar="NAME:MS",
+        help="count requests within these limits: ttft, tpot (per later token), itl (the longest gap), "
+        "e2el (whole)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
     add("--plot", type=Path, metavar="F.png", help="draw the distributions (needs matplotlib)")
     add_connection_arguments(parser)
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         wall_s,
         num_requests=len(traces),
         prompt_tokens=args.prompt_tokens,
-        slo=Slo(dict(args.goodput)) if args.goodput else None,
+        slo=Slo(dict(args.slo)) if args.slo else None,
     )
     print_table(result)
     if args.plot is not None:

@@ -4,25 +4,27 @@ What is said decides what can be guessed, so it is dictated: the model computes 
 token, and then the next token of a text that was made up before takes the drawn one's place. So any model's
 steps can be timed on any text, one of random weights, too. The texts:
 
-    copy     long pieces of the prompt, in another order
-    edit     the prompt again, with a token in 25 changed
-    form     records whose field names repeat and whose values do not
-    chance   tokens from a small alphabet: something like the end has always been there, and says nothing
-    fresh    tokens that never come twice
+    copy         long pieces of the prompt, in another order
+    edit         the prompt again, with a token in 25 changed
+    form         records whose field names repeat and whose values do not
+    json         records like these, under a schema: it checks drafts, and forces the names' ends
+    adversarial  tokens from a small alphabet: something like the end has always been there, and says nothing
+    free         tokens that never come twice
 
-``edit`` and ``form`` are what code edits and JSON look like to a drafter; ``chance`` is the worst that can
-happen to one.
+``edit`` and ``form`` are what code edits and lists look like to a drafter; ``adversarial`` is the worst that
+can happen to one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from tqdm import tqdm
@@ -32,15 +34,18 @@ from ..api.errors import InvalidConfig, RequestFailed
 from ..api.outputs import FinishReason
 from ..api.sampling_params import SamplingParams, Speculate
 from ..api.stats import DraftRecord, Observer, StepRecord
+from ..api.structured_output import Structured
 from ..arguments.options import add_engine_arguments, given_settings
 from ..arguments.usage import positive
 from ..core.build import build_core
 from ..core.engine_core import EngineCore
 from ..core.request import Request
-from ..executor.base import ModelRunner, RunOutput
+from ..executor.base import ModelRunner, Pending, Resolved, RunOutput
 from ..executor.batch import Batch
 from ..executor.sampling.sampler import SampleState
 from ..plots.figure import require_matplotlib
+from ..structured_output.compiler import ConstraintCompiler
+from ..structured_output.constraint import Constraint
 from .arguments import counts
 
 SEED = 1
@@ -63,9 +68,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if unknown := set(texts) - TEXTS.keys():
         raise InvalidConfig(f"no text is called {min(unknown)!r}; choose from {', '.join(TEXTS)}")
     settings = given_settings(args)
-    speculate: Speculate = settings.pop("speculate", "ngram")
+    asked: str = settings.pop("speculate", "ngram")
+    if asked.startswith("draft"):
+        raise InvalidConfig(
+            f"speculate is {asked}, and a model cannot guess what is dictated; say ngram or suffix"
+        )
+    speculate = cast("Speculate", asked)
     if speculate == "off":
-        raise InvalidConfig("speculate is off, and this is about drafts; leave it out, or say ngram")
+        raise InvalidConfig(
+            "speculate is off, and this is about drafts; leave it out, or say ngram or suffix"
+        )
     counter = DraftCounter()
     config = _config(settings, args)
     core = build_core(config, counter)
@@ -85,6 +97,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "draft_tokens": config.draft_tokens,
         "prompt_tokens": args.prompt_tokens,
         "output_tokens": args.output_tokens,
+        "cases": _cases(rows),
         "results": rows,
     }
     _print_table(result)
@@ -115,7 +128,11 @@ class Dictation:
         self._runner = runner
         self.texts: Mapping[int, Sequence[int]] = {}  # by the sample's seed
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        assert after is None, "what is dictated is known only when a step is resolved"
+        return Resolved(self._run(batch, states))
+
+    def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         output = self._runner.run(batch, states)
         told = [
             sampled if sampled.token is None else sampled._replace(token=self._next(state))
@@ -147,10 +164,28 @@ def _measure(
 ) -> list[dict[str, Any]]:
     dictation = Dictation(core._runner)
     core._runner = dictation
+    compiler = ConstraintCompiler(core.tokenizer, vocab_size=core.info.vocab_size)
+    try:
+        return _measure_texts(core, counter, dictation, compiler, args, texts, speculate)
+    finally:
+        compiler.close()
+
+
+def _measure_texts(
+    core: EngineCore,
+    counter: DraftCounter,
+    dictation: Dictation,
+    compiler: ConstraintCompiler,
+    args: argparse.Namespace,
+    texts: list[str],
+    speculate: Speculate,
+) -> list[dict[str, Any]]:
     rng = np.random.default_rng(SEED)
     rows = []
     with tqdm(total=len(texts) * len(args.batch) * args.rounds, unit="round", disable=None) as bar:
         for name in texts:
+            structured = TEXTS[name].structured
+            form = None if structured is None else compiler.compile(structured)
             for batch in args.batch:
                 rates: dict[Speculate, list[float]] = {"off": [], speculate: []}
                 counter.drafts.clear()
@@ -158,7 +193,7 @@ def _measure(
                     work = [_made_up(name, rng, core, args) for _ in range(batch)]
                     order: tuple[Speculate, ...] = ("off", speculate)
                     for how in order if number % 2 else order[::-1]:
-                        rates[how].append(_rate(core, dictation, work, how))
+                        rates[how].append(_rate(core, dictation, work, how, form))
                     bar.update()
                 rows.append(_row(name, batch, rates["off"], rates[speculate], counter.drafts))
     return rows
@@ -169,11 +204,15 @@ def _made_up(
 ) -> tuple[list[int], list[int]]:
     """A prompt and what is said after it."""
     prompt: list[int] = rng.integers(300, core.info.vocab_size, args.prompt_tokens).tolist()
-    return TEXTS[name](rng, prompt, args.output_tokens, core.info.vocab_size)
+    return TEXTS[name].make(rng, prompt, args.output_tokens, core)
 
 
 def _rate(
-    core: EngineCore, dictation: Dictation, work: list[tuple[list[int], list[int]]], how: Speculate
+    core: EngineCore,
+    dictation: Dictation,
+    work: list[tuple[list[int], list[int]]],
+    how: Speculate,
+    form: Constraint | None,
 ) -> float:
     """Tokens per second of the steps after everybody's first token."""
     dictation.texts = {index: text for index, (_, text) in enumerate(work)}
@@ -188,6 +227,7 @@ def _rate(
             tokenizer=core.tokenizer,
             vocab_size=core.info.vocab_size,
             arrived_at=time.monotonic(),
+            constraint=None if form is None else form.copy(),
         )
         core.add(request)
         waiting.add(request)
@@ -225,66 +265,138 @@ def _row(
     }
 
 
+def _cases(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """By text: how many times as fast by sequences at once, and tokens of a step with drafts beside one."""
+    cases: dict[str, Any] = {}
+    for row in rows:
+        case = cases.setdefault(
+            row["text"], {"speedup": {}, "accepted_length": row["mean_acceptance_length"]}
+        )
+        case["speedup"][str(row["batch"])] = row["ratio"]
+    return cases
+
+
 def _print_table(result: dict[str, Any]) -> None:
     print(
         f"{result['model']}: {result['weights']} weights, {result['kv_format']} pages, backend "
         f"{result['backend']}, {result['threads']} threads; {result['speculate']}, at most "
         f"{result['draft_tokens']} drafts"
     )
-    print("text     batch  off, tokens/s  drafts, tokens/s  ratio  held  tokens of a step with drafts")
+    print("text         batch  off, tokens/s  drafts, tokens/s  ratio  held  tokens of a step with drafts")
     for row in result["results"]:
         held = "-" if row["accepted_share"] is None else f"{100 * row['accepted_share']:.0f} %"
         print(
-            f"{row['text']:8s} {row['batch']:5d} {row['off_tokens_per_s']:14.1f} {row['tokens_per_s']:17.1f} "
+            f"{row['text']:12s} {row['batch']:5d} {row['off_tokens_per_s']:14.1f} "
+            f"{row['tokens_per_s']:17.1f} "
             f"{row['ratio']:6.2f} {held:>5s} {row['mean_acceptance_length']:10.2f}"
         )
 
 
-Text = Callable[[np.random.Generator, list[int], int, int], tuple[list[int], list[int]]]
+class Text(NamedTuple):
+    """A kind of text: from a random prompt, a length and the engine, a prompt and what is said after it; and
+    the form that it has."""
+
+    make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
+    structured: Structured | None = None
 
 
 def _copy(
-    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
     said: list[int] = []
     while len(said) < length:
         start = int(rng.integers(0, max(1, len(prompt) - 40)))
-        said += [*rng.integers(300, vocab, 2).tolist(), *prompt[start : start + int(rng.integers(30, 90))]]
+        said += [
+            *rng.integers(300, core.info.vocab_size, 2).tolist(),
+            *prompt[start : start + int(rng.integers(30, 90))],
+        ]
     return prompt, said[:length]
 
 
 def _edit(
-    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
     said = (prompt * -(-length // len(prompt)))[:length]
     for place in np.flatnonzero(rng.random(length) < 1 / 25).tolist():
-        said[place] = int(rng.integers(300, vocab))
+        said[place] = int(rng.integers(300, core.info.vocab_size))
     return prompt, said
 
 
 def _form(
-    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
-    names = [rng.integers(300, vocab, 4).tolist() for _ in range(6)]
+    names = [rng.integers(300, core.info.vocab_size, 4).tolist() for _ in range(6)]
     said: list[int] = []
     while len(said) < len(prompt) + length:
         for name in names:
-            said += [*name, *rng.integers(300, vocab, int(rng.integers(1, 4))).tolist()]
+            said += [*name, *rng.integers(300, core.info.vocab_size, int(rng.integers(1, 4))).tolist()]
     return said[: len(prompt)], said[len(prompt) : len(prompt) + length]
 
 
-def _chance(
-    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+def _adversarial(
+    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
-    alphabet = rng.integers(300, vocab, 6)
+    alphabet = rng.integers(300, core.info.vocab_size, 6)
     said: list[int] = alphabet[rng.integers(0, len(alphabet), len(prompt) + length)].tolist()
     return said[: len(prompt)], said[len(prompt) :]
 
 
-def _fresh(
-    rng: np.random.Generator, prompt: list[int], length: int, vocab: int
+def _free(
+    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
-    return prompt, rng.integers(300, vocab, length).tolist()
+    return prompt, rng.integers(300, core.info.vocab_size, length).tolist()
 
 
-TEXTS: Mapping[str, Text] = {"copy": _copy, "edit": _edit, "form": _form, "chance": _chance, "fresh": _fresh}
+NAMES = ("customer_name", "account_number", "opening_balance", "is_overdrawn")
+LEDGER = Structured(
+    json_schema={
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "customer_name": {"type": "string"},
+                "account_number": {"type": "integer"},
+                "opening_balance": {"type": "number"},
+                "is_overdrawn": {"type": "boolean"},
+            },
+            "required": list(NAMES),
+            "additionalProperties": False,
+        },
+    }
+)
+
+
+def _json(
+    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
+) -> tuple[list[int], list[int]]:
+    said: list[int] = []
+    num_records = 0
+    while len(said) < length:
+        num_records += max(1, length // 32)
+        records = [
+            dict(
+                zip(
+                    NAMES,
+                    (
+                        "".join(map(chr, rng.integers(97, 123, 6).tolist())),
+                        int(rng.integers(10**5)),
+                        int(rng.integers(10**6)) / 100,
+                        bool(rng.integers(2)),
+                    ),
+                    strict=True,
+                )
+            )
+            for _ in range(num_records)
+        ]
+        said = core.tokenizer.encode(json.dumps(records))
+    return prompt, said[:length]
+
+
+TEXTS: Mapping[str, Text] = {
+    "copy": Text(_copy),
+    "edit": Text(_edit),
+    "form": Text(_form),
+    "json": Text(_json, LEDGER),
+    "adversarial": Text(_adversarial),
+    "free": Text(_free),
+}

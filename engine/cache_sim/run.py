@@ -108,7 +108,7 @@ class _Holding:
         blocks.copied(table.copies)
         table.copies = []
         if blocks.states is not None and (full := len(tokens) - 1 - request.ends_partial) > num_hit:
-            blocks.plan_snapshots(table, num_hit, full, ends=True)
+            blocks.plan_snapshots(table, num_hit, full, num_known=full)
             blocks.commit(table, tokens, full)
         blocks.commit(table, tokens, len(tokens) - 1)
         if self._token_ms is None:

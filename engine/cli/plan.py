@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
-from octavo.kernels.residual import ResidualSpec
 
-from ..api.config import EngineConfig
+from ..api.config import StateSnapshots
 from ..arguments.options import (
+    ATTENTION_SINKS,
     DEFAULTS,
-    add_attention_sink_arguments,
-    add_format_arguments,
+    FORMATS,
+    RESIDUAL,
     add_json_argument,
-    add_residual_arguments,
+    add_settings,
     memory_size,
     print_json,
 )
@@ -37,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
-    add_attention_sink_arguments(parser)
-    add_format_arguments(parser)
-    add_residual_arguments(parser)
+    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL, "state_snapshots"))
     add_json_argument(parser)
 
 
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         residual=_residual(args),
         max_kv_size=args.max_kv_size,
         keep_tokens=args.keep_tokens,
-        observe=_observe,
+        observe=functools.partial(_observe, form=args.state_snapshots or DEFAULTS.state_snapshots),
     )
     print(render(result))
     if args.json:
@@ -64,17 +63,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result["fits"] else 1
 
 
-def _observe(path: Path) -> ObservedCaches:
+def _observe(path: Path, *, form: StateSnapshots) -> ObservedCaches:
     """What a model caches whose config.json does not tell."""
     from ..executor.load.observe import observe_caches  # loads MLX
 
-    return observe_caches(path)
+    return observe_caches(path, form)
 
 
-def _residual(args: argparse.Namespace) -> ResidualSpec | None:
+def _residual(args: argparse.Namespace) -> dict[str, int]:
     names = ("sink_pages", "residual_pages", "quantize_after")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return EngineConfig(kv_format="fp4", **given).residual  # of whichever format is quantized
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:

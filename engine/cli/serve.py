@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security
     from ..grpc.server import GrpcServer
+    from ..observability.genai_metrics import GenAiMetrics
     from ..observability.tracing import Tracing
 
 __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
@@ -78,8 +79,9 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     metrics_security = MetricsSecurity(options.metrics_tls, options.metrics_token_file)
     _reload_on_hangup(security, options.listen, metrics_security)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
-    tracing = _tracing(options.otlp_endpoint, metrics, config)
-    engine = AsyncEngine(_within_quota(config), observer=tracing or metrics)
+    exported = _exported_metrics(options.otlp_metrics_endpoint, metrics, config)
+    tracing = _tracing(options.otlp_endpoint, exported or metrics, config)
+    engine = AsyncEngine(_within_quota(config), observer=tracing or exported or metrics)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:
         http = None
@@ -92,8 +94,9 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
                 may_read=metrics_security.may_read,
             )
             stack.callback(http.close)
-        if tracing is not None:
-            stack.callback(tracing.close)
+        for exporter in (tracing, exported):
+            if exporter is not None:
+                stack.callback(exporter.close)
         stack.push_async_callback(engine.stop)
         if not await _load(engine, stopping, deadline):
             return 0
@@ -141,14 +144,31 @@ def open_front(options: HttpOptions) -> HttpOptions:
     )
 
 
-def _tracing(endpoint: str | None, inner: Observer, config: EngineConfig) -> Tracing | None:
+def _exported_metrics(endpoint: str | None, inner: Observer, config: EngineConfig) -> GenAiMetrics | None:
+    from ..observability.genai_metrics import GenAiMetrics, otlp_reader
+    from ..observability.otlp import endpoint_of
+
+    endpoint = endpoint_of("metrics") if endpoint is None else endpoint
     if endpoint is None:
         return None
-    from ..memory.model_files import served_name
+    return GenAiMetrics(inner, otlp_reader(endpoint), model=_first_name(config))
+
+
+def _tracing(endpoint: str | None, inner: Observer, config: EngineConfig) -> Tracing | None:
+    from ..observability.otlp import endpoint_of
+
+    endpoint = endpoint_of("traces") if endpoint is None else endpoint
+    if endpoint is None:
+        return None
     from ..observability.tracing import Tracing, otlp_exporter
 
-    name = (config.served_model_name or (served_name(config.model),))[0]
-    return Tracing(inner, otlp_exporter(endpoint), model=name)
+    return Tracing(inner, otlp_exporter(endpoint), model=_first_name(config))
+
+
+def _first_name(config: EngineConfig) -> str:
+    from ..memory.model_files import served_name
+
+    return (config.served_model_name or (served_name(config.model),))[0]
 
 
 def settle_interpreter() -> None:

@@ -32,7 +32,8 @@ class ServeOptions:
     """listen   where gRPC listens
     metrics  where /metrics, /healthz and /readyz listen; None: nowhere
     vllm_metrics   export the gauges that gateways read under vLLM's names too
-    otlp_endpoint   where spans of requests go; None: none are made
+    otlp_endpoint   where spans of requests go; None: where OTEL_* variables say, or nowhere
+    otlp_metrics_endpoint   likewise, OpenTelemetry's metrics
     reflection   tell clients what the services are
     max_message_bytes   of a message that comes in (None: what a prompt of the model's length needs)
     write_timeout   seconds for which a client need not read its output
@@ -50,6 +51,7 @@ class ServeOptions:
     write_timeout: float = 30.0
     vllm_metrics: bool = False
     otlp_endpoint: str | None = None
+    otlp_metrics_endpoint: str | None = None
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
     metrics_tls: TlsFiles | None = None
@@ -89,7 +91,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="send an OpenTelemetry span per request there, over gRPC (extra `tracing`)",
+        help="send an OpenTelemetry span per request there, over gRPC (extra `tracing`); without it, "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says where",
+    )
+    parser.add_argument(
+        "--otlp-metrics-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry's gen_ai.server metrics there, likewise; without it, "
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says where",
     )
     parser.add_argument(
         "--drain-timeout",
@@ -165,6 +174,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         metrics=args.metrics,
         vllm_metrics=args.vllm_metrics,
         otlp_endpoint=args.otlp_traces_endpoint,
+        otlp_metrics_endpoint=args.otlp_metrics_endpoint,
         drain_timeout=args.drain_timeout,
         reflection=args.reflection,
         max_message_bytes=args.max_message_size,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, cast
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
@@ -17,12 +18,14 @@ from octavo.scheduler.waiting import (
 
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
+from ..api.sampling_params import Speculate
 from ..api.stats import Observer
 from ..executor.base import ModelRunner, load_runner
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
+from .draft_model import DraftModel
 from .engine_core import EngineCore
 
 
@@ -34,15 +37,72 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before anything slow
     runner = load_runner(config)
+    drafts: DraftModel | None = None
     try:
-        return assemble(config, runner, load_tokenizer(runner.info.path, config.chat_template), observer)
+        tokenizer = load_tokenizer(runner.info.path, config.chat_template)
+        drafts = None if config.draft_model is None else load_draft_model(config, runner, tokenizer)
+        return assemble(config, runner, tokenizer, observer, drafts)
     except BaseException:
+        if drafts is not None:
+            drafts.shut_down()
         runner.close()
         raise
 
 
+def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
+    """The model that guesses for ``runner``'s, with as many pages. InvalidConfig if it cannot."""
+    assert config.draft_model is not None
+    own = replace(
+        config,
+        model=config.draft_model,
+        revision=None,
+        speculate="off",
+        num_pages=runner.info.num_pages,
+        kv_memory=None,
+        max_model_len=None,
+        max_pinned_pages=0,
+        residual_pages=0,
+        sink_pages=0,
+        num_residual_pages=None,
+        served_model_name=(),
+        chat_template=None,
+        cache_dir=None,
+        save_dir=None,
+    )
+    drafter = load_runner(own)
+    try:
+        if drafter.info.states is not None or runner.info.states is not None:
+            name = drafter.info.name if drafter.info.states is not None else runner.info.name
+            raise InvalidConfig(
+                f"speculate={config.speculate!r} needs states that can be rolled back, and those of {name}'s "
+                "recurrent layers cannot; choose a model without"
+            )
+        difference = tokenizer.difference(load_tokenizer(drafter.info.path))
+        if difference is not None:
+            raise InvalidConfig(
+                f"draft model {config.draft_model} has another vocabulary than {config.model}: {difference}; "
+                "choose one of the same tokenizer"
+            )
+        blocks = BlockManager(
+            drafter.info.groups or drafter.info.num_pages,
+            drafter.info.page_size,
+            prefix_cache=config.prefix_cache,
+            max_chunk=config.max_step_tokens,
+        )
+        return DraftModel(
+            drafter, blocks, max_tokens=config.max_step_tokens, vocab_size=runner.info.vocab_size
+        )
+    except BaseException:
+        drafter.close()
+        raise
+
+
 def assemble(
-    config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer, observer: Observer | None = None
+    config: EngineConfig,
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    observer: Observer | None = None,
+    draft_model: DraftModel | None = None,
 ) -> EngineCore:
     """An engine around a runner that is ready."""
     info = runner.info
@@ -59,11 +119,6 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
-    if info.states is not None and config.save_dir is not None:
-        raise InvalidConfig(
-            f"save_dir is for pages, and {info.architecture} also has recurrent states, without which saved "
-            "pages are of no use; leave save_dir out for this model"
-        )
     if info.states is not None and config.speculate != "off":
         raise InvalidConfig(
             f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
@@ -86,8 +141,10 @@ def assemble(
         transfer=transfer,
         store_counts=disk.counts if disk is not None else None,
         observer=observer,
-        speculate=config.speculate,
+        speculate="off" if draft_model else cast("Speculate", config.speculate),
+        draft_model=draft_model,
         draft_tokens=config.draft_tokens,
+        overlaps=config.async_steps != "off",  # where the runner can
     )
 
 
@@ -114,11 +171,6 @@ def _disk_tier(
 ) -> DiskTier | None:
     if config.cache_dir is None:
         return None
-    if runner.info.states is not None:
-        raise InvalidConfig(
-            f"cache_dir keeps pages, and {runner.info.architecture} also has recurrent states, without which "
-            "they are of no use after a restart; leave cache_dir out for this model"
-        )
     try:
         return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""The engine's loop on its one thread: plan, build batch, run, commit, publish. No await."""
+"""The engine's loop on its one thread: plan, build batch, submit, commit, publish. No await."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Result, Scheduler, Sequence, Step
@@ -15,19 +15,31 @@ from ..api.outputs import Delta, FinishReason
 from ..api.sampling_params import Speculate
 from ..api.stats import Gauges, Observer
 from ..api.store_counters import StoreCounts
-from ..executor.base import ModelRunner, RunOutput
+from ..executor.base import ModelRunner, Pending, RunOutput
 from ..executor.batch import Batch, build_batch
 from ..executor.sampling.sampler import Sampled, SampleState
 from ..inspection.prefix_cache_inspector import PrefixCache
 from ..kv_store.transfer import PageTransfer
-from ..speculation.drafting import begin_drafting
+from ..speculation.drafting import Speculation
+from ..speculation.model_drafter import ModelDrafter
 from ..tokenizer.tokenizer import Tokenizer
+from .draft_model import Ask, DraftModel, Guesses
+from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Sample, Update
-from .step_stats import Recorder
+from .step_stats import PromptPace, Recorder
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that the runner has and the scheduler waits for."""
+
+    step: Step
+    batch: Batch
+    pending: Pending
 
 
 class EngineCore:
@@ -39,6 +51,8 @@ class EngineCore:
 
     speculate      what drafts for requests that do not say
     draft_tokens   drafts of a sequence in one step, at most
+    draft_model    drafts for requests that do not say, if there is one
+    overlaps       a step may be submitted before the one before it is resolved, see overlap.py
     """
 
     def __init__(
@@ -53,6 +67,8 @@ class EngineCore:
         observer: Observer | None = None,
         speculate: Speculate = "off",
         draft_tokens: int = 8,
+        draft_model: DraftModel | None = None,
+        overlaps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
@@ -61,14 +77,21 @@ class EngineCore:
         self._blocks = blocks
         self._scheduler = scheduler
         self._recorder = Recorder(observer)
+        self._prompt_pace = PromptPace()
         self._clock = clock
-        self._speculate: Speculate = speculate
-        self._draft_tokens = draft_tokens
+        self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens)
+        self._draft_model = draft_model
+        self._guesses: dict[Sample, Guesses] = {}  # of samples that the draft model drafts for
+        self._drafting_s = 0.0  # that the draft model took in this step
+        self._step_s = 0.0  # seconds of a step without that, on average
+        self._overlaps = overlaps
+        self._in_flight: _InFlight | None = None  # between two calls of ``step``
         self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
         self._scores = PromptScores()
         self._embeddings = PromptEmbeddings()
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
+        self._said: list[Sample] = []  # that have ended, and whose drafting does not know it yet
         self._store_counts = store_counts
         self.transfer = transfer
         self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
@@ -91,7 +114,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do something."""
-        return bool(self._updates) or self._scheduler.has_work
+        return bool(self._updates) or self._in_flight is not None or self._scheduler.has_work
 
     @property
     def step_seconds(self) -> float:
@@ -109,11 +132,16 @@ class EngineCore:
         first.sequence.siblings.extend(sample.sequence for sample in others)
         self._scheduler.add(first.sequence)
         self._samples.update((sample.sequence, sample) for sample in request.samples)
-        if request.params.structured is None:
-            for sample in request.samples:
-                sample.drafting = begin_drafting(
-                    request.params.speculate or self._speculate, most=self._draft_tokens
-                )
+        made = self._speculation.begin(
+            request.params.speculate,
+            [sample.state.constraint for sample in request.samples],
+            num_prompt=request.num_prompt,
+            owner=(first.sequence.tenant, first.sequence.salt),
+        )
+        for sample, drafting in zip(request.samples, made, strict=True):
+            sample.drafting = drafting
+            if drafting is not None and drafting.by_model is not None:
+                self._guesses[sample] = Guesses(sample.sequence.salt)
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
@@ -125,12 +153,20 @@ class EngineCore:
     def step(self) -> list[Update]:
         """Advance every running request once; what is new since the last call."""
         began = self._step_began = self._clock()
-        step = self._plan(began)
-        if step is not None:
-            batch = self._build_batch(step)
-            output = self._run(step, batch)
-            self._commit(step, batch, output)
-        return self._publish(step, began)
+        flight = self._in_flight or self._submit(self._plan(began))
+        self._in_flight = None if flight is None else self._submit_ahead(flight)
+        if flight is not None:
+            self._commit(flight)
+        return self._publish(flight, began)
+
+    def settle(self) -> None:
+        """Resolve the step in flight, if there is one: its pages are as the scheduler has them. What is new
+        is returned by the next ``step``."""
+        flight, self._in_flight = self._in_flight, None
+        if flight is not None:
+            began = self._clock()
+            self._commit(flight)
+            self._updates = self._publish(flight, began)
 
     def _plan(self, now: float) -> Step | None:
         step = self._scheduler.plan()
@@ -138,6 +174,15 @@ class EngineCore:
         if step is not None:
             self._note_arrivals(step, now)
         return step
+
+    def _submit_ahead(self, flight: _InFlight) -> _InFlight | None:
+        """Submit the step after one in flight, where nothing in it depends on what that gives but its
+        tokens; None where it has to wait."""
+        if not self._overlaps or not may_overlap(flight.batch, flight.pending, flight.step, self._samples):
+            return None
+        step = self._scheduler.plan_ahead()
+        self._pass("plan")
+        return self._submit(step, flight.pending)
 
     def _build_batch(self, step: Step) -> Batch:
         batch = build_batch(step, self._blocks.page_size)
@@ -148,17 +193,24 @@ class EngineCore:
         self._pass("batch")
         return batch
 
-    def _run(self, step: Step, batch: Batch) -> RunOutput:
+    def _submit(self, step: Step | None, after: Pending | None = None) -> _InFlight | None:
+        if step is None:
+            return None
+        batch = self._build_batch(step)
         states: list[SampleState] = []
         for sequence, drafts in step.draws():
             state = self._samples[sequence].state
+            if after is not None:
+                state = state.after((0,))  # whatever it is: see ``SampleState.is_foreseen``
             states.append(state)
             states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
-        output = self._runner.run(batch, states)
+        pending = self._runner.submit(batch, states, after)
         self._pass("run")
-        return output
+        return _InFlight(step, batch, pending)
 
-    def _commit(self, step: Step, batch: Batch, output: RunOutput) -> None:
+    def _commit(self, flight: _InFlight) -> None:
+        step, batch, output = flight.step, flight.batch, flight.pending.resolve()
+        self._pass("run")
         self._scores.record(output.scores)
         self._embeddings.record(output.hidden)
         results = self._accept(step, batch, output)
@@ -167,10 +219,12 @@ class EngineCore:
         self._prepare(step)
         self._pass("commit")
 
-    def _publish(self, step: Step | None, began: float) -> list[Update]:
-        seconds = self._clock() - began
+    def _publish(self, flight: _InFlight | None, began: float) -> list[Update]:
+        step, seconds = None if flight is None else flight.step, self._clock() - began
         if step is not None:
-            self._scheduler.observe(step, seconds)
+            without_drafting, self._drafting_s = seconds - self._drafting_s, 0.0
+            self._step_s += (0.1 if self._step_s else 1.0) * (without_drafting - self._step_s)
+            self._scheduler.observe(step, without_drafting)
         updates = self._report(step, seconds)
         self._pass("report")
         self._step_began = None
@@ -186,16 +240,22 @@ class EngineCore:
 
     def finish(self) -> list[Update]:
         """Abort whatever is left; the last news."""
+        self.settle()
         for request in {sample.request: None for sample in self._samples.values()}:
             self.abort(request)
         return self._report(None, 0.0)
 
     def close(self) -> None:
         """Give the model and its pool back. No step may follow."""
+        self._in_flight = None
         self._scheduler.close()
+        if self._draft_model is not None:
+            self._draft_model.shut_down()
         self._runner.close()
 
     def _report(self, step: Step | None, seconds: float) -> list[Update]:
+        if step is not None:
+            self._prompt_pace.observe(step, seconds)
         self.measure()
         for request_id in self._ended:
             self.cache.lookups.ended(request_id)
@@ -211,9 +271,14 @@ class EngineCore:
         now = self._clock()
         results = []
         drawn = iter(output.samples)
-        for sequence, drafts in step.draws():
-            sample = self._samples[sequence]
-            if drafts:
+        for index, (sequence, drafts) in enumerate(step.draws()):
+            sample = self._samples.get(sequence)
+            if (
+                sample is None or index in output.void
+            ):  # it ended while the step was in flight, or is repeated
+                next(drawn)
+                results.append(Result(None, void=True))
+            elif drafts:
                 results.append(self._take_run(sample, drafts, [next(drawn) for _ in (None, *drafts)], now))
             else:
                 results.append(self._take(sample, next(drawn), now))
@@ -235,6 +300,8 @@ class EngineCore:
         tokens: list[int] = []
         last = Result(None)
         for draft, sampled in zip((*drafts, None), drawn, strict=True):
+            if tokens and sampled.invalid:
+                break  # the next step draws it again, and says what is wrong
             last = self._take(sample, sampled, now)
             if last.token is None:
                 break
@@ -247,15 +314,43 @@ class EngineCore:
     def _prepare(self, step: Step) -> None:
         """Begin what the next tokens need, when all of this step are known: accepting a token waits for masks
         of its grammar."""
+        for ended in self._said:
+            if ended.drafting is not None:
+                ended.drafting.finished(ended.sequence.tokens)
+        self._said.clear()
         going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
+        if self._draft_model is not None:
+            self._guess(self._draft_model, step, going_on)
         cost: float | None = None
         for sample in going_on:
+            drafts: tuple[int, ...] = ()
             if (drafting := sample.drafting) is not None:
                 cost = self._scheduler.draft_cost(step) if cost is None else cost
                 room, tokens = sample.request.max_tokens - sample.num_tokens, sample.sequence.tokens
                 drafts = drafting.propose(tokens, room, cost=cost, others=len(going_on) - 1)
                 sample.sequence.drafts = drafts
-            sample.state.prepare()
+            sample.state.prepare(drafts)
+
+    def _guess(self, model: DraftModel, step: Step, going_on: list[Sample]) -> None:
+        """Let the draft model guess for all samples that it drafts for, side by side."""
+        began = self._clock()
+        asks: list[Ask] = []
+        drafters: list[ModelDrafter] = []
+        for sample in going_on:
+            if sample.drafting is None or (drafter := sample.drafting.by_model) is None:
+                continue
+            if not asks:
+                cost = self._scheduler.draft_cost(step)
+                if self._step_s:
+                    cost += model.round_s / self._step_s / len(going_on)
+            tokens = sample.sequence.tokens
+            room = sample.request.max_tokens - sample.num_tokens
+            count = sample.drafting.num_guesses(tokens, room, cost=cost, others=len(going_on) - 1)
+            asks.append(Ask(self._guesses[sample], tokens, sample.state, count))
+            drafters.append(drafter)
+        for drafter, guesses in zip(drafters, model.guess(asks), strict=True):
+            drafter.guesses = guesses
+        self._drafting_s = self._clock() - began
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
         """End the sequences whose K/V went wrong in the middle of the prompt, before anything of
@@ -275,6 +370,10 @@ class EngineCore:
         self._updates.append(Update(request, delta))
         if delta.finish_reason is not None:
             del self._samples[sample.sequence]
+            if self._draft_model is not None and (guesses := self._guesses.pop(sample, None)) is not None:
+                self._draft_model.close(guesses)
+            if sample.drafting is not None and delta.finish_reason is not FinishReason.ERROR:
+                self._said.append(sample)
             if (reason := request.finish_reason) is not None:
                 self._recorder.ended(request, reason, self._clock())
                 self._ended.append(request.request_id)
@@ -298,6 +397,7 @@ class EngineCore:
             residual=self._blocks.residual_counts,
             states=self._blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
+            prompt_token_s=self._prompt_pace.token_s,
         )
 
 

@@ -175,6 +175,8 @@ class EngineThread:
 
     def _answer_questions(self, core: EngineCore, dispatcher: CommandDispatcher) -> None:
         """The oldest ones; the others after the next step."""
+        if self._questions:
+            core.settle()
         for _ in range(min(len(self._questions), COMMANDS_PER_STEP)):
             _answer(self._questions.popleft(), core, dispatcher)
 

@@ -73,6 +73,7 @@ class Request:
                     priority=priority,
                     recompute=params.prompt_logprobs is not None or params.pooling == "mean",
                     tenant=tenant,
+                    target_itl=None if params.target_itl is None else params.target_itl / 1e3,
                 ),
                 # Each sample has a seed of its own, or all n would say the same.
                 SampleState(

@@ -33,6 +33,7 @@ from .commands import AnswerT, Command, FindPrefix, GetPageKind, InsertPages, Li
 
 MAX_NAME_BYTES = 200  # of one part of a path; file systems take 255, and unfinished files' names are longer
 PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
+PART_PAGES = 65_536  # of a model without attention, whose pages have no bytes
 MOST_TRIES = 3  # of reading a prompt whose pages give way to others
 
 
@@ -165,7 +166,9 @@ def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: Lo
     size = kind.page_size
     start = len(tokens) - len(run.token_ids)
     new = known = skipped = 0
+    num_states = len(run.parts[-1].indices) if kind.states is not None else 0
     for stretch in stretches(run, kind, start):
+        num_states -= stretch.group == len(kind.specs)
         for first in range(0, len(stretch.pages), part := _part(kind)):
             some, at = stretch.pages[first : first + part], stretch.first + first
             inserted = _insert_part(
@@ -174,6 +177,7 @@ def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: Lo
             skipped += inserted.num_skipped
             if stretch.group == 0:
                 new, known = new + inserted.num_new, known + inserted.num_known
+    skipped += num_states  # those that stand inside a page of this size
     return LoadedPages(
         total.num_pages + new,
         total.num_tokens + new * size,
@@ -209,6 +213,15 @@ def _read(file: Path, kind: PageKind) -> PageRun:
         raise InvalidRequest(
             f"nothing was loaded: the pages in {file.name} are of another model, and K/V of one model mean "
             "nothing to another; start the server with the model they were saved from"
+        )
+    if (
+        run.kind.states is not None
+        and kind.states is not None
+        and run.kind.states.entries != kind.states.entries
+    ):
+        raise InvalidRequest(
+            f"nothing was loaded: the states of recurrent layers in {file.name} were kept in another way "
+            "than here; start the server with the --backend they were saved with"
         )
     layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
     if layers[0] != layers[1] or run.kind.context != kind.context:
@@ -297,7 +310,10 @@ def _insert_part(
 
 def _part(kind: PageKind) -> int:
     """Pages that are copied between two steps."""
-    return max(1, PART_BYTES // sum(spec.page_bytes for spec in kind.specs))
+    num_bytes = sum(spec.page_bytes for spec in kind.specs)
+    if kind.states is not None and kind.states.nbytes <= num_bytes:  # there may be one after every page
+        num_bytes += kind.states.nbytes
+    return min(max(1, PART_BYTES // max(num_bytes, 1)), PART_PAGES)
 
 
 def _check_new(path: Path) -> None:

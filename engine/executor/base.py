@@ -32,12 +32,39 @@ class RunOutput:
                  end, whether it sampled or not, and nothing it wrote may be published
     hidden       [P, D], what the output head gets of each row of ``batch.embedded``; None: nobody asked
     scores       one per row of ``batch.scored``, in that order; those of failed rows mean nothing
+    void         indices of samples whose row was computed of another token than the step before gave in the
+                 end: they mean nothing, and the row is to be computed again
     """
 
     samples: tuple[Sampled, ...]
     failed_rows: tuple[int, ...] = ()
     scores: tuple[TokenLogprob, ...] = ()
     hidden: npt.NDArray[np.float32] | None = None
+    void: frozenset[int] = frozenset()
+
+
+class Pending(Protocol):
+    """A step that was submitted. Steps are resolved once, in the order in which they were submitted."""
+
+    @property
+    def feeds(self) -> bool:
+        """Whether the next step may take its tokens from here before this one is resolved."""
+        ...
+
+    def resolve(self) -> RunOutput:
+        """Wait for the step; what it gave."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A ``Pending`` of a step that was computed when it was submitted."""
+
+    output: RunOutput
+    feeds: bool = False
+
+    def resolve(self) -> RunOutput:
+        return self.output
 
 
 class ModelRunner(Protocol):
@@ -46,12 +73,19 @@ class ModelRunner(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``.
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``: at once, or
+        while the caller does something else.
 
-        ``states[i]`` belongs to ``batch.sample_rows[i]``. The drawn tokens are not recorded:
-        the caller calls ``states[i].record(token)`` once it has accepted one.
+        ``states[i]`` belongs to ``batch.sample_rows[i]``, and says what its draw needs before this
+        returns. The drawn tokens are not recorded: the caller calls ``states[i].record(token)`` once it
+        has accepted one. ``after`` is the step before, if it is not resolved: it ``feeds``, and gives
+        the tokens that ``batch.sources`` names.
         """
+        ...
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        """``submit`` and ``resolve`` in one."""
         ...
 
     @property
@@ -60,11 +94,11 @@ class ModelRunner(Protocol):
         ...
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        """Bytes of whole pages of one group, a copy: see ``PageStorage.read_pages``. Between steps."""
+        """Bytes of whole pages of one group, a copy: see ``PageStorage.read_pages``. No step is in flight."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        """Put bytes as from ``read_pages`` into these pages of a group. Between steps."""
+        """Put bytes as from ``read_pages`` into these pages of a group. No step is in flight."""
         ...
 
     def close(self) -> None:

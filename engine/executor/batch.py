@@ -30,7 +30,7 @@ class ScoredRows:
 class Batch:
     """T tokens of a mixed step.
 
-    token_ids    [T]  input tokens, rows in the order of ``attention``
+    token_ids    [T]  input tokens, rows in the order of ``attention``; 0 where ``sources`` names them
     sample_rows  [S]  rows whose logits become tokens; a row appears once per sample drawn
                       from it (n > 1 draws several from the prompt's last row). A sequence with
                       drafts has its last token's row and those of the drafts
@@ -38,6 +38,7 @@ class Batch:
     copies            pages to copy before anything of this step is written
     scored            prompt tokens whose probability is asked for
     embedded     [P]  rows whose hidden states are asked for, ascending
+    sources      [T]  which samples of the step before the input tokens are; None: all tokens are known
     """
 
     token_ids: Ints
@@ -46,6 +47,7 @@ class Batch:
     copies: tuple[PageCopy, ...] = ()
     scored: ScoredRows | None = None
     embedded: Ints | None = None
+    sources: Ints | None = None
 
 
 def build_batch(step: Step, page_size: int) -> Batch:
@@ -85,11 +87,13 @@ def _build_decodes(step: Step, page_size: int) -> Batch:
         states=_states(work),
     )
     every = all(samples and not siblings for _, _, _, samples, siblings, _ in work)
+    is_ahead = step.sources is not None
     return Batch(
-        token_ids=_token_ids(work),
+        token_ids=np.zeros(len(work), np.int32) if is_ahead else _token_ids(work),
         sample_rows=counting(len(work)) if every else _sample_rows(work, rows),
         attention=attention,
         copies=step.copies,
+        sources=np.array(step.sources, np.int32) if is_ahead else None,
     )
 
 

@@ -12,21 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.block_manager import PageCopy, ResidualWindow
-from octavo.kernels.interface import PageStorage
+from octavo.kernels.interface import PageStorage, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.engine_info import ModelInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.fingerprint import model_fingerprint
-from ..kv_store.page_runs import PageKind
-from .base import RunOutput
+from ..kv_store.page_runs import PageKind, StateKind
+from .base import Pending, Resolved, RunOutput
 from .batch import Batch, ScoredRows
+from .device_step import DeviceStep
+from .failures import with_failures
 from .paged_model import FIRST_ROW, PagedModel, slice_rows
 from .sampling.logit_rows import NumpySampling, Sampling, Target
 from .sampling.sampler import Sampled, SampleState, chosen
 
-KV_NOT_FINITE = "the model computed keys, values or states that are not finite (NaN or infinity)"
 NO_ROWS: Ints = np.zeros(0, np.int32)
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
@@ -39,6 +40,8 @@ class PagedRunner:
     tier (None: paged tier): a step is then computed in slices of rows that stay below
     GATHER_BYTES. With ``chooses`` the model's head chooses the tokens of steps in which every token
     is plainly greedy; ``sampling`` draws those of all others, in NumPy if it is not given.
+    ``on_device``: in the paged tier, tokens are drawn where the logits are, in the step's graph, and
+    with ``feeds`` the next step may take them from there.
     """
 
     def __init__(
@@ -50,28 +53,65 @@ class PagedRunner:
         exact: bool = False,
         chooses: bool = False,
         sampling: Sampling | None = None,
+        on_device: bool = False,
+        feeds: bool = False,
     ) -> None:
         self._model = model
         self._info = info
         self._dense_row_bytes = dense_row_bytes
         self._exact = exact
         self._chooses = chooses
+        self._on_device = on_device and dense_row_bytes is None and not model.computes_apart
+        self._feeds = feeds
         self._sampling = NumpySampling() if sampling is None else sampling
 
     @property
     def info(self) -> ModelInfo:
         return self._info
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """As ``ModelRunner.run``. Raises ValueError for token ids or pages that do not exist:
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        """As ``ModelRunner.submit``. Raises ValueError for token ids or pages that do not exist:
         neither the embedding nor the kernels check."""
+        self._check_tokens(batch)
+        if batch.copies:
+            self._copy(batch.copies)
+        if self._on_device and states and batch.scored is None and batch.embedded is None:
+            return self._launch(batch, states, cast("DeviceStep | None", after))
+        assert after is None, "this step is computed when it is submitted"
+        return Resolved(self._compute(batch, states))
+
+    def _check_tokens(self, batch: Batch) -> None:
         vocab_size = self._info.vocab_size
         token_ids = batch.token_ids.tolist()
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
-        if batch.copies:
-            self._copy(batch.copies)
+
+    def _launch(self, batch: Batch, states: Sequence[SampleState], after: DeviceStep | None) -> DeviceStep:
+        """Begin a step, and leave it to itself."""
+        rows, places = _each_once(batch.sample_rows)
+        token_ids: Ints | mx.array = batch.token_ids
+        if after is not None:
+            assert batch.sources is not None, "nothing says which tokens follow"
+            token_ids = after.take(batch.sources)
+        logits = self._model.forward(token_ids, batch.attention, rows)
+        step = DeviceStep(
+            batch,
+            logits,
+            places,
+            states,
+            self._model.kv_cache.flags(),
+            sampling=self._sampling,
+            after=after,
+            feeds=self._feeds,
+        )
+        mx.async_eval(*step.arrays, *self._model.kv_cache.pending())
+        return step
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        return self.submit(batch, states).resolve()
+
+    def _compute(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         plain = batch.scored is None and batch.embedded is None
         if self._chooses and plain and all(state.plain_greedy for state in states):
             return self._run_choosing(batch, states)
@@ -103,7 +143,7 @@ class PagedRunner:
             ids, logits = cast("list[int]", out.ids.tolist()), cast("list[float]", out.logits.tolist())
             drawn += map(chosen, ids, logits)
         samples = [drawn[i] for i, _ in zip(which, states, strict=True)]
-        return RunOutput(_with_failures(samples, batch, failed), tuple(failed))
+        return RunOutput(with_failures(samples, batch, failed), tuple(failed))
 
     def _run_sampling(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         rows = batch.sample_rows if batch.scored is None else np.r_[batch.sample_rows, batch.scored.rows]
@@ -141,7 +181,7 @@ class PagedRunner:
                 scores += self._score(batch.scored, out, wanted.tolist(), failed)
         drawn = [samples[i] for i, _ in enumerate(states)]
         return RunOutput(
-            _with_failures(drawn, batch, failed),
+            with_failures(drawn, batch, failed),
             tuple(failed),
             tuple(scores),
             np.concatenate(hidden) if hidden else None,
@@ -176,15 +216,44 @@ class PagedRunner:
     def page_kind(self) -> PageKind:
         """Computed when it is first asked for: it reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        specs = tuple(storage.spec for storage in self._storages)
+        specs = tuple(storage.spec for storage in self._storages) or (self._spec_of_no_layers,)
         residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)
-        return PageKind(name, specs, f"quantize_after {self._info.quantize_after}" if residual else "")
+        context = f"quantize_after {self._info.quantize_after}" if residual else ""
+        return PageKind(name, specs, context, self._state_kind())
+
+    @property
+    def _spec_of_no_layers(self) -> PoolSpec:
+        """Of a model without attention: its pages have no bytes."""
+        return PoolSpec(
+            layers=(),
+            num_pages=self._info.num_pages,
+            page_size=self._info.page_size,
+            k_format="bf16",
+            v_format="bf16",
+        )
+
+    def _state_kind(self) -> StateKind | None:
+        states = self._model.states
+        if states is None:
+            return None
+        entries = tuple(
+            (name, tuple(entry.shape), str(entry.dtype).removeprefix("mlx.core."))
+            for name, entry in sorted(states.stored_entries.items())
+        )
+        return StateKind(self._info.page_size, entries, states.snapshot_bytes)
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        if self._model.states is not None and group == len(self._info.groups):
+            return self._model.states.read_slots(pages)
+        if not self._storages:
+            return np.empty((len(pages), 0), np.uint8)
         return self._storages[group].read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        self._storages[group].write_pages(pages, data)
+        if self._model.states is not None and group == len(self._info.groups):
+            self._model.states.write_slots(pages, data)
+        elif self._storages:
+            self._storages[group].write_pages(pages, data)
 
     @property
     def _storages(self) -> tuple[PageStorage, ...]:
@@ -218,19 +287,3 @@ def _rows_between(rows: Ints, first: int, stop: int, batch: Batch) -> Ints:
     """Those that lie in ``[first, stop)``."""
     whole = first == 0 and stop == len(batch.token_ids)
     return rows if whole else rows[(rows >= first) & (rows < stop)]
-
-
-def _with_failures(samples: list[Sampled], batch: Batch, failed: list[int]) -> tuple[Sampled, ...]:
-    """Samples whose row is a failed one, or comes after one of its sequence, become failures themselves."""
-    if not failed:
-        return tuple(samples)
-    starts = batch.attention.q_start[1:]
-    first_failed: dict[int, int] = {}  # by the sequence that owns it
-    for row, owner in zip(failed, np.searchsorted(starts, failed, side="right").tolist(), strict=True):
-        first_failed[owner] = min(row, first_failed.get(owner, row))
-    rows = batch.sample_rows.tolist()
-    owners = np.searchsorted(starts, batch.sample_rows, side="right").tolist()
-    return tuple(
-        Sampled(token=None, error=KV_NOT_FINITE) if first_failed.get(owner, row + 1) <= row else drawn
-        for drawn, row, owner in zip(samples, rows, owners, strict=True)
-    )

@@ -83,7 +83,9 @@ class PagedModel:
             case _:
                 return ListShim([self._shim(part) for part in place])
 
-    def forward(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None = None) -> mx.array:
+    def forward(
+        self, token_ids: Ints | mx.array, metadata: AttentionMetadata, rows: Ints | None = None
+    ) -> mx.array:
         """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
 
         ``evaluate`` whatever is made of them, exactly once, before the next call.
@@ -116,6 +118,11 @@ class PagedModel:
         return self._context.mask_dims is None
 
     @property
+    def computes_apart(self) -> bool:
+        """Whether a step is more than one graph that MLX evaluates: a program, or states that are moved."""
+        return self.replay is not None or self.states is not None
+
+    @property
     def reads_latents(self) -> bool:
         """Whether layers attended over latents, in the steps so far."""
         return self._context.reads_latents
@@ -141,16 +148,22 @@ class PagedModel:
         return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 
     def _step(
-        self, build: Build, token_ids: Ints, metadata: AttentionMetadata, rows: Ints | None, *more: Ints
+        self,
+        build: Build,
+        token_ids: Ints | mx.array,
+        metadata: AttentionMetadata,
+        rows: Ints | None,
+        *more: Ints,
     ) -> list[mx.array]:
         self._context.begin(metadata)
         if self._recurrent is not None and self.states is not None:
-            self._recurrent.begin(self.states, StateStep(metadata))
-        values = [token_ids, metadata.positions] if rows is None else [token_ids, metadata.positions, rows]
+            self._recurrent.begin(self.states, StateStep(self.states.staged(metadata)))
+        values = [metadata.positions] if rows is None else [metadata.positions, rows]
         values += more
         if self.replay is not None:
-            return self.replay(build, values)
-        return build([mx.array(value) for value in values], False)
+            assert not isinstance(token_ids, mx.array), "programs are given tokens that are known"
+            return self.replay(build, [token_ids, *values])
+        return build([mx.array(token_ids), *(mx.array(value) for value in values)], False)
 
     def _build_logits(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
         """The graph of the step that has begun: of its tokens, positions and wanted rows."""

@@ -227,6 +227,7 @@ class AsyncEngine:
                 )
             self._check_open(request_id)  # once more: encoding may have taken a while
             self._open.gate.check(request.num_prompt)
+            self._open.gate.check_deadline(request, self.gauges().prompt_token_s)
             place.admit(request)
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:

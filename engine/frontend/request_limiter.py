@@ -13,6 +13,7 @@ from ..api.errors import (
     Overloaded,
     QueueTimeout,
     RequestTooLong,
+    TooLate,
 )
 from ..core.request import Request
 from .stream import Stream, UnreadOutput
@@ -27,6 +28,7 @@ class Gate:
         self._max_unfinished = config.max_running + config.max_waiting
         self._max_tokens = config.max_waiting_tokens
         self._max_unread_bytes = config.max_unread_bytes
+        self._refuse_late = config.refuse_late
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
@@ -78,6 +80,22 @@ class Gate:
                 max_waiting_tokens=self._max_tokens,
             )
 
+    def check_deadline(self, request: Request, prompt_token_s: float | None) -> None:
+        """TooLate if the first token is expected after the request's ``target_ttft``: what waits and what is
+        being computed of others' prompts comes first, at ``prompt_token_s`` seconds a token (None: nothing
+        is known yet), as if nothing of them was cached."""
+        target_ms = request.params.target_ttft
+        if not self._refuse_late or target_ms is None or prompt_token_s is None:
+            return
+        num_tokens = request.num_prompt + sum(map(_prompt_backlog, self._unfinished))
+        expected_ms = num_tokens * prompt_token_s * 1e3
+        if expected_ms > target_ms:
+            raise TooLate(
+                f"the first token is expected in {expected_ms:.0f} ms, and this request wants it within "
+                f"{target_ms:g} (target_ttft); try again later, or another server",
+                expected_ttft_ms=round(expected_ms),
+            )
+
     def watch(self, stream: Stream, abort: Callable[[Request], None]) -> None:
         """End the stream with QueueTimeout, and ``abort`` its request, if that waits for too long."""
         if self._timeout_s is not None:
@@ -103,12 +121,21 @@ class Gate:
             )
 
 
+def _prompt_backlog(request: Request) -> int:
+    """Prompt tokens that are yet to be computed, as the engine's thread last said."""
+    if request.first_token_at is not None:
+        return 0
+    table = request.samples[0].sequence.table  # read once: it may be taken away meanwhile
+    return max(0, request.num_prompt - (table.num_written if table is not None else 0))
+
+
 def refusal_label(error: Exception) -> str:
     """The label under which a refusal is counted."""
     for kind, label in (
         (RequestTooLong, "too_long"),
         (InvalidRequest, "invalid"),
         (QueueTimeout, "queue_timeout"),
+        (TooLate, "late"),
         (Overloaded, "overloaded"),
         (EngineStopping, "stopping"),
     ):

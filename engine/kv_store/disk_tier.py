@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo.block_manager import BlockManager, Digest
 from octavo.block_manager.digests import root
-from octavo.scheduler import Sequence, Step
+from octavo.scheduler import Sequence, Status, Step
 
 from ..api.errors import InvalidConfig, NotConfigured
 from ..api.store_counters import StoreCounts, Tally
@@ -51,14 +51,16 @@ class DiskTier:
         self._transfer = transfer
         self._blocks = blocks
         self._kind = access.page_kind
-        self._page_bytes = [spec.page_bytes for spec in self._kind.specs]
+        self._page_bytes = self._kind.part_bytes
+        self._states = len(blocks.groups)  # number of the snapshots, if there are any
         self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
         blocks.miss_reasons.in_other_format = self._folder.has_of_other_kind
         self._tally = Tally()
         self._wake = _nobody
-        self._writer = ShardWriter(self._folder, self._tally, queue_bytes=QUEUE_BYTES)
+        queue_bytes = max(QUEUE_BYTES, *self._page_bytes, 0)  # a state may be larger than that
+        self._writer = ShardWriter(self._folder, self._tally, queue_bytes=queue_bytes)
         self._reader = ShardReader(
-            self._folder, blocks.groups, self._tally, staged_bytes=QUEUE_BYTES, wake=self._news
+            self._folder, blocks.parts, self._tally, staged_bytes=QUEUE_BYTES, wake=self._news
         )
         self._fetches: dict[Sequence, Fetch] = {}
         self._closing = threading.Event()
@@ -86,7 +88,7 @@ class DiskTier:
             return False
         known = [
             [blocks.find(digest, group) is not None for digest in digests]
-            for group in range(len(blocks.groups))
+            for group in range(len(blocks.parts))
         ]
         if not self._may_be_there(digests, known, found):
             self._tally.add("misses")
@@ -126,8 +128,13 @@ class DiskTier:
         for item in step.work:
             sequence = item.sequence
             first, last = item.start // page_size, item.end // page_size
-            if first < last:  # drafts that did not hold filled nothing that has a digest
-                self._save(sequence, first, min(last, len(sequence.digests)))
+            last = min(
+                last, len(sequence.digests)
+            )  # drafts that did not hold filled nothing that has a digest
+            if first < last:
+                self._save(sequence, first, last)
+            if self._blocks.states is not None:
+                self._save_states(sequence, first, last)
 
     def close(self) -> None:
         """Write what is queued, within some seconds, and end the threads."""
@@ -144,15 +151,36 @@ class DiskTier:
         self._wake()
 
     def _may_be_there(self, digests: Run[Digest], known: Run[Run[bool]], found: int) -> bool:
-        """Whether it is worth to look: the first page that a group lacks beyond what is found is on disk."""
-        for group, pages in enumerate(known):
+        """Whether it is worth to look: beyond what is found there is a state, if states are needed, and the
+        first page that a group lacks there is on disk."""
+        for states in known[self._states :]:
+            indices = range(found, len(digests))
+            if not any(states[i] or self._folder.has(digests[i], self._states) for i in indices):
+                return False
+        for group, pages in enumerate(known[: self._states]):
             missing = next((index for index in range(found, len(digests)) if not pages[index]), None)
             if missing is not None:
                 return self._folder.has(digests[missing], group)
         return True
 
+    def _save_states(self, sequence: Sequence, first: int, last: int) -> None:
+        """Snapshots of prompts, and the last one of what is generated: each of the others is replaced a page
+        later, and may be as large as hundreds of pages."""
+        assert self._blocks.states is not None
+        if not self._blocks.states.every_page:
+            last = min(last, sequence.num_prompt // self._blocks.page_size)
+        wanted = self._wanted(sequence, first, last, self._states)
+        if sequence.status is Status.FINISHED:
+            indices = range(len(sequence.digests) - 1, -1, -1)
+            tail = next(
+                (i for i in indices if self._blocks.find(sequence.digests[i], self._states) is not None), -1
+            )
+            wanted += self._wanted(sequence, max(tail, last), tail + 1, self._states)
+        if wanted:
+            self._copy_out(sequence, wanted, self._states)
+
     def _save(self, sequence: Sequence, first: int, last: int) -> None:
-        for group in range(len(self._page_bytes)):
+        for group in range(self._states):
             wanted = self._wanted(sequence, first, last, group)
             if wanted:
                 self._copy_out(sequence, wanted, group)

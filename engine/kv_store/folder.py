@@ -2,7 +2,7 @@
 
     FOLDER/<kind of pages>/<first two digits>/<digest>.safetensors
 
-Each group of layers has pages of its own kind.
+Each group of layers has pages of its own kind, and so have snapshots of recurrent state.
 
 Several servers can use one folder: what is kept in memory about it (``ShardIndex``) only tells where
 to look. A shard is written under another name and renamed, it never changes afterwards, and it goes by
@@ -55,7 +55,7 @@ class ShardFolder:
         self.kind = kind
         self.max_bytes = max_bytes
         self._root = root
-        self._kinds = [kind.group(index) for index in range(len(kind.specs))]
+        self._kinds = [kind.group(index) for index in range(len(kind.part_bytes))]
         self._folders = [root / own.key for own in self._kinds]
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in self._folders:

@@ -8,6 +8,8 @@ A ``.safetensors`` file with one tensor for each group of layers, ``pages.0``, `
     context     what else K/V depends on
     page_size
     formats     JSON, per group: [k_format, v_format]
+    states      JSON, of models with recurrent layers: [[name, shape, dtype], ...] of a state's arrays. Then
+                there is one more tensor: states after some of the pages, with their numbers of tokens
     layers      JSON, per group: [[num_kv_heads, head_dim, value_dim, window, keep], ...]
     indices     JSON, per group: which of the sequence's pages in this file its tensor holds, rising;
                 groups with a window may hold a few
@@ -38,7 +40,7 @@ from octavo.block_manager import Digest
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
-from .page_runs import VERSION, PageKind, PagePart, PageRun
+from .page_runs import VERSION, PageKind, PagePart, PageRun, StateKind
 
 SUFFIX = ".safetensors"
 ALIGNMENT = 64  # of the pages in the file
@@ -154,6 +156,11 @@ def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
 
 def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
     """One of _MALFORMED for what does not fit together."""
+    states = None
+    pages_of_groups = list(parts)
+    if "states" in metadata:
+        nbytes = pages_of_groups.pop().shape[1]
+        states = StateKind(int(metadata["page_size"]), _entries(metadata["states"]), nbytes)
     specs = tuple(
         PoolSpec(
             layers=tuple(
@@ -166,12 +173,12 @@ def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
             v_format=v_format,
         )
         for layers, (k_format, v_format), pages in zip(
-            json.loads(metadata["layers"]), json.loads(metadata["formats"]), parts, strict=True
+            json.loads(metadata["layers"]), json.loads(metadata["formats"]), pages_of_groups, strict=True
         )
     )
     salt = metadata.get("salt")
     run = PageRun(
-        PageKind(metadata["model"], specs, metadata["context"]),
+        PageKind(metadata["model"], specs, metadata["context"], states),
         Digest(bytes.fromhex(metadata["parent"])),
         tuple(json.loads(metadata["token_ids"])),
         tuple(
@@ -182,15 +189,19 @@ def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
     )
     if len(run.token_ids) != run.num_pages * run.kind.page_size:
         raise ValueError(f"{len(run.token_ids)} tokens do not fill pages of {run.kind.page_size}")
-    for spec, part in zip(specs, run.parts, strict=True):
-        _check_part(run, spec, part)
+    for page_bytes, part in zip(run.kind.part_bytes, run.parts, strict=True):
+        _check_part(run, page_bytes, part)
     return run
 
 
-def _check_part(run: PageRun, spec: PoolSpec, part: PagePart) -> None:
+def _entries(text: str) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    return tuple((str(name), tuple(map(int, shape)), str(dtype)) for name, shape, dtype in json.loads(text))
+
+
+def _check_part(run: PageRun, page_bytes: int, part: PagePart) -> None:
     """ValueError unless these are pages of the run."""
-    if part.pages.shape != (len(part.indices), spec.page_bytes):
-        raise ValueError(f"{part.pages.shape} are not {len(part.indices)} pages of {spec.page_bytes} bytes")
+    if part.pages.shape != (len(part.indices), page_bytes):
+        raise ValueError(f"{part.pages.shape} are not {len(part.indices)} pages of {page_bytes} bytes")
     rising = all(a < b for a, b in pairwise((-1, *part.indices, run.num_pages)))
     if not rising:
         raise ValueError(f"indices {part.indices} do not rise below {run.num_pages}")

@@ -15,32 +15,60 @@ VERSION = "pages 2"
 
 
 @dataclass(frozen=True, slots=True)
+class StateKind:
+    """What makes the states of recurrent layers of two engines interchangeable.
+
+    page_size   a snapshot stands where a page of so many positions ends
+    entries     name, shape and dtype of every array of a slot, in the order of its bytes
+    nbytes      of a snapshot
+    """
+
+    page_size: int
+    entries: tuple[tuple[str, tuple[int, ...], str], ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PageKind:
     """What makes the pages of two engines interchangeable.
 
     model     fingerprint of the model
     specs     of the pool of each group of layers; how many pages they have does not matter
     context   what else K/V depends on; of one group's pages, the kind of all groups
+    states    of recurrent layers, if there are any: they count as one more group, behind the others, whose
+              pages are snapshots of the state at the page's end
     """
 
     model: str
     specs: tuple[PoolSpec, ...]
     context: str = ""
+    states: StateKind | None = None
 
     @property
     def page_size(self) -> int:
-        return self.specs[0].page_size
+        if self.specs:
+            return self.specs[0].page_size
+        assert self.states is not None, "a kind of no pages and no states"
+        return self.states.page_size
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Bytes of one page in each group, and of a snapshot behind them."""
+        states = () if self.states is None else (self.states.nbytes,)
+        return tuple(spec.page_bytes for spec in self.specs) + states
 
     def group(self, index: int) -> PageKind:
         """The kind of one group's pages: those that queries read at the same time make it what it is."""
-        if len(self.specs) == 1:
+        if len(self.part_bytes) == 1:
             return self
+        if index == len(self.specs):
+            return PageKind(self.model, (), context=self.key, states=self.states)
         return PageKind(self.model, (self.specs[index],), context=self.key)
 
     def matches(self, other: PageKind) -> bool:
         """Whether pages of one can be put into pools of the other as they are."""
         same = (self.model, self.context) == (other.model, other.context)
-        return same and _unsized(self) == _unsized(other)
+        return same and _unsized(self) == _unsized(other) and self.states == other.states
 
     def describe(self) -> str:
         """Format and page size, for people."""
@@ -53,7 +81,8 @@ class PageKind:
             [[y.num_kv_heads, y.head_dim, y.value_dim, y.window, y.keep] for y in spec.layers]
             for spec in self.specs
         ]
-        return {
+        states = {} if self.states is None else {"states": json.dumps(self.states.entries)}
+        return states | {
             "octavo": VERSION,
             "model": self.model,
             "context": self.context,
@@ -70,7 +99,7 @@ class PageKind:
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """Some of a run's pages, in one group of layers.
+    """Some of a run's pages, in one group of layers, or the states after them.
 
     indices   which of the run's, rising
     pages     [len(indices), page_bytes]
@@ -86,7 +115,7 @@ class PageRun:
 
     parent      digest of the page before the first one; at a sequence's start the salt's root
     token_ids   of the pages' positions
-    parts       one for each group of layers
+    parts       one for each group of layers, and one of states behind them if there are any
     salt        None where it is not known
     """
 

@@ -6,17 +6,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo.block_manager import Digest, KVGroupSpec
+from octavo.block_manager import Digest, KVGroupSpec, RecurrentState
 from octavo.kernels.page_bytes import PageBytes
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """Page ``index`` of the prompt, in one group of layers."""
+    """Page ``index`` of the prompt, in one group of layers, or the state after it."""
 
     group: int
     index: int
     data: PageBytes
+
+
+Parts = Sequence[KVGroupSpec | RecurrentState]
+"""As from ``BlockManager.parts``: what a prefix consists of."""
 
 
 class Fetch:
@@ -62,9 +66,7 @@ class Fetch:
         """It could not be read."""
         self._there[group][index] = False
 
-    def plan(
-        self, groups: Sequence[KVGroupSpec], has: Callable[[Digest, int], bool]
-    ) -> list[tuple[int, int]]:
+    def plan(self, groups: Parts, has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
         """Group and index of the pages to read, so that the prompt can go on after as many pages as
         memory and disk together allow; empty if none are needed, or none would help.
 
@@ -80,17 +82,17 @@ class Fetch:
             if not self._known[number][index]
         ]
 
-    def _reachable(self, groups: Sequence[KVGroupSpec], has: Callable[[Digest, int], bool]) -> int:
+    def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
         end = len(self.digests)
         for number, group in enumerate(groups):
-            if group.window is None:  # from the front: one miss ends it
+            if group.needs_every_page:  # from the front: one miss ends it
                 end = next((i for i in range(end) if not self._is_there(number, i, has)), end)
         while True:
             missing = next(
                 (
                     index
                     for number, group in enumerate(groups)
-                    if group.window is not None
+                    if not group.needs_every_page
                     for index in self._needed(number, end)
                     if not self._is_there(number, index, has)
                 ),

@@ -6,15 +6,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from octavo.block_manager import KVGroupSpec
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.store_counters import Tally
 from .folder import ShardFolder
 from .page_files import BadPages
-from .prefetch import Fetch, FetchedPage
+from .prefetch import Fetch, FetchedPage, Parts
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +41,14 @@ class ShardReader:
     A read that hangs costs its prompt ``STALL_S``. Its thread is left behind and another one goes on;
     when ``MAX_STUCK`` of them hang, nothing is read until one comes back.
 
-    groups   what the layers of each group of pages can see
+    groups   what a prefix consists of
     wake     called from a thread when there is something to take
     """
 
     def __init__(
         self,
         folder: ShardFolder,
-        groups: Sequence[KVGroupSpec],
+        groups: Parts,
         tally: Tally,
         *,
         staged_bytes: int,

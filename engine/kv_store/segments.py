@@ -13,7 +13,7 @@ from .page_runs import PageKind, PageRun
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Pages ``first``, ``first + 1``, ... of a sequence in one group of layers."""
+    """Pages ``first``, ``first + 1``, ... of a sequence in one group of layers, or the state after one."""
 
     group: int
     first: int
@@ -27,13 +27,14 @@ def stretches(run: PageRun, kind: PageKind, start: int) -> Iterator[Stretch]:
     """
     same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
     end = start + len(run.token_ids)
-    partial = any(len(part.indices) < run.num_pages for part in run.parts)
+    num_groups = len(run.kind.specs)
+    partial = any(len(part.indices) < run.num_pages for part in run.parts[:num_groups])
     if new > old and partial and end % new:
         raise InvalidRequest(
             f"nothing was loaded: the saved pages end after {end} tokens, inside a page of {new}, and of "
             f"layers with a window they hold only what is seen from there; start with --page-size {old}"
         )
-    for group, part in enumerate(run.parts):
+    for group, part in enumerate(run.parts[:num_groups]):
         for first, stop in _consecutive(part.indices):
             pages = part.pages[first:stop]
             position = start + part.indices[first] * old
@@ -42,6 +43,11 @@ def stretches(run: PageRun, kind: PageKind, start: int) -> Iterator[Stretch]:
                 pages = _converted(run, kind, group, pages, skip=at * new - position)
             if len(pages):
                 yield Stretch(group, at, pages)
+    if run.kind.states is not None:  # no page's: as it was, wherever a page ends here
+        for index, state in zip(run.parts[-1].indices, run.parts[-1].pages, strict=True):
+            position = start + (index + 1) * old
+            if position % new == 0:
+                yield Stretch(num_groups, position // new - 1, state[None])
 
 
 def _consecutive(indices: tuple[int, ...]) -> Iterator[tuple[int, int]]:

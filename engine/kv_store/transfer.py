@@ -14,7 +14,8 @@ from .page_runs import PageKind, PagePart
 
 
 class PageAccess(Protocol):
-    """A model's pools, as bytes. Called from the engine's thread, between steps."""
+    """A model's pools, as bytes: those of groups of pages, and behind them slots of recurrent state.
+    Called from the engine's thread, between steps."""
 
     @property
     def page_kind(self) -> PageKind: ...
@@ -38,7 +39,8 @@ class CachedPrefix:
     """The longest cached beginning of a sequence: nothing is held, so it may be evicted at once.
 
     num_pages   full pages after which a sequence could go on
-    needed      per group of layers: which of these pages it would read, rising
+    needed      per group of layers: which of these pages it would read, rising; behind them, the page
+                after which a state
     """
 
     num_pages: int
@@ -76,15 +78,15 @@ class PageTransfer:
         """How much is cached of a sequence with these pages."""
         self.check()
         blocks = self._blocks
-        count, groups = blocks.num_findable(digests), range(len(blocks.groups))
+        count, groups = blocks.num_findable(digests), range(len(blocks.parts))
         needed = (tuple(sorted(blocks.needed_pages(count, group=group))) for group in groups)
         return CachedPrefix(count, tuple(needed))
 
     def read(self, digests: Run[Digest], wanted: Run[Run[int]] | None = None) -> tuple[PagePart, ...]:
-        """Copies of what can be found now, per group of layers; ``wanted`` says which of ``digests`` in
-        each (None: all). What is gone is left out."""
+        """Copies of what can be found now, per group of layers, states behind them; ``wanted`` says which
+        of ``digests`` in each (None: all). What is gone is left out."""
         parts = []
-        for group in range(len(self._blocks.groups)):
+        for group in range(len(self._blocks.parts)):
             indices = range(len(digests)) if wanted is None else wanted[group]
             found = {index: self._blocks.find(digests[index], group) for index in indices}
             pages = {index: page for index, page in found.items() if page is not None}

@@ -18,6 +18,7 @@ from .page_runs import PageRun
 
 logger = logging.getLogger(__name__)
 
+MAX_QUEUED = 65_536  # pages, which have no bytes where a model has no attention
 MAX_USES = 65_536  # digests whose use is still to be noted; more are not
 FULL_DISK_S = 1.0  # a disk that stays full is given room that often: others may take it at once
 STALL_S = 2.0  # a writer that has written no page for so long is not waited for at the end
@@ -58,7 +59,7 @@ class ShardWriter:
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether ``put`` would take so many bytes."""
-        return self._num_queued + num_bytes <= self._queue_bytes
+        return self._num_queued + num_bytes <= self._queue_bytes and len(self._pages) < MAX_QUEUED
 
     def put(self, digest: Digest, group: int, run: PageRun) -> None:
         """Queue one page of a group."""

@@ -25,6 +25,7 @@ _UNITS = {"": 1, "B": 1} | {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
 DEFAULT_KV_MEMORY = 2 * 1024**3
 DEFAULT_SEQUENCE_TOKENS = 2048
+SHORT_SEQUENCE_TOKENS = 256  # where pages were counted by somebody who knows their sequences
 
 
 def parse_size(text: str) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.block_manager import FullAttention, KVGroupSpec, ResidualWindow, SlidingWindow
-from octavo.block_manager.spec import UNBOUNDED
+from octavo.block_manager.spec import UNBOUNDED, pages_for
 from octavo.kernels.groups import LayerGroup, group_layers, residual_groups
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import ResidualSpec
@@ -28,6 +29,7 @@ class Sizing:
     residual      their residual windows, if there are any: last in what follows
     specs         of all of them, with the largest pool that is of use as ``num_pages``
     group_bytes   of one page of each
+    needs         says how many residual pages are of use beside so many pages of the first group
     """
 
     groups: tuple[LayerGroup, ...]
@@ -35,6 +37,7 @@ class Sizing:
     residual: tuple[LayerGroup, ...] = ()
     group_bytes: tuple[int, ...]
     page_size: int
+    needs: Callable[[ResidualWindow, int], int] = lambda spec, _: spec.num_pages
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
@@ -42,8 +45,15 @@ class Sizing:
         return self.groups + self.residual
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
-        """Return the pages of each, for ``num_pages`` of those that grow with a sequence's length."""
-        return tuple(min(num_pages, spec.num_pages) for spec in self.specs)
+        """Return the pages of each, for ``num_pages`` of those that grow with a sequence's length. Residual
+        windows get what the sequences need that run in so many pages."""
+        return tuple(
+            min(
+                num_pages,
+                self.needs(spec, num_pages) if isinstance(spec, ResidualWindow) else spec.num_pages,
+            )
+            for spec in self.specs
+        )
 
     def pages_per_sequence(self, index: int, num_tokens: int) -> int:
         """Return the pages of one group for a sequence of so many positions that is being decoded."""
@@ -54,13 +64,8 @@ class Sizing:
 
     def pages_within(self, budget: int) -> int:
         """Return the largest number of pages whose bytes, with those of the other groups, fit the budget."""
-        spent, rate = 0, sum(self.group_bytes)
-        most_useful = [spec.num_pages for spec in self.specs]
-        for most, size in sorted(zip(most_useful, self.group_bytes, strict=True)):
-            if (budget - spent) // rate <= most:
-                break
-            spent, rate = spent + most * size, rate - size
-        return (budget - spent) // rate
+        first = self.group_bytes[0] or sum(self.group_bytes)
+        return bisect_right(range(1, budget // first + 1), budget, key=self.bytes_for)
 
     def page_groups(self, num_pages: int) -> tuple[KVGroupSpec, ...]:
         """Return what each group sees, with its pool of that size."""
@@ -91,9 +96,11 @@ def sizing(
     max_pinned: int = 0,
     residual: ResidualSpec | None = None,
     num_residual: int | None = None,
+    sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
 ) -> Sizing:
-    """InvalidConfig if a format cannot hold a layer's rows. ``num_residual``: residual pages of each group
-    (None: as many as are of use)."""
+    """InvalidConfig if a format cannot hold a layer's rows. ``num_residual``: residual pages of each group.
+    None: what sequences of ``sequence_tokens`` need that fill the pages beside them, of which at most
+    ``max_running`` run and the others are cached prefixes."""
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
@@ -102,17 +109,24 @@ def sizing(
     formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # as large as fp16
 
     def sized(spec: KVGroupSpec) -> KVGroupSpec:
-        if isinstance(spec, ResidualWindow) and num_residual:
-            return replace(spec, num_pages=num_residual)
-        if not bounded and not isinstance(spec, ResidualWindow):
+        if not bounded or isinstance(spec, ResidualWindow):
             return spec
+        useful = spec.useful_pages(page_size, max_running=max_running, max_step_tokens=max_step_tokens)
+        return replace(spec, num_pages=useful + max_pinned)
+
+    def needs(spec: ResidualWindow, num_pages: int) -> int:
+        if num_residual:
+            return num_residual
+        per_sequence = specs[0].decode_pages(min(sequence_tokens, max_model_len), page_size)
+        sequences = pages_for(num_pages, per_sequence)
         useful = spec.useful_pages(
             page_size,
-            max_running=max_running,
+            max_running=min(sequences, max_running),
             max_step_tokens=max_step_tokens,
+            num_cached=max(sequences - max_running, 0),
             quantize_after=0 if residual is None else residual.quantize_after,
         )
-        return replace(spec, num_pages=useful + max_pinned)
+        return useful + max_pinned
 
     return Sizing(
         groups=groups,
@@ -128,6 +142,7 @@ def sizing(
             for group, (k_name, v_name) in zip(groups + beside, formats, strict=True)
         ),
         page_size=page_size,
+        needs=needs,
     )
 
 

@@ -150,6 +150,7 @@ class Metrics:
         self._cache_info.info(
             {
                 "kv_format": info.kv_format,
+                "residual_pages": str(info.residual_pages),
                 "page_size": str(info.page_size),
                 "num_pages": str(info.num_pages),
                 "pages_bytes": str(info.memory.pages),

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from typing import Literal, Protocol
 
 from ..api.sampling_params import Speculate
 from .drafter import Drafter, Proposal
+from .model_drafter import MATCH, ModelDrafter
 from .ngram import NgramDrafter
-
-_DRAFTERS: Mapping[Speculate, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+from .ngram_index import NGRAM, NgramIndex, TextIndex
+from .recent_outputs import Histories, RecentOutputs
+from .suffix import SuffixDrafter
 
 LEAST_GAIN = 1.03
 """Times as many tokens per second, as expected, that are worth a draft."""
 
-_MATCHES = (4, 8, 16)  # bounds of the kinds of proposals, by what speaks for them
-_HOLD = (0.3, 0.5, 0.7, 0.8)  # how often a draft of each kind holds, to begin with
+FORCED = 10**6
+"""A match as long as that: of what a grammar leaves no choice about."""
+
+_MATCHES = (4, 8, 16, FORCED)  # bounds of the kinds of proposals, by what speaks for them
+_HOLD = (0.3, 0.5, 0.7, 0.8, 0.9)  # how often a draft of each kind holds, to begin with
 _LEARNING = 0.1  # weight of the latest draft
+_TRY_EVERY = 32  # tokens: as often a model guesses one token of a sample that nothing is guessed for
+
+
+class Grammar(Protocol):
+    """What a sample's output must follow."""
+
+    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
+        """Those of ``drafts`` up to the first that may not come, and what must come after them; ``most`` at
+        most."""
+        ...
 
 
 class Drafting:
@@ -23,12 +39,26 @@ class Drafting:
 
     Every proposal is compared with the tokens that come, whether it was computed or not. So how often its
     drafts hold is known of a sample that computes none, for nothing, and it begins again where it pays.
+
+    A grammar checks what the drafter says, and goes on where it leaves no choice.
     """
 
-    __slots__ = ("_drafter", "_hold", "_last", "_most", "_num_tokens")
+    __slots__ = ("_drafter", "_grammar", "_hold", "_last", "_most", "_num_prompt", "_num_tokens", "_recent")
 
-    def __init__(self, drafter: Drafter, *, most: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        most: int,
+        grammar: Grammar | None = None,
+        num_prompt: int = 0,
+        recent: RecentOutputs | None = None,
+    ) -> None:
+        """``recent`` remembers what was said after ``num_prompt`` tokens, once it is ``finished``."""
+        self._num_prompt = num_prompt
+        self._recent = recent
         self._drafter = drafter
+        self._grammar = grammar
         self._most = most
         self._hold = list(_HOLD)  # by kind: how likely a draft holds if the one before it does
         self._last = Proposal()
@@ -42,7 +72,7 @@ class Drafting:
         """
         self._compare(tokens)
         most = min(self._most, room - 1)  # after the last guess a token is drawn in any case
-        self._last = self._drafter.propose(tokens, most) if most > 0 else Proposal()
+        self._last = self._proposed(tokens, most) if most > 0 else Proposal()
         self._num_tokens = len(tokens)
         drafts = self._last.tokens
         if not drafts:
@@ -50,12 +80,41 @@ class Drafting:
         worth = num_drafts(self._hold[_kind(self._last)], most=len(drafts), cost=cost, others=others)
         return tuple(drafts[:worth])
 
+    def finished(self, tokens: Sequence[int]) -> None:
+        """The sample has ended, with these tokens."""
+        if self._recent is not None:
+            self._recent.add(tokens[max(0, self._num_prompt - NGRAM) :])
+
+    def _proposed(self, tokens: Sequence[int], most: int) -> Proposal:
+        proposal = self._drafter.propose(tokens, most)
+        if self._grammar is None:
+            return proposal
+        drafts = self._grammar.completed(proposal.tokens, most)
+        guessed = bool(drafts) and bool(proposal.tokens) and drafts[0] == proposal.tokens[0]
+        return Proposal(drafts, proposal.match if guessed else FORCED)
+
+    @property
+    def by_model(self) -> ModelDrafter | None:
+        """The drafter, where it needs to be given a draft model's guesses."""
+        return self._drafter if isinstance(self._drafter, ModelDrafter) else None
+
+    def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
+        """How many guesses of a draft model are worth asking for; as ``propose``, which is next, with the
+        model's share in ``cost``. Now and then one, for guesses that nobody makes teach nothing."""
+        self._compare(tokens)
+        most = min(self._most, room - 1)
+        if most < 1:
+            return 0
+        worth = num_drafts(self._hold[_kind(Proposal((), MATCH))], most=most, cost=cost, others=others)
+        return worth or int(len(tokens) % _TRY_EVERY == 0)
+
     def _compare(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that have come since the last proposal."""
         if not self._last.tokens:
             return
         kind = _kind(self._last)
-        for draft, token in zip(self._last.tokens, tokens[self._num_tokens :], strict=False):
+        last, self._last = self._last, Proposal()
+        for draft, token in zip(last.tokens, tokens[self._num_tokens :], strict=False):
             self._hold[kind] += _LEARNING * ((draft == token) - self._hold[kind])
             if draft != token:
                 break
@@ -74,10 +133,49 @@ def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
     return count
 
 
-def begin_drafting(speculate: Speculate, *, most: int) -> Drafting | None:
-    """For a new sample; None if it does not draft."""
-    make = _DRAFTERS.get(speculate)
-    return None if make is None else Drafting(make(), most=most)
+class Speculation:
+    """An engine's: gives new samples what they draft by.
+
+    speculate   for requests that do not say; "draft": a draft model
+    most        drafts of a sequence in one step, at most
+    """
+
+    def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
+        self._speculate = speculate
+        self._most = most
+        self._histories = Histories()
+
+    def begin(
+        self,
+        speculate: Speculate | None,
+        grammars: Sequence[Grammar | None],
+        *,
+        num_prompt: int,
+        owner: Hashable,
+    ) -> list[Drafting | None]:
+        """For each of a request's samples; None if it does not draft.
+
+        grammars     one for each sample
+        num_prompt   tokens of the prompt, which is indexed once for all
+        owner        whose outputs drafts may be taken from, and taken into
+        """
+        drafts_by = speculate or self._speculate
+        if drafts_by == "off":
+            return [None] * len(grammars)
+        recent = self._histories.of(owner) if drafts_by == "suffix" else None
+        prompt = NgramIndex()
+        made: list[Drafting | None] = []
+        for grammar in grammars:
+            index = TextIndex(prompt, num_prompt)
+            drafter: Drafter
+            if drafts_by == "draft":
+                drafter = ModelDrafter()
+            else:
+                drafter = NgramDrafter(index) if recent is None else SuffixDrafter(index, recent)
+            made.append(
+                Drafting(drafter, most=self._most, grammar=grammar, num_prompt=num_prompt, recent=recent)
+            )
+        return made
 
 
 def _kind(proposal: Proposal) -> int:

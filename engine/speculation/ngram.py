@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .drafter import Proposal
-from .ngram_index import NGRAM, NgramIndex
+from .ngram_index import NGRAM, TextIndex
 
 MAX_PLACES = 8  # that are compared, the latest ones
 MAX_MATCH = 32  # tokens before the end that are compared
@@ -19,8 +19,8 @@ class NgramDrafter:
     """A ``Drafter``: of the latest places where the last tokens stood, it takes the one with most in common
     before it, and of equal ones the latest."""
 
-    def __init__(self) -> None:
-        self._index = NgramIndex()
+    def __init__(self, index: TextIndex | None = None) -> None:
+        self._index = index or TextIndex()
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
         self._index.extend(tokens)
@@ -29,7 +29,7 @@ class NgramDrafter:
         for number, end in enumerate(self._index.places(tokens)):
             if number == MAX_PLACES:
                 break
-            length = _common(tokens, end, last)
+            length = common(tokens, end, tokens, last)
             if length > longest:
                 best, longest = end, length
                 if length == MAX_MATCH:
@@ -42,10 +42,10 @@ class NgramDrafter:
         return Proposal(drafts, longest)
 
 
-def _common(tokens: Sequence[int], end: int, last: int) -> int:
-    """How many tokens up to ``end`` are those up to ``last``."""
-    most = min(end + 1, MAX_MATCH)
+def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> int:
+    """How many tokens of ``text`` up to ``end`` are those of ``tokens`` up to ``last``; MAX_MATCH at most."""
+    most = min(end + 1, last + 1, MAX_MATCH)
     length = 0
-    while length < most and tokens[end - length] == tokens[last - length]:
+    while length < most and text[end - length] == tokens[last - length]:
         length += 1
     return length

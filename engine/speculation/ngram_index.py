@@ -2,7 +2,8 @@
 
 A hash table of the latest position of each n-gram, and from each position a link to the one before with
 the same hash: what is found is compared, so hashes may collide. 20 bytes for each token at most. A
-token is indexed once, whatever the length of the sequence; a prompt as a whole, by NumPy.
+token is indexed once, whatever the length of the sequence; a prompt as a whole, by NumPy, and once for all
+samples of a request.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _BULK = 64  # tokens from which on NumPy is the quicker one
 
 
 class NgramIndex:
-    """Positions of n-grams in a list of tokens that only ever grows."""
+    """Positions of n-grams that end at ``start`` or later, in a list of tokens that only ever grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: int = 0) -> None:
+        self._start = start
         self._heads = array("i", [-1]) * _LEAST_SIZE  # by hash, the latest position of an n-gram's end
-        self._before = array("i")  # by position, the one before of the same hash
+        self._before = array("i")  # by position from start on, the one before of the same hash
 
     def __len__(self) -> int:
         """Tokens that are indexed."""
@@ -41,10 +43,10 @@ class NgramIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index what is new in ``tokens``, which begin with those of the call before."""
-        start, stop = len(self._before), len(tokens)
-        if stop > len(self._heads):
-            size = 1 << (2 * stop - 1).bit_length()
-            self._heads, self._before, start = array("i", [-1]) * size, array("i"), 0
+        start, stop = self._start + len(self._before), len(tokens)
+        if stop - self._start > len(self._heads):
+            size = 1 << (2 * (stop - self._start) - 1).bit_length()
+            self._heads, self._before, start = array("i", [-1]) * size, array("i"), self._start
         if stop - start >= _BULK:
             self._add_many(tokens, start, stop)
             return
@@ -60,12 +62,20 @@ class NgramIndex:
     def places(self, tokens: Sequence[int]) -> Iterator[int]:
         """Ends of earlier n-grams, latest first, that have the hash of the last one of ``tokens``, which are
         indexed."""
-        if len(tokens) < NGRAM:
-            return
-        end = self._before[len(tokens) - 1]
+        last = len(tokens) - 1 - self._start
+        if len(tokens) >= NGRAM and last >= 0:
+            yield from self._chain(self._before[last])
+
+    def places_of(self, ngram: Sequence[int]) -> Iterator[int]:
+        """The same of any n-gram, all of them."""
+        a, b, c = ngram
+        yield from self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)])
+
+    def _chain(self, end: int) -> Iterator[int]:
+        start, before = self._start, self._before
         while end >= 0:
             yield end
-            end = self._before[end]
+            end = before[end - start]
 
     def _add_many(self, tokens: Sequence[int], start: int, stop: int) -> None:
         first = max(start, NGRAM - 1)
@@ -83,6 +93,30 @@ class NgramIndex:
         last = np.append(~same, True)
         heads[ordered[last]] = order[last] + first
         self._before.frombytes(before.tobytes())
+
+
+class TextIndex:
+    """Positions of n-grams in a sample's tokens: those of the prompt are found by all samples of a request in
+    one index, which the first of them fills, and those behind it in one of its own."""
+
+    def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
+        """``prompt``: the samples' common index, empty or of a prompt of ``num_prompt`` tokens."""
+        self._prompt = prompt
+        self._num_prompt = num_prompt
+        self._own = NgramIndex(num_prompt)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Index what is new in ``tokens``, which begin with those of the call before."""
+        if self._prompt is not None and len(self._prompt) < self._num_prompt:
+            self._prompt.extend(tokens[: self._num_prompt])
+        self._own.extend(tokens)
+
+    def places(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Ends of earlier n-grams, latest first, that have the hash of the last one of ``tokens``, which are
+        indexed."""
+        yield from self._own.places(tokens)
+        if self._prompt is not None and NGRAM <= self._num_prompt < len(tokens):
+            yield from self._prompt.places_of(tokens[-NGRAM:])
 
 
 def _place(a: _Ids, b: _Ids, c: _Ids, mask: int) -> _Ids:

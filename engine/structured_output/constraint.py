@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,8 +33,10 @@ class Constraint:
     """
 
     __slots__ = (
+        "_behind",
         "_bits",
         "_budget",
+        "_drafts",
         "_end_ids",
         "_is_lost",
         "_job",
@@ -62,6 +65,8 @@ class Constraint:
         self._kind = kind
         self._bits = first_mask
         self._job: MaskJob | None = None  # that computes them
+        self._drafts: tuple[int, ...] = ()  # guesses at the next tokens
+        self._behind: list[bytes] = []  # bits once the first of them is accepted, the first two, ...
         self._threads = threads
         self._vocab_size = vocab_size
         self._end_ids = end_ids
@@ -101,17 +106,65 @@ class Constraint:
         """Whether the output is whole and nothing may follow but its end."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def prepare(self) -> None:
-        """Begin to find out what may come next, on another thread."""
-        if self._bits is None and self._job is None:
-            self._job = MaskJob(self._matcher, self._budget, self._lexer)
+    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
+        """Guesses at the next tokens, ``most`` at most: of ``drafts`` those up to the first that may not
+        come, and what the grammar forces after them. Between ``accept`` and ``prepare``.
+
+        No guess ends the output: nothing is drawn behind one that does.
+        """
+        if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
+            return ()
+        assert self._job is None, "the matcher is busy"
+        began = time.thread_time()
+        try:
+            tokens = self._followed(drafts[:most], most)
+        except BaseException as error:  # the library's own panics are not Exceptions
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            tokens = []
+        self._budget.charge_drafts(time.thread_time() - began)
+        return tuple(tokens)
+
+    def _followed(self, drafts: Sequence[int], most: int) -> list[int]:
+        matcher = self._matcher.deep_copy()  # what goes wrong with a guess is nothing to the output
+        tokens = list(drafts[: matcher.try_consume_tokens(list(drafts))])
+        if not (matcher.is_error() or matcher.is_stopped()):
+            forced = matcher.compute_ff_tokens()[: most - len(tokens)]
+            tokens += forced[: matcher.try_consume_tokens(forced)]
+        if matcher.is_stopped() and tokens:
+            tokens.pop()
+        return [] if matcher.is_error() else tokens
+
+    def prepare(self, drafts: Sequence[int] = ()) -> None:
+        """Begin to find out, on another thread, what may come next, and what behind each of ``drafts``, which
+        ``completed`` gave."""
+        if self._job is None and (self._bits is None or drafts):
+            self._drafts, self._behind = tuple(drafts), []
+            self._job = MaskJob(
+                self._matcher, self._budget, self._lexer, drafts=self._drafts, bits=self._bits
+            )
             self._threads.submit(self._job)
+
+    def after(self, drafts: Sequence[int]) -> BehindDrafts:
+        """What may come once the next tokens have been these, the first ones of those that were
+        prepared."""
+        assert tuple(drafts) == self._drafts[: len(drafts)], "nobody has asked the grammar about these drafts"
+        return BehindDrafts(self, len(drafts))
+
+    def _bits_behind(self, num_drafts: int) -> bytes:
+        self._next_bits()
+        if num_drafts > len(self._behind):
+            raise ConstraintFailed(f"{self._kind} was not followed that far")
+        return self._behind[num_drafts - 1]
 
     def allowed(self, *, may_end: bool = True) -> Mask:
         """[V] tokens that may come next, never none of them. Without ``may_end`` the end tokens
         are not among them, unless nothing else may follow. Waits for ``prepare``, but not for ever.
         ConstraintFailed if nobody can say, or if it costs too much."""
-        bits = np.frombuffer(self._next_bits(), np.uint8)
+        return self._mask(self._next_bits(), may_end=may_end)
+
+    def _mask(self, packed: bytes, *, may_end: bool) -> Mask:
+        bits = np.frombuffer(packed, np.uint8)
         mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         if not may_end:
             ends = mask[self._end_ids]
@@ -123,13 +176,14 @@ class Constraint:
         return mask
 
     def _next_bits(self) -> bytes:
-        if self._bits is None:
+        if self._bits is None or self._job is not None:
             if self._is_lost or self.is_stuck:
                 raise ConstraintFailed(f"{self._kind} could not be followed: {TOO_COSTLY}")
             self.prepare()
             assert self._job is not None
             try:
                 self._bits = self._threads.wait(self._job)
+                self._behind = self._job.behind
             except MaskFailed as error:
                 raise ConstraintFailed(f"{self._kind} could not be followed: {error}") from error
             self._job = None
@@ -142,7 +196,9 @@ class Constraint:
         that is bounded.
         """
         assert self._job is None, "a token was accepted before the mask that allows it was there"
-        self._bits = None
+        held = bool(self._behind) and token == self._drafts[0]
+        self._bits = self._behind[0] if held else None  # of what follows it
+        self._drafts, self._behind = (self._drafts[1:], self._behind[1:]) if held else ((), [])
         self._is_lost = self._is_lost or self.is_stuck
         if self._is_lost:
             return  # and the next mask says so
@@ -150,3 +206,18 @@ class Constraint:
         self._matcher.consume_token(token)
         self._budget.charge(time.thread_time() - began)
         self._budget.note_token()
+
+
+class BehindDrafts:
+    """What may come behind guesses at a sample's next tokens. Good until the next ``accept``."""
+
+    __slots__ = ("_constraint", "_num_drafts")
+
+    def __init__(self, constraint: Constraint, num_drafts: int) -> None:
+        self._constraint = constraint
+        self._num_drafts = num_drafts
+
+    def allowed(self, *, may_end: bool = True) -> Mask:
+        """As ``Constraint.allowed``. ConstraintFailed also where looking so far ahead was given up."""
+        constraint = self._constraint
+        return constraint._mask(constraint._bits_behind(self._num_drafts), may_end=may_end)

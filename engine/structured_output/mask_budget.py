@@ -1,7 +1,8 @@
 """What following one request's grammar may cost while it is served.
 
 A bucket of CPU seconds: every mask takes out of it what it took to compute, and every token fills it a
-little. Not the time that passes: masks that hold up the engine make time pass.
+little. Not the time that passes: masks that hold up the engine make time pass. What is computed for drafts
+has a bucket of its own: when that is empty there are no drafts, and the request goes on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class MaskBudget:
     def __init__(self, num_samples: int = 1) -> None:
         self._per_token = (TOKEN_S + OTHER_TOKEN_S * (num_samples - 1)) / num_samples
         self._left = BURST_S
+        self._left_for_drafts = BURST_S
         self._lock = threading.Lock()
         self.spent_s = 0.0  # since the beginning
 
@@ -27,10 +29,21 @@ class MaskBudget:
             self._left -= seconds
             self.spent_s += seconds
 
+    def charge_drafts(self, seconds: float) -> None:
+        """The same for what only drafts need."""
+        with self._lock:
+            self._left_for_drafts -= seconds
+
     def note_token(self) -> None:
         """A sample has got a token."""
         with self._lock:
             self._left = min(BURST_S, self._left + self._per_token)
+            self._left_for_drafts = min(BURST_S, self._left_for_drafts + self._per_token)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether there is something left for drafts."""
+        return self._left_for_drafts > 0
 
     @property
     def is_spent(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .library import first_line
@@ -21,6 +22,7 @@ NUM_THREADS = 2
 MAX_STUCK = 4  # threads that are busy with a mask that nobody waits for any more
 MAX_MASK_S = 0.1  # CPU seconds of one mask
 MAX_WAIT_S = 2.0  # for one mask, however busy the machine is
+SLOW_MASK_S = 0.005  # of a mask that takes so long, none is computed for drafts
 MAX_WAITS_S = 0.25  # of waiting, for all requests: from then on those that have spent half must end
 WAITS_SHARE = 0.25  # of the time that passes is taken off that
 _LOOK_S = 0.02  # how often a mask that is waited for is looked at
@@ -46,12 +48,18 @@ class SharedLexer:
 
 
 class MaskJob:
-    """One mask on its way. The matcher is the job's alone until it is done."""
+    """One mask on its way, and those behind drafts. The matcher is the job's alone until it is done.
+
+    ``behind[k]`` is the mask once the first k + 1 drafts have been accepted, by a copy of the matcher. It may
+    end early: a draft that costs too much, or cannot be followed, concerns nobody but itself.
+    """
 
     __slots__ = (
         "_began",
         "_clock",
+        "_drafts",
         "_matcher",
+        "behind",
         "bits",
         "budget",
         "done",
@@ -61,11 +69,22 @@ class MaskJob:
         "lexer",
     )
 
-    def __init__(self, matcher: LLMatcher, budget: MaskBudget, lexer: SharedLexer) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        budget: MaskBudget,
+        lexer: SharedLexer,
+        *,
+        drafts: Sequence[int] = (),
+        bits: bytes | None = None,
+    ) -> None:
+        """``bits``: the first mask's, if they are known."""
         self._matcher = matcher
+        self._drafts = drafts
         self.lexer = lexer
         self.budget = budget
-        self.bits = b""
+        self.bits = bits
+        self.behind: list[bytes] = []
         self.error: str | None = None
         self.done = threading.Lock()  # held until it is: a lock is cheaper than an event
         self.done.acquire()
@@ -78,14 +97,37 @@ class MaskJob:
         self._clock = _thread_clock()
         self._began = began = _now(self._clock)
         try:
-            if self.is_needed:
+            if self.is_needed and self.bits is None:
                 self.bits = self._matcher.compute_bitmask()
                 if self._matcher.is_error():
                     self.error = first_line(self._matcher.get_error())
         except BaseException as error:  # the library's own panics, too
             self.error = first_line(str(error)) or type(error).__name__
-        self.budget.charge(_now(self._clock) - began)
+        taken = _now(self._clock) - began
+        self.budget.charge(taken)
+        if self._drafts and self.error is None and taken < SLOW_MASK_S:
+            self._look_behind_drafts(self._clock)
         self.done.release()
+
+    def _look_behind_drafts(self, clock: int | None) -> None:
+        matcher = self._matcher.deep_copy()
+        for draft in self._drafts:
+            if not (self.is_needed and self.budget.has_drafts):
+                break
+            self._began = began = _now(clock)
+            try:
+                matcher.consume_token(draft)
+                bits = matcher.compute_bitmask()
+                held = not matcher.is_error()
+            except BaseException:  # the library's own panics, too
+                held = False
+            taken = _now(clock) - began
+            self.budget.charge_drafts(taken)
+            if not held:
+                break
+            self.behind.append(bits)
+            if taken >= SLOW_MASK_S:
+                break
 
     def taken_s(self) -> float:
         """CPU seconds that it has taken so far; seconds where the system has no clocks of threads."""
@@ -139,6 +181,7 @@ class MaskThreads:
                 "it is too ambiguous or too large to follow: this request's masks took "
                 f"{budget.spent_s:.2f} s of computing, and held up other requests"
             )
+        assert job.bits is not None, "it is done, and nothing failed"
         return job.bits
 
     def close(self) -> None:

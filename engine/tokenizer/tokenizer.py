@@ -29,6 +29,10 @@ LONG_TEXT = 100_000  # characters whose encoding takes memory that is worth givi
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+MAX_EXTRA_TOKENS = 512
+"""That one of two tokenizers which are called the same may have behind the other's: markers of its own."""
+
+
 class Tokenizer:
     """Text to ids and back. Safe to use from several threads."""
 
@@ -55,6 +59,19 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    def difference(self, other: Tokenizer) -> str | None:
+        """What ids mean another token there, in words; None if all that both have mean the same."""
+        mine, theirs = (
+            {id: token for token, id in each._backend.get_vocab(with_added_tokens=True).items()}
+            for each in (self, other)
+        )
+        for id in sorted(mine.keys() & theirs.keys()):
+            if mine[id] != theirs[id]:
+                return f"token {id} is {theirs[id]!r} and not {mine[id]!r}"
+        if abs(len(mine) - len(theirs)) > MAX_EXTRA_TOKENS:
+            return f"it has {len(theirs)} tokens and not {len(mine)}"
+        return None
 
     def serialized(self) -> str:
         """The content of a ``tokenizer.json``, for libraries that read one."""

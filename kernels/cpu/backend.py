@@ -174,6 +174,9 @@ class CpuPool:
     def programs(self) -> CpuPrograms:
         return CpuPrograms()
 
+    def flags(self) -> list[mx.array]:
+        return [] if self._flags is None else [self._flags]
+
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
             return []
@@ -294,8 +297,15 @@ class CpuBackend:
     def has_model_ops(self) -> bool:
         return True
 
+    @property
+    def writes_in_place(self) -> bool:
+        return True
+
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec, exact=self._exact)
+
+    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:  # noqa: ARG002
+        return None
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         from .residual import CpuResidualCache

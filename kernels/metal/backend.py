@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..interface import PagedKVCache, PoolSpec
+from collections.abc import Sequence
+
+from ..interface import LayerSpec, PagedKVCache, PoolSpec
 from ..verify.selftest import first_failure
 from .in_place import InPlacePool, copies_pages
 from .launch import KernelLibrary
@@ -36,11 +38,17 @@ class MetalBackend:
         kind = InPlacePool if self._writes_in_place else MetalPool
         return kind(spec, self._library)
 
+    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:
+        if all(layer.window is None for layer in layers):
+            return None
+        return (
+            "the metal backend has no attention over quantized pages and 16-bit ones in layers with a window"
+        )
+
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
-        if any(layer.window is not None for layer in spec.layers):
+        if (refusal := self.residual_refusal(spec.layers)) is not None:
             raise ValueError(
-                "the metal backend has no attention over quantized pages and 16-bit ones in layers with a "
-                "window; leave sink_pages, residual_pages and quantize_after out, or use the "
+                f"{refusal}; leave sink_pages, residual_pages and quantize_after out, or use the "
                 "reference backend"
             )
         for layer in residual.layers:

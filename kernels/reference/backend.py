@@ -191,6 +191,9 @@ class ReferencePool:
         arrays = [array for layer in self._parts for part in layer for array in part]
         return arrays if self._unstorable is None else [*arrays, self._unstorable]
 
+    def flags(self) -> list[mx.array]:
+        return [] if self._unstorable is None else [self._unstorable]
+
     def nonfinite_tokens(self) -> list[int]:
         if self._unstorable is None:
             return []
@@ -301,8 +304,15 @@ class ReferenceBackend:
     def has_model_ops(self) -> bool:
         return False
 
+    @property
+    def writes_in_place(self) -> bool:
+        return False
+
     def create_pool(self, spec: PoolSpec) -> ReferencePool:
         return ReferencePool(spec)
+
+    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:  # noqa: ARG002
+        return None
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         from .residual import ReferenceResidualCache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Run
 
 from ..types import Sequence, Work
 
@@ -61,13 +62,21 @@ class WaitingQueue(ABC):
         """Waiting sequences that get on before a prompt under way: it takes what they leave."""
         return ()
 
+    def ends_step(self, _sequence: Sequence, _work: Run[Work], _next_one: Sequence | None = None) -> bool:
+        """Whether a step goes without a piece of this prompt, so that others, who get their first token in
+        it, get it sooner: those in ``work``, or ``next_one``, which waits and has first claims."""
+        return False
+
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
         """Prompts under way, oldest first: the order in which they get on."""
         return running
 
-    def victim(self, candidates: list[Sequence]) -> Sequence:
-        """The one of these running sequences, oldest first, that gives way."""
-        return candidates[-1]
+    def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
+        """The one of these running sequences, oldest first, that gives way: of the last priority, whoever
+        loses least, and of those the youngest."""
+        lowest = candidates[-1].priority
+        equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
+        return min(equals, key=lost_work)
 
     def let_in(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence was removed because it runs now; its table says what was cached."""

@@ -52,9 +52,8 @@ class DeficitQueue(FairQueue):
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
         return sorted(running, key=lambda s: (s.priority, self._service(s) >= self._class_of(s).level))
 
-    def _is_behind(self, priority: int, tenant: str, other: str) -> bool:
-        level = self._classes[priority].level
-        return self.service_of(tenant, priority) < level <= self.service_of(other, priority)
+    def _goes_first(self, waiting: Sequence, running: Sequence) -> bool:
+        return self._service(waiting) < self._class_of(running).level <= self._service(running)
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
 from ..types import Sequence, Work
 from .lanes import PriorityClass, TenantLanes
+
+SHORT_STEPS = 8
+"""Steps for each one that ends with a tenant's first token, however much of others' prompts would fit in."""
 
 MAX_COUNTERS = 4096  # of a class; those of absent tenants that would be lifted anyway go first
 
@@ -60,6 +64,8 @@ class FairQueue(TenantLanes):
         super().__init__()
         self.costs = costs or Costs()
         self.head_start = head_start
+        self._since_short = SHORT_STEPS  # steps
+        self._is_short = False  # the step that is being planned
         self._prompt_cost: dict[str, float] = {}  # over the tenant's weight
         self._output_cost: dict[str, float] = {}
 
@@ -73,11 +79,24 @@ class FairQueue(TenantLanes):
         else a short prompt would be left half done for a chunk of a long one."""
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
-    def victim(self, candidates: list[Sequence]) -> Sequence:
-        """The youngest of the tenant that has been served most, of the last priority there is."""
+    def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
+        """Of the last priority and of the tenant that has been served most there, whoever loses least."""
         lowest = candidates[-1].priority
-        equals = [sequence for sequence in candidates if sequence.priority == lowest]
-        return max(reversed(equals), key=self._service)
+        most = max(self._service(sequence) for sequence in candidates if sequence.priority == lowest)
+        served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
+        return super().victim(served, lost_work)
+
+    def ends_step(self, sequence: Sequence, work: Run[Work], next_one: Sequence | None = None) -> bool:
+        """Once in ``SHORT_STEPS`` steps another tenant gets its first token without waiting for a chunk of
+        a longer prompt beside it. Oftener would cost: each step has costs of its own."""
+        if self._since_short < SHORT_STEPS:
+            return False
+        ends = next_one is not None or any(
+            item.samples and item.stop - item.start > 1 and item.sequence.tenant != sequence.tenant
+            for item in work
+        )
+        self._is_short = self._is_short or ends
+        return ends
 
     def let_in(self, sequence: Sequence) -> None:
         sequence.num_charged = max(sequence.num_charged, sequence.num_written)
@@ -86,6 +105,8 @@ class FairQueue(TenantLanes):
         self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
 
     def computed(self, work: Iterable[Work]) -> None:
+        self._since_short = 0 if self._is_short else self._since_short + 1
+        self._is_short = False
         costs, priority = self._output_cost, None
         for sequence, _, _, samples, siblings, _ in work:
             if not samples:
@@ -133,8 +154,8 @@ class FairQueue(TenantLanes):
     def _service(self, sequence: Sequence) -> float:
         return self.service_of(sequence.tenant, sequence.priority)
 
-    def _is_behind(self, priority: int, tenant: str, other: str) -> bool:
-        return self.service_of(tenant, priority) <= self.service_of(other, priority)
+    def _goes_first(self, waiting: Sequence, running: Sequence) -> bool:
+        return self._service(waiting) + self._rest(waiting) <= self._service(running) + self._rest(running)
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         service = priority_class.service

@@ -45,8 +45,8 @@ class TenantLanes(WaitingQueue):
         """Those of a class who may be let in now; the one yielded last may be removed meanwhile."""
 
     @abstractmethod
-    def _is_behind(self, priority: int, tenant: str, other: str) -> bool:
-        """Whether a tenant gets on before another."""
+    def _goes_first(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether a waiting sequence gets on before a prompt of another tenant that is under way."""
 
     def _begins_to_wait(self, _priority_class: PriorityClass, _tenant: str) -> None:
         """A tenant without waiting sequences has one again."""
@@ -99,11 +99,9 @@ class TenantLanes(WaitingQueue):
         return islice(self._lane(running), LOOK_AHEAD)
 
     def first_claims(self, running: Sequence) -> Iterable[Sequence]:
-        priority, tenant = running.priority, running.tenant
-        behind = (
-            lane for other, lane in self._class_of(running).lanes.items()
-            if other != tenant and self._is_behind(priority, other, tenant)
-        )  # fmt: skip
+        lanes = self._class_of(running).lanes
+        others = (lane for tenant, lane in lanes.items() if tenant != running.tenant)
+        behind = (lane for lane in others if self._goes_first(lane[0], running))
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
     def _class_of(self, sequence: Sequence) -> PriorityClass:

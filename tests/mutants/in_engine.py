@@ -9,6 +9,9 @@ REPLAY = "engine/executor/capture/graph_runner.py"
 NATIVE_OPS = "engine/executor/native/model_ops.py"
 BACKEND = "kernels/cpu/backend.py"
 MAPPED = "engine/executor/native/mapped.py"
+OVERLAP = "engine/core/overlap.py"
+DEVICE_STEP = "engine/executor/device_step.py"
+DEVICE_SAMPLING = "engine/executor/sampling/device_sampling.py"
 
 MUTANTS = (
     # decode steps, which are built from one number of each sequence
@@ -150,5 +153,36 @@ MUTANTS = (
         MAPPED,
         'tensor["dtype"] in _DTYPES and 0 not in tensor["shape"]',
         'tensor["dtype"] in _DTYPES',
+    ),
+    # steps in flight
+    Mutant(
+        "penalties do not wait for the token",
+        OVERLAP,
+        "sample.drafting is None and sample.state.is_foreseen",
+        "sample.drafting is None",
+    ),
+    Mutant(
+        "rows of a wrong token are believed",
+        DEVICE_STEP,
+        "return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed), void=void)",
+        "return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed))",
+    ),
+    Mutant(
+        "a wrong token is followed on",
+        DEVICE_STEP,
+        "return self._feeds and not self._void()",
+        "return self._feeds",
+    ),
+    Mutant(
+        "a device is sure of every sum",
+        DEVICE_SAMPLING,
+        "return 2 * ((min(size, BLOCK) + -(-size // BLOCK)) * ROUNDING + 2.0**-18)",
+        "return 0.0 * size",
+    ),
+    Mutant(
+        "of equal logits the nucleus keeps the last",
+        DEVICE_SAMPLING,
+        "place <= index - first + 1",
+        "place > behind - index - 1",
     ),
 )

@@ -54,6 +54,19 @@ MUTANTS = (
         "blocks.reserve(table, table.num_written + tokens)",
     ),
     Mutant("a planned sequence may be preempted", SCHEDULER, "+ 1 :] if s not in planned]", "+ 1 :]]"),
+    Mutant(
+        "whoever gave way comes back to any room",
+        "scheduler/preemption.py",
+        "most = (1 << min(times, MAX_CAUTION)) - 1",
+        "most = 0",
+    ),
+    Mutant(
+        "others' first tokens wait for chunks of long prompts",
+        FAIR,
+        "self._is_short or ends\n        return ends",
+        "ends\n        return False",
+    ),
+    Mutant("whoever loses most gives way", "scheduler/waiting/base.py", "min(equals,", "max(equals,"),
     Mutant("the oldest is preempted", SCHEDULER, "running[running.index(sequence) + 1 :]", "running"),
     Mutant(
         "a refused arrival never comes in", SCHEDULER, "not self._has_more_idle(self._refused[1])", "True"
@@ -199,5 +212,27 @@ MUTANTS = (
         SCHEDULER,
         "if find and _next_digest(table) in filling:",
         "if table is None:",
+    ),
+    # a step that is planned before the one before it is committed
+    Mutant(
+        "a sequence that has ended is planned ahead",
+        SCHEDULER,
+        "if start + 1 - sequence.num_prompt >= sequence.max_tokens:",
+        "if start + 1 - sequence.num_prompt > sequence.max_tokens:",
+    ),
+    Mutant(
+        "rows of a wrong token are committed",
+        SCHEDULER,
+        "elif results[first].void:\n                continue",
+        "elif results[first].void:\n                commit_pages(table, [*sequence.tokens, 0], stop)",
+    ),
+    Mutant(
+        "a step ahead takes the tokens of others",
+        SCHEDULER,
+        "sources.append(index)",
+        "sources.append(len(sources))",
+    ),
+    Mutant(
+        "a step ahead has no room", SCHEDULER, "if not self.blocks.reserve(table, start + 1):", "if False:"
     ),
 )

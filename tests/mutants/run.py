@@ -63,6 +63,9 @@ ENGINE = {
         EVERY_ROOM, ("tests/parity/test_models_runner.py", "tests/parity/test_cpu_fusion.py")
     ),
     in_engine.MAPPED: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
+    in_engine.OVERLAP: Suite(EVERY_ROOM, ("tests/unit/test_overlap.py",)),
+    in_engine.DEVICE_STEP: Suite(EVERY_ROOM, ("tests/parity/test_steps_in_flight.py",)),
+    in_engine.DEVICE_SAMPLING: Suite(EVERY_ROOM, ("tests/parity/test_device_sampling.py",)),
     in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
 }
 

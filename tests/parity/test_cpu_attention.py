@@ -196,9 +196,11 @@ def test_every_instruction_set_equals_truth(level: str) -> None:
 class Batch:
     """Sequences with K/V of their own, to be attended to in any company."""
 
-    def __init__(self, formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    def __init__(
+        self, formats: tuple[str, str], dtype: mx.Dtype, *, query_heads: int = 4, dim: int = 64
+    ) -> None:
         self.lengths = ((1500, 1), (40, 9), (0, 33), (2200, 1), (5, 2))
-        layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=1800, keep=3)
+        layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim, window=1800, keep=3)
         spec = PoolSpec(
             layers=(layer,), num_pages=300, page_size=16, k_format=formats[0], v_format=formats[1]
         )
@@ -210,8 +212,8 @@ class Batch:
             first += count
         self.rows = [
             [
-                mx.array(rng.standard_normal((old + new, heads, 64)).astype(np.float32)).astype(dtype)
-                for heads in (4, 2, 2)
+                mx.array(rng.standard_normal((old + new, heads, dim)).astype(np.float32)).astype(dtype)
+                for heads in (query_heads, 2, 2)
             ]
             for old, new in self.lengths
         ]
@@ -262,6 +264,18 @@ def test_the_chunk_that_a_row_is_in_changes_no_bit(formats: tuple[str, str], dty
         for first in range(0, new, size):
             stop = min(first + size, new)
             np.testing.assert_array_equal(batch.attend_part(2, old + first, old + stop), want[first:stop])
+
+
+@pytest.mark.parametrize(("group", "dim"), [(1, 128), (3, 96), (4, 64), (2, 256), (4, 72)])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None:
+    batch = Batch((name, name), mx.bfloat16, query_heads=2 * group, dim=dim)
+    old, new = batch.lengths[2]
+    want = batch.attend([2])[2]
+    for row in range(0, new, 4):
+        np.testing.assert_array_equal(batch.attend_part(2, old + row, old + row + 1), want[row : row + 1])
+    for member in (0, 3):  # long ones, alone and in company
+        np.testing.assert_array_equal(batch.attend([member])[member], batch.attend([1, member])[member])
 
 
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "int8")], ids=lambda f: f[0])

@@ -27,6 +27,8 @@ from octavo.engine.memory.budget import page_bytes
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import layer_specs, plan, render
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
+from octavo.kernels.metal.backend import MetalBackend
+from octavo.kernels.reference.backend import ReferenceBackend
 from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
 
 FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]  # that of the tiny models
@@ -61,18 +63,59 @@ def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, ar
     )
     assert result["kv_bytes"] == 9_000_001
     row = result["formats"]["fp4"]
-    full, window = row["groups"]
+    full, window, *residual = row["groups"]
+    assert [group["window"] for group in residual] == [PAGE_SIZE + 1] * 2
     assert (full["window"], window["window"]) == (None, tiny_models.WINDOW)
     assert window["pages"] < full["pages"] == row["pages"]
     assert f"2 layers see {tiny_models.WINDOW} positions: 3 pages" in render(result)
     runner = load(
-        path, "cpu", kv_format="fp4", num_pages=None, kv_memory=9_000_001, max_running=64, max_step_tokens=512
+        path,
+        "cpu",
+        kv_format="fp4",
+        residual_pages=None,
+        num_pages=None,
+        kv_memory=9_000_001,
+        max_running=64,
+        max_step_tokens=512,
     )
-    assert [group.num_pages for group in runner.info.groups] == [full["pages"], window["pages"]]
+    assert runner.info.residual_pages == 2
+    assert [group.num_pages for group in runner.info.groups] == [group["pages"] for group in row["groups"]]
     planned = sum(group["pages"] * group["bytes_per_page"] for group in row["groups"])
     assert runner.info.memory.pages == planned
     assert 9_000_001 - full["bytes_per_page"] < planned <= 9_000_001
     runner.close()
+
+
+def test_residual_pages_that_nobody_asked_for_are_left_out_where_they_cannot_be_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Latents are read as such, which no kernel does from two kinds of pages; who asks gets both."""
+    path = tiny_models.make_model(tmp_path, "deepseek_v3")
+    shapes: dict[str, Any] = {"kv_format": "fp4", "page_size": PAGE_SIZE}
+    runner = load(path, "cpu", **shapes, residual_pages=None)
+    assert (runner.info.residual_pages, len(runner.info.groups), runner.info.tier) == (0, 1, "paged")
+    (line,) = [record.getMessage() for record in caplog.records if "residual_pages" in record.getMessage()]
+    assert "residual_pages is 0 with fp4 pages: no kernel reads latents" in line
+    runner.close()
+    asked = load(path, "cpu", **shapes, residual_pages=2)
+    assert (asked.info.residual_pages, len(asked.info.groups), asked.info.tier) == (2, 2, "gather")
+    asked.close()
+
+
+def test_a_backend_without_residual_windows_serves_without_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the Metal backend says of layers with a window, said by one that runs everywhere."""
+    path = tiny_models.make_model(tmp_path, "gemma3_text")
+    metal = MetalBackend()
+    monkeypatch.setattr(ReferenceBackend, "residual_refusal", metal.residual_refusal)
+    monkeypatch.setattr(ReferenceBackend, "create_residual_pool", metal.create_residual_pool)
+    runner = load(path, "reference", kv_format="fp4", residual_pages=None)
+    assert (runner.info.residual_pages, len(runner.info.groups)) == (0, 2)
+    assert "residual_pages is 0 with fp4 pages: the metal backend has no attention" in caplog.text
+    runner.close()
+    with pytest.raises(InvalidConfig, match="in layers with a window; leave sink_pages, residual_pages"):
+        load(path, "reference", kv_format="fp4", residual_pages=2)
 
 
 def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:

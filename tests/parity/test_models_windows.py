@@ -28,6 +28,7 @@ def load(folder: Path, kv_format: str) -> ModelRunner:
         EngineConfig(
             model=str(folder),
             kv_format=kv_format,
+            residual_pages=0,
             page_size=PAGE_SIZE,
             num_pages=80,
             max_step_tokens=CHUNK,

@@ -11,63 +11,14 @@ import mlx.core as mx
 import pytest
 
 import tiny_models
+from draft_checks import FORMS, Drafts, essence, random_params, random_prompts
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams, Speculate
-from octavo.engine.api.stats import Observer, StepRecord
+from octavo.engine.api.stats import Observer
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.speculation import drafting
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3_text", "gpt_oss")
-
-
-class Drafts(Observer):
-    """How many held, and how many did not."""
-
-    def __init__(self) -> None:
-        self.num_accepted = 0
-        self.num_rejected = 0
-
-    def step(self, record: StepRecord) -> None:
-        for num_drafts, num_accepted in record.drafts:
-            self.num_accepted += num_accepted
-            self.num_rejected += num_drafts - num_accepted
-
-    def rejected(self, reason: str) -> None:
-        raise AssertionError(reason)
-
-
-def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
-    """Some share beginnings; most repeat themselves, so that there is something to copy."""
-    shared = [rng.randrange(250) for _ in range(20)]
-    prompts = []
-    for _ in range(count):
-        piece = [rng.randrange(250) for _ in range(rng.randint(3, 12))]
-        prompts.append(shared[: rng.choice([0, 9, 20])] + piece * rng.randint(1, 4))
-    return prompts
-
-
-def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
-    temperature = rng.choice([0.0, 0.0, 0.3, 1.0])
-    return SamplingParams(
-        max_tokens=rng.randint(8, 40),
-        temperature=temperature,
-        top_k=rng.choice([0, 0, 1, 3]),
-        top_p=rng.choice([1.0, 0.7]),
-        min_p=rng.choice([0.0, 0.2]),
-        repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
-        presence_penalty=rng.choice([0.0, 0.0, 0.5]),
-        frequency_penalty=rng.choice([0.0, 0.0, 0.2]),
-        logit_bias={rng.randrange(250): rng.choice([3.0, 80.0])}
-        if rng.random() < 0.4
-        else {},  # says it again
-        seed=rng.randrange(2**32),
-        n=rng.choice([1, 1, 1, 2]) if temperature else 1,
-        min_tokens=rng.choice([0, 0, 5]),
-        stop=("a",) if rng.random() < 0.2 else (),
-        logprobs=rng.choice([None, 0, 3]),
-        **changes,
-    )
 
 
 def answers(llm: LLM, seed: int, count: int, speculate: Speculate) -> list[Any]:
@@ -75,11 +26,6 @@ def answers(llm: LLM, seed: int, count: int, speculate: Speculate) -> list[Any]:
     prompts = random_prompts(rng, count)
     params = [replace(random_params(rng), speculate=speculate) for _ in prompts]
     return list(map(essence, llm.generate(prompts, params, progress=False)))
-
-
-def essence(output: RequestOutput) -> object:
-    """All of it that is not time."""
-    return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
 
 
 def engine(folder: Path, observer: Observer | None = None, **settings: Any) -> LLM:
@@ -92,13 +38,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def check(folder: Path, *, seeds: range, count: int, **settings: Any) -> None:
+def check(
+    folder: Path, *, seeds: range, count: int, drafters: tuple[Speculate, ...] = ("ngram",), **settings: Any
+) -> None:
     watched = Drafts()
     with engine(folder, watched, **settings) as llm:
         for seed in seeds:
             plain = answers(llm, seed, count, "off")
             assert not (watched.num_accepted or watched.num_rejected) or seed > seeds[0]
-            assert answers(llm, seed, count, "ngram") == plain
+            for drafter in drafters:
+                assert answers(llm, seed, count, drafter) == plain, drafter
     assert watched.num_accepted + watched.num_rejected > 10
     assert watched.num_accepted > 0
 
@@ -119,7 +68,23 @@ def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_drafts_change_nothing(folder: Path, backend: str) -> None:
     """In a pool that is too small for all, so that some are preempted."""
-    check(folder, seeds=range(2), count=10, backend=backend)
+    check(folder, seeds=range(2), count=10, drafters=("ngram", "suffix"), backend=backend)
+
+
+def test_outputs_of_others_of_the_tenant_are_drafted(folder: Path) -> None:
+    """What was said before is said again: nearly nothing is left to compute token by token."""
+    watched = Drafts()
+    params = SamplingParams(max_tokens=40, temperature=1.5, seed=7, speculate="suffix", ignore_eos=True)
+    with engine(folder, watched) as llm:
+        first = llm.generate([[1, 2, 3, 4]], params, progress=False)
+        before = watched.num_accepted
+        second = llm.generate([[1, 2, 3, 4]], params, progress=False)
+        assert list(map(essence, second)) == list(map(essence, first))
+        assert watched.num_accepted - before >= 30
+        params = replace(params, speculate="ngram")
+        before = watched.num_accepted
+        llm.generate([[1, 2, 3, 4]], params, progress=False)
+        assert watched.num_accepted - before < 15, "it looks at its own sequence only"
 
 
 @pytest.mark.parametrize("settings", [
@@ -128,6 +93,28 @@ def test_drafts_change_nothing(folder: Path, backend: str) -> None:
 ], ids=["residual", "int4 weights"])  # fmt: skip
 def test_drafts_change_nothing_of_quantized_pages(folder: Path, settings: dict[str, Any]) -> None:
     check(folder, seeds=range(2), count=8, backend="cpu", **settings)
+
+
+def structured_answers(llm: LLM, seed: int, count: int, speculate: Speculate) -> list[Any]:
+    rng = random.Random(seed)
+    prompts = random_prompts(rng, count)
+    params = [
+        replace(random_params(rng), structured=rng.choice(FORMS), max_tokens=60, speculate=speculate)
+        for _ in prompts
+    ]
+    return list(map(essence, llm.generate(prompts, params, progress=False)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_drafts_change_nothing_under_a_grammar(folder: Path, backend: str) -> None:
+    """What it forces is drafted, and what it forbids is not."""
+    watched = Drafts()
+    with engine(folder, watched, backend=backend) as llm:
+        for seed in range(2):
+            plain = structured_answers(llm, seed, 10, "off")
+            assert structured_answers(llm, seed, 10, "ngram") == plain
+    assert watched.num_accepted > 100
+    assert watched.num_accepted > watched.num_rejected
 
 
 @pytest.mark.slow

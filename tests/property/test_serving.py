@@ -39,7 +39,11 @@ def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
 def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> None:
     """Safety alone would be satisfied by a cache that never hits."""
     groups = tuple(replace(group, num_pages=200) for group in workload.groups)
-    states = None if workload.states is None else replace(workload.states, num_slots=200, every_page=True)
+    states = (
+        None
+        if workload.states is None
+        else replace(workload.states, num_slots=200, every_page=True, num_running=0)
+    )
     served = Served(replace(workload, groups=groups, prefix_cache=True, states=states)).run()
     size = workload.page_size
     for sequence in served.everyone:
@@ -51,3 +55,21 @@ def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> N
         assert found.num_written == (len(sequence.tokens) - 1) // size * size
     assert served.blocks.num_evicted == 0
     assert served.scheduler.num_preemptions == 0
+
+
+@given(workloads())
+def test_steps_in_flight_change_nothing_of_what_is_served(workload: Workload) -> None:
+    check_outputs(Served(workload, overlaps=True).run())
+
+
+@given(workloads(kinds=()))
+def test_steps_of_decodes_alone_are_planned_ahead(workload: Workload) -> None:
+    """Safety alone would be satisfied by a scheduler that never plans ahead."""
+    groups = tuple(replace(group, num_pages=200) for group in workload.groups)
+    workload = replace(workload, groups=groups, states=None, drafts=0)
+    served = Served(workload, overlaps=True).run()
+    check_outputs(served)
+    forks = any(len(request.max_tokens) > 1 for request in workload.requests)
+    longest = max(len(sequence.tokens) - sequence.num_prompt for sequence in served.everyone)
+    if len(workload.requests) == 1 and not forks and longest > 2:
+        assert served.num_ahead > 0

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+import check_dashboards
 from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.structured_output import Structured
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from served import collect, eventually_async
@@ -58,6 +60,35 @@ def test_dashboards_are_what_the_script_writes() -> None:
     assert pages == {path.name: path.read_text() for path in GRAFANA.glob("*.json")}
 
 
+SCHEMA = Path(__file__).parents[2] / "build" / "grafana"  # see tools/check_dashboards.py
+needs_schema = pytest.mark.skipif(
+    not (SCHEMA / "node_modules" / "@grafana" / "schema").exists() or shutil.which("node") is None,
+    reason="needs node and Grafana's schema package; see tools/check_dashboards.py",
+)
+
+
+@needs_schema
+def test_dashboards_are_what_grafanas_schema_says() -> None:
+    assert check_dashboards.check(SCHEMA) == []
+
+
+@needs_schema
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('"schemaVersion"', '"schemeVersion"'),
+        ('"showPoints": "never"', '"showPoints": "nowhere"'),
+        ('"graphMode": "area"', '"graphMode": "arena"'),
+        ('"fillOpacity"', '"opacity"'),
+    ],
+)
+def test_what_is_wrong_is_found(tmp_path: Path, right: str, wrong: str) -> None:
+    text = (check_dashboards.FOLDER / "octavo-serving.json").read_text()
+    assert right in text
+    (tmp_path / "one.json").write_text(text.replace(right, wrong))
+    assert check_dashboards.check(SCHEMA, tmp_path)
+
+
 def panel_expressions() -> dict[str, str]:
     """Of every panel, as Prometheus reads them: Grafana's variables filled in."""
     found = {}
@@ -76,10 +107,13 @@ async def _has_numbers(address: str, expression: str) -> bool:
 
 async def _load(client: Client, stop: asyncio.Event) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
+    words = "what must be said leaves no choice, so all of it is drafted"
+    forced = SamplingParams(structured=Structured(choice=(words,)), speculate="ngram")
     number = 0
     while not stop.is_set():
         prompts = [[5 + i % 90 for i in range(64)] + [7 + number + sample] * 9 for sample in range(4)]
         await asyncio.gather(*(collect(client.generate(prompt, params)) for prompt in prompts))
+        await collect(client.generate([5, 6, 7, number], forced))
         number += 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 
 import recurrent_models
 from native import require_extension
+from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, RequestFailed
-from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.outputs import FinishReason, RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.snapshots import load, save_all
 from served import collect, eventually, served
 
 PROMPTS = np.random.default_rng(11).integers(0, 300, (4, 17)).tolist()
@@ -130,17 +133,92 @@ async def test_native_kernels_stream_the_same_however_they_are_served(tmp_path: 
     core.check()
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"cache_dir": Path("pages")}, "cache_dir"), ({"save_dir": Path("saved")}, "save_dir"),
-     ({"speculate": "ngram"}, "speculate")],
-)  # fmt: skip
-def test_what_states_cannot_do_yet_is_refused(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], named: str
-) -> None:
-    there = {name: tmp_path / value if isinstance(value, Path) else value for name, value in changes.items()}
+@pytest.mark.parametrize(("changes", "named"), [({"speculate": "ngram"}, "speculate")])
+def test_what_states_cannot_do_yet_is_refused(folder: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidConfig, match=f"^{named}.*leave (it|{named}) out for this model"):
-        build_core(config(folder, **there))
+        build_core(config(folder, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("qwen3_5", "cpu"), ("lfm2", "reference"), ("mamba2", "cpu"),
+     pytest.param("recurrent_gemma", "reference", marks=pytest.mark.slow),
+     pytest.param("rwkv7", "cpu", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_bits_are_the_same_cold_and_from_disk(name: str, backend: str, tmp_path: Path) -> None:
+    """Engines one after the other: one computes, one finds pages and states in its folder, one has loaded
+    a saved cache. Tokens and log probabilities are equal to the last bit."""
+    if backend == "cpu":
+        require_extension()
+    folder = recurrent_models.make_folder(tmp_path / "model", name, mx.bfloat16)
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=0)
+    places = {"cache_dir": tmp_path / "pages", "save_dir": tmp_path / "saved"}
+    settings = config(folder, backend=backend, **places, **({"weights": "keep"} if backend == "cpu" else {}))
+
+    def engine(prompts: list[list[int]], **changes: Any) -> tuple[list[RequestOutput], LLM]:
+        llm = LLM(replace(settings, **changes))
+        return llm.generate(prompts, params, progress=False), llm
+
+    def said(outputs: list[RequestOutput]) -> list[tuple[object, ...]]:
+        return [
+            (tuple(x.token_ids), tuple(p.logprob for p in x.logprobs or ()))
+            for (x,) in (o.outputs for o in outputs)
+        ]
+
+    first, llm = engine(PROMPTS)
+    turns = [[*p, *o.outputs[0].token_ids, 1, 2, 3] for p, o in zip(PROMPTS, first, strict=True)]
+    llm.close()
+    cold, llm = engine([*PROMPTS, *turns], prefix_cache=False, cache_dir=None, save_dir=None)
+    llm.close()
+    assert len({tokens for tokens, _ in said(cold)}) > 1
+    warm, llm = engine([*PROMPTS, *turns])
+    assert [output.cached_tokens for output in warm] == [16] * 4 + [32] * 4
+    assert said(warm) == said(cold)
+    save_all(llm._ask, tmp_path / "saved" / "all")
+    llm.close()
+    _, llm = engine([], cache_dir=None)
+    assert load(llm._ask, tmp_path / "saved" / "all").num_skipped_pages == 0
+    again = llm.generate(turns, params, progress=False)
+    llm.close()
+    assert [output.cached_tokens for output in again] == [32] * 4
+    assert said(again) == said(cold)[4:]
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8"])
+def test_compressed_snapshots_round_nothing_else(form: str, tmp_path: Path) -> None:
+    """Without a hit, bits are those of uncompressed snapshots; a hit is close to them, and the same from
+    memory and from disk."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
+    settings = config(folder, cache_dir=tmp_path / "pages")
+
+    def said(output: RequestOutput) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        (sample,) = output.outputs
+        return tuple(sample.token_ids), tuple(p.logprob for p in sample.logprobs or ())
+
+    with LLM(replace(settings, cache_dir=None)) as llm:
+        wanted = [said(output) for output in llm.generate(PROMPTS, params, progress=False)]
+        full = llm.info.states
+    with LLM(replace(settings, state_snapshots=form)) as llm:  # type: ignore[arg-type]
+        states = llm.info.states
+        assert full is not None
+        assert states is not None
+        assert states.snapshot_bytes < (0.6 if form == "bf16" else 0.4) * states.slot_bytes
+        assert states.num_slots > full.num_slots
+        assert states.nbytes == llm.info.memory.states <= 2**20
+        cold = llm.generate(PROMPTS, params, progress=False)
+        assert [said(output) for output in cold] == wanted
+        turns = [[*p, *o.outputs[0].token_ids, 1, 2] for p, o in zip(PROMPTS, cold, strict=True)]
+        warm = llm.generate(turns, params, progress=False)
+    assert [output.cached_tokens for output in warm] == [24] * 4
+    with LLM(replace(settings, prefix_cache=False, cache_dir=None)) as llm:
+        exact = llm.generate(turns, params, progress=False)
+    first = [(said(a)[1][0], said(b)[1][0]) for a, b in zip(warm, exact, strict=True)]
+    assert np.allclose(*zip(*first, strict=True), atol=0.05)
+    with LLM(replace(settings, state_snapshots=form)) as llm:  # type: ignore[arg-type]
+        again = llm.generate(turns, params, progress=False)
+    assert [output.cached_tokens for output in again] == [24] * 4
+    assert list(map(said, again)) == list(map(said, warm))
 
 
 async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:

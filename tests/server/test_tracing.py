@@ -1,4 +1,4 @@
-"""Spans of requests: their times, parents and attributes, in memory and over a real socket."""
+"""Spans and metrics of requests: times, parents, attributes, in memory and over a real socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="needs the extra `tracing`")
 
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -23,6 +25,8 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Gauges, RequestRecord, StepRecord
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.observability.genai_metrics import BUCKETS, GenAiMetrics, otlp_reader
+from octavo.engine.observability.otlp import endpoint_of
 from octavo.engine.observability.prometheus import Metrics
 from octavo.engine.observability.tracing import MAX_PARENTS, Tracing, otlp_exporter
 from octavo.proto import generation_pb2, generation_pb2_grpc
@@ -142,11 +146,15 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 @asynccontextmanager
-async def listening(collector: Collector) -> AsyncIterator[str]:
+async def listening(collector: Collector, metrics: MetricsCollector | None = None) -> AsyncIterator[str]:
     server = grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call]
         collector, server
     )
+    if metrics is not None:
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            metrics, server
+        )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -175,3 +183,93 @@ async def test_a_collector_gets_the_span_of_a_served_request() -> None:
     assert [event.name for event in alone.events] == ["prefill", "decode"]
     tokens = {item.key: item.value.int_value for item in alone.attributes}
     assert (tokens["gen_ai.usage.input_tokens"], tokens["gen_ai.usage.output_tokens"]) == (3, 3)
+
+
+def measured(*ended: RequestRecord) -> dict[str, list[tuple[dict[str, Any], float, int]]]:
+    """By metric: attributes, sum and count of each series."""
+    reader, inner = InMemoryMetricReader(), Metrics()
+    metrics = GenAiMetrics(inner, reader, model="demo")
+    metrics.step(step_of(*ended))
+    metrics.rejected("invalid")
+    assert "octavo_requests_running 7.0" in inner.render().decode()
+    data = reader.get_metrics_data()
+    assert data is not None
+    (scope,) = data.resource_metrics[0].scope_metrics
+    found = {}
+    for metric in scope.metrics:
+        assert metric.unit == "s"
+        points: Any = metric.data.data_points
+        assert {tuple(point.explicit_bounds) for point in points} == {BUCKETS[metric.name]}
+        found[metric.name] = [(dict(point.attributes), point.sum, point.count) for point in points]
+    metrics.close()
+    return found
+
+
+COMMON = {
+    "gen_ai.operation.name": "text_completion",
+    "gen_ai.provider.name": "octavo",
+    "gen_ai.request.model": "demo",
+    "gen_ai.response.model": "demo",
+}
+
+
+def test_metrics_have_the_names_of_the_semantic_conventions() -> None:
+    one_token = dataclasses.replace(RECORD, generated_tokens=1, total_s=0.75)
+    conventions = pytest.importorskip("opentelemetry.semconv._incubating.metrics.gen_ai_metrics")
+    assert measured(RECORD, one_token) == {
+        conventions.GEN_AI_SERVER_REQUEST_DURATION: [(COMMON, 2.75, 2)],
+        conventions.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN: [(COMMON, 1.5, 2)],
+        conventions.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN: [(COMMON, 1.25 / 8, 1)],
+    }
+
+
+def test_a_failed_request_has_a_duration_and_its_error() -> None:
+    failed = dataclasses.replace(RECORD, finish_reason=FinishReason.ERROR)
+    found = measured(failed, dataclasses.replace(failed, invalid=True))
+    assert found == {
+        "gen_ai.server.request.duration": [
+            (COMMON | {"error.type": "_OTHER"}, 2.0, 1), (COMMON | {"error.type": "invalid_request"}, 2.0, 1)
+        ]
+    }  # fmt: skip
+
+
+def test_where_the_environment_sends_signals() -> None:
+    both = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317"}
+    own = both | {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://b:4317"}
+    assert [endpoint_of(name, {}) for name in ("traces", "metrics")] == [None, None]
+    assert [endpoint_of(name, both) for name in ("traces", "metrics")] == ["http://a:4317"] * 2
+    assert [endpoint_of(name, own) for name in ("traces", "metrics")] == ["http://a:4317", "http://b:4317"]
+    assert endpoint_of("metrics", both | {"OTEL_METRICS_EXPORTER": "none"}) is None
+    assert endpoint_of("traces", both | {"OTEL_METRICS_EXPORTER": "none"}) is not None
+    assert endpoint_of("metrics", both | {"OTEL_SDK_DISABLED": "true"}) is None
+    with pytest.raises(InvalidConfig, match=r"OTEL_METRICS_EXPORTER=prometheus .*use otlp"):
+        endpoint_of("metrics", both | {"OTEL_METRICS_EXPORTER": "prometheus"})
+    with pytest.raises(InvalidConfig, match="http/protobuf is not supported; use grpc"):
+        endpoint_of("metrics", both | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"})
+    with pytest.raises(InvalidConfig, match="got 'a:4317'"):
+        otlp_reader("a:4317")
+
+
+class MetricsCollector(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self) -> None:
+        self.names: asyncio.Queue[str] = asyncio.Queue()
+
+    async def Export(self, request: Any, _context: Any) -> Any:
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    self.names.put_nowait(metric.name)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+async def test_a_collector_of_the_environment_gets_metrics_and_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, metrics = Collector(), MetricsCollector()
+    async with listening(spans, metrics) as endpoint:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        async with ServerProcess(["--num-pages", "32"]) as server, Client(server.ready["grpc"]) as client:
+            async for _ in client.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)):
+                pass
+        assert spans.spans.qsize() == 1  # sent before the server ended
+        names = {metrics.names.get_nowait() for _ in range(metrics.names.qsize())}
+    assert names == set(BUCKETS)
+    assert server.returncode == 0

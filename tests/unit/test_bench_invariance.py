@@ -9,11 +9,20 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+import recurrent_models
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.bench import invariance
 from octavo.engine.cli import main
 from octavo.engine.executor.native.linear import NativeEmbedding
+from octavo.engine.executor.sampling.sampler import SampleState
+from octavo.engine.speculation import drafting
 from tiny_models import make_model
+
+
+@pytest.fixture
+def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are computed whether they pay or not, which the machine's load has a say in."""
+    monkeypatch.setattr(drafting, "num_drafts", lambda *_args, most, **_others: most)
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
@@ -21,6 +30,7 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str,
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.usefixtures("every_draft")
 def test_nothing_differs(capsys: pytest.CaptureFixture[str]) -> None:
     code, result = run(capsys, "--weights", "int4", "--kv-format", "fp5/fp4", "--residual-pages", "1")
     assert (code, result["different"], result["not_reached"]) == (0, 0, []), result
@@ -60,6 +70,7 @@ def test_first_difference() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("every_draft")
 @pytest.mark.parametrize("weights", invariance.FULL_WEIGHTS)
 @pytest.mark.parametrize("pages", invariance.FULL_FORMATS, ids=str)
 def test_the_whole_matrix(weights: Any, pages: dict[str, Any]) -> None:
@@ -68,9 +79,47 @@ def test_the_whole_matrix(weights: Any, pages: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "deepseek_v3"]
+)
 def test_architectures(architecture: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path / architecture, architecture)
-    config = EngineConfig(model=str(folder), kv_format="fp4", residual_pages=1)
+    residual = 0 if architecture == "deepseek_v3" else 1  # of latents there is none
+    config = EngineConfig(model=str(folder), kv_format="fp4", residual_pages=residual)
     report, _ = invariance.compare(config)
     assert (report.different, report.cases > 0) == ([], True)
+
+
+HYBRIDS = ("qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h", "kimi_linear", "jamba")
+RECURRENT = ("mamba2", "rwkv7", "recurrent_gemma")
+
+
+def check_recurrent(architecture: str, folder: Path) -> None:
+    """States are on no disk, and what a wrong guess did to one cannot be undone: these say so."""
+    folder = recurrent_models.make_folder(folder / architecture, architecture)
+    report, _ = invariance.compare(EngineConfig(model=str(folder), kv_format="fp4"), num_mates=8)
+    assert report.different == []
+    reasons = [case for case in report.not_reached if "(" in case]
+    assert sorted(case.split(" (")[0] for case in reasons) == ["from the disk", "with drafts"]
+    others = {"preempted"} if architecture == "recurrent_gemma" else set()  # its window is short
+    assert {case for case in report.not_reached if case not in reasons} <= others
+
+
+def test_a_hybrid(tmp_path: Path) -> None:
+    check_recurrent("lfm2", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [name for name in (*HYBRIDS, *RECURRENT) if name != "lfm2"])
+def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
+    check_recurrent(architecture, tmp_path)
+
+
+@pytest.mark.usefixtures("every_draft")
+def test_drafts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess whose row is drawn with the random number of the row before it is found."""
+    right = invariance.compare(EngineConfig(), num_mates=0)[0]
+    assert (right.different, right.not_reached) == ([], [])
+    monkeypatch.setattr(SampleState, "after", lambda self, _tokens: self)
+    wrong = invariance.compare(EngineConfig(), num_mates=0)[0]
+    assert {difference.case for difference in wrong.different} == {"with drafts"}

@@ -25,6 +25,8 @@ def test_percentiles_of_nothing_are_zeros() -> None:
         ({"ttft": 300}, 2),
         ({"ttft": 300, "tpot": 151}, 1),
         ({"tpot": 149}, 0),
+        ({"itl": 999}, 1),
+        ({"itl": 1000, "tpot": 551}, 2),
         ({"e2el": 1400}, 2),
         ({"e2el": 1399, "ttft": 99}, 0),
     ],
@@ -41,12 +43,12 @@ def test_without_limits_there_is_no_goodput() -> None:
 
 
 def test_a_single_token_has_no_time_per_later_token() -> None:
-    assert Slo({"tpot": 0.001}).kept_by(Trace(ttft_s=5.0, e2e_s=5.0, num_generated=1))
+    assert Slo({"tpot": 0.001, "itl": 0.001}).kept_by(Trace(ttft_s=5.0, e2e_s=5.0, num_generated=1))
 
 
 def test_limits_are_read_as_others_write_them() -> None:
     assert slo_limit("ttft:200") == ("ttft", 200.0)
     assert str(Slo(dict([slo_limit("ttft:200"), slo_limit("tpot:12.5")]))) == "ttft:200 tpot:12.5"
-    for text in ("ttft", "ttft:", "ttft:0", "ttft:-1", "ttft:inf", "ttft:nan", "itl:5", ":5"):
+    for text in ("ttft", "ttft:", "ttft:0", "ttft:-1", "ttft:inf", "ttft:nan", "gap:5", ":5"):
         with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
             slo_limit(text)

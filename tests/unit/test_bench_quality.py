@@ -12,7 +12,7 @@ import pytest
 
 from octavo.engine import LLM, EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.bench.quality import format_pairs
+from octavo.engine.bench.quality import Pages, format_pairs
 from octavo.engine.bench.quality_measures import (
     Document,
     Predictions,
@@ -73,7 +73,12 @@ def test_teacher_forced_answers_are_those_of_greedy_decoding() -> None:
 
 
 def test_formats_are_pairs() -> None:
-    assert format_pairs("fp4, int8/fp4,fp4") == [FormatPair("fp4", "fp4"), FormatPair("int8", "fp4")]
+    fp4, mixed = FormatPair("fp4", "fp4"), FormatPair("int8", "fp4")
+    assert format_pairs("fp4, int8/fp4,fp4") == [Pages(fp4), Pages(mixed)]
+    assert format_pairs("fp4,fp4+0,int8/fp4+2") == [Pages(fp4), Pages(fp4, 0), Pages(mixed, 2)]
+    assert [str(pages) for pages in format_pairs("fp4,int8/fp4+2")] == ["fp4", "int8/fp4+2"]
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'fp4\+x' must be a page format, \+ and a number"):
+        format_pairs("fp4+x")
     with pytest.raises(argparse.ArgumentTypeError, match="'fp3' is not known"):
         format_pairs("int8/fp3")
 

@@ -18,18 +18,23 @@ def run(*flags: str) -> dict[str, object]:
     return dict(json.loads(json.dumps(speculate.run(parser.parse_args(flags)))))
 
 
-def test_copies_are_guessed_and_fresh_tokens_are_not(tmp_path: Path) -> None:
+def test_copies_and_forms_are_guessed_and_fresh_tokens_are_not(tmp_path: Path) -> None:
     picture = tmp_path / "drafts.svg"
     result = run(
-        "--texts", "copy,fresh", "--batch", "1,2", "--rounds", "1", "--prompt-tokens", "100",
+        "--texts", "copy,json,free", "--batch", "1,2", "--rounds", "1", "--prompt-tokens", "100",
         "--output-tokens", "60", "--page-size", "16", "--plot", str(picture),
     )  # fmt: skip
     rows = {(row["text"], row["batch"]): row for row in result["results"]}  # type: ignore[attr-defined]
-    assert rows.keys() == {("copy", 1), ("copy", 2), ("fresh", 1), ("fresh", 2)}
+    assert rows.keys() == {(text, batch) for text in ("copy", "json", "free") for batch in (1, 2)}
     assert rows["copy", 1]["accepted_share"] > 0.5
     assert rows["copy", 1]["mean_acceptance_length"] > 1.5
-    assert rows["fresh", 1]["accepted_share"] in (None, 0)
+    assert rows["json", 1]["accepted_share"] > 0.5
+    assert rows["json", 1]["mean_acceptance_length"] > 1.5
+    assert rows["free", 1]["accepted_share"] in (None, 0)
     assert all(row["ratio"] > 0 for row in rows.values())
+    cases = result["cases"]
+    assert cases["json"]["speedup"].keys() == {"1", "2"}  # type: ignore[index]
+    assert cases["copy"]["accepted_length"] == rows["copy", 1]["mean_acceptance_length"]  # type: ignore[index]
     assert picture.stat().st_size > 1000
 
 

@@ -150,6 +150,33 @@ async def test_a_flood_of_commands_does_not_hold_up_the_step(monkeypatch: pytest
         await stream.aclose()
 
 
+async def test_no_step_is_in_flight_while_a_command_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, seen = Gate(), []
+    async with running(small_config(async_steps="on"), gate=gate, feeds=True) as (engine, fake, _):
+        stream = engine.generate([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
+        gate.allow(1)
+        await anext(stream)
+        assert fake.runner is not None
+        assert fake.core is not None
+        assert engine._thread is not None
+        runner, core, execute = fake.runner, fake.core, CommandDispatcher.execute
+
+        def executing(self: CommandDispatcher, command: Command[Any]) -> Any:
+            seen.append((core._in_flight, len(runner.calls)))
+            return execute(self, command)
+
+        monkeypatch.setattr(CommandDispatcher, "execute", executing)
+        assert core._in_flight is not None
+        answer = engine._thread.ask(commands.GetCacheStats())
+        gate.open()
+        await until(answer.done)
+        await stream.aclose()
+    ((in_flight, num_calls),) = seen
+    assert in_flight is None
+    assert runner.calls[num_calls - 1][0] == "resolve"
+    assert ("submit", 2) in runner.calls[:num_calls], "there was one"
+
+
 def test_looking_does_not_measure_the_engine_and_changing_does(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

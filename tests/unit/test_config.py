@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from octavo.engine import EngineConfig, InvalidConfig
+from octavo.engine.api.setting import settings_of
 from octavo.kernels.formats import FormatPair
 
 
@@ -39,6 +40,27 @@ def test_the_message_names_value_rule_and_remedy(settings: dict[str, object], me
     with pytest.raises(InvalidConfig, match=message) as caught:
         EngineConfig(**settings)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", settings_of(EngineConfig))
+def test_every_declared_rule_is_checked(name: str) -> None:
+    declared, _ = settings_of(EngineConfig)[name]
+    wrong: list[object] = ["none of them"] * bool(declared.choices)
+    if declared.low is not None:
+        wrong.append(declared.low if declared.above else declared.low - 1)
+    if declared.high is not None:
+        wrong.append(declared.high + 1)
+    for value in wrong:
+        with pytest.raises(InvalidConfig, match=f"^{name} must be .*, got {value!r}"):
+            EngineConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_numbers_are_declared_with_what_they_may_be() -> None:
+    counted = {
+        name for name, (declared, _) in settings_of(EngineConfig).items() if declared.kind in ("int", "size")
+    }
+    of_their_own = {"max_kv_size", "keep_tokens"}  # a rule about the two together
+    assert {name for name in counted if settings_of(EngineConfig)[name][0].low is None} == of_their_own
 
 
 def test_a_config_is_never_edited() -> None:

@@ -260,3 +260,59 @@ def test_a_row_without_a_usable_number_among_what_may_come_fails_alone(compiler:
     (drawn,) = sample(logits, [_state(compiler, "a")])
     assert drawn.token is None
     assert drawn.error == NO_TOKEN_LEFT
+
+
+def test_drafts_are_what_may_come_and_what_must(compiler: ConstraintCompiler) -> None:
+    constraint = compiler.compile(Structured(regex='"(name|names)": [0-9]{2}!'))
+    assert constraint.completed(list(b'"nano'), 8) == tuple(b'"na' + b"me")
+    assert constraint.completed((), 3) == tuple(b'"na')
+    assert constraint.completed(list(b'"names": 1'), 9) == tuple(b'"names": ')
+    assert constraint.completed(list(b'"names": 12!'), 30) == tuple(b'"names": 12'), (
+        "not what ends the output"
+    )
+    assert constraint.completed((), 0) == ()
+    assert follows(constraint, '"names": 12!'), "asking has changed nothing"
+
+
+def test_masks_behind_drafts_are_those_of_the_tokens(compiler: ConstraintCompiler) -> None:
+    first = compiler.compile(Structured(json_schema={"enum": ["abc", "abd", "x"]}))
+    drafts = first.completed(list(b'"ab'), 8)
+    assert drafts == tuple(b'"ab')
+    first.prepare(drafts)
+    behind = [first.after(drafts[: k + 1]).allowed() for k in range(len(drafts))]
+    for k, draft in enumerate(drafts):
+        assert first.allowed()[draft]
+        first.accept(draft)
+        if k == 0:
+            first.prepare()  # has nothing to do: it is known
+        plain = compiler.compile(Structured(json_schema={"enum": ["abc", "abd", "x"]}))
+        for token in drafts[: k + 1]:
+            plain.accept(token)
+        np.testing.assert_array_equal(behind[k], plain.allowed())
+        np.testing.assert_array_equal(first.allowed(), plain.allowed())
+
+
+def test_a_wrong_draft_leaves_no_mask_behind(compiler: ConstraintCompiler) -> None:
+    constraint = compiler.compile(Structured(choice=("abc", "abd", "xyz")))
+    constraint.prepare(tuple(b"ab"))
+    assert constraint.allowed()[ord("x")]
+    constraint.accept(ord("x"))
+    assert np.flatnonzero(constraint.allowed()).tolist() == [ord("y")]
+    with pytest.raises(AssertionError, match="nobody has asked"):
+        constraint.after((ord("y"),))
+
+
+def test_drafts_end_with_their_budget_and_the_output_goes_on(compiler: ConstraintCompiler) -> None:
+    constraint = compiler.compile(Structured(choice=("abcdef",)))
+    constraint.prepare(tuple(b"abc"))
+    assert constraint.allowed()[ord("a")]
+    assert constraint.after(tuple(b"abc")).allowed()[ord("d")]
+    constraint.accept(ord("a"))
+    constraint._budget.charge_drafts(1.0)
+    assert constraint.completed((), 4) == ()
+    constraint.accept(ord("b"))
+    constraint.prepare(tuple(b"cd"))
+    assert constraint.allowed()[ord("c")]
+    with pytest.raises(ConstraintFailed, match="not followed that far"):
+        constraint.after(tuple(b"c")).allowed()
+    assert follows(constraint, "cdef")

@@ -45,7 +45,7 @@ def test_the_reference_names_every_flag() -> None:
 @pytest.mark.parametrize("cls", [EngineConfig, SamplingParams])
 def test_every_setting_has_a_meaning(cls: type) -> None:
     names = set(cls.__dataclass_fields__)  # type: ignore[attr-defined]
-    assert set(reference.documented_fields(cls)) == names
+    assert set(reference.meanings_of(cls)) == names
 
 
 def test_the_reference_names_every_rpc() -> None:

@@ -76,3 +76,28 @@ def test_the_cost_of_a_row_is_learned_from_steps() -> None:
     for rows in (1, 2, 4, 8, 3, 5) * 20:
         cost.observe(StepShape(rows, 0, 9 * rows, 0), 0.010 + 0.002 * rows)
     assert draft_cost(cost, step) == pytest.approx(0.002 / 0.014, rel=0.05)
+
+
+class Letters:
+    """A grammar of numbers below ten, after which a 0 must follow."""
+
+    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
+        good = next((i for i, draft in enumerate(drafts) if draft > 9), len(drafts))
+        return (*drafts[:good], 0)[:most]
+
+
+def test_a_grammar_checks_drafts_and_goes_on() -> None:
+    drafting = Drafting(Always(match=30), most=4, grammar=Letters())
+    assert drafting.propose([3], 100, cost=0.01) == (4, 4, 4, 4)
+    drafting = Drafting(Always(match=30), most=4, grammar=Letters())
+    assert drafting.propose([9], 100, cost=0.01) == (0,), "10 may not follow"
+
+
+def test_what_is_forced_is_a_kind_of_its_own() -> None:
+    """A drafter that is always wrong takes nothing away from a grammar that never is."""
+    drafting, tokens = Drafting(Always(match=3), most=1, grammar=Letters()), [9]
+    for _ in range(60):
+        drafting.propose(tokens, 100, cost=0.2)
+        tokens.append(0 if tokens[-1] == 9 else 9)
+    assert drafting.propose([*tokens, 9], 100, cost=0.2) == (0,)
+    assert drafting.propose([*tokens, 4], 100, cost=0.2) == ()

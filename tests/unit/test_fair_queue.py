@@ -193,12 +193,14 @@ def test_a_prompt_under_way_leaves_the_step_to_who_has_had_less() -> None:
     s = scheduler(budget=16)
     s.add(request("along", 60))
     advance(s)
-    s.add(request("bshort", 10))
-    step = advance(s)
-    assert {work.sequence.sequence_id: work.stop - work.start for work in step.work} == {
-        "bshort": 10,
-        "along": 6,
-    }
+    for name, expected in (
+        ("bfirst", {"bfirst": 10}),  # a step of its own, once in a while
+        ("bsecond", {"bsecond": 10, "along": 6}),
+    ):
+        s.add(request(name, 10))
+        step = advance(s)
+        assert {work.sequence.sequence_id: work.stop - work.start for work in step.work} == expected
+        assert names(advance(s)) == ["along"]
 
 
 def test_nobody_but_its_own_tenant_passes_a_long_prompt_whose_turn_it_is() -> None:

@@ -73,7 +73,7 @@ ENGINE_ROOMS = {  # room of engine: the rooms it may import
     "arguments": {"api", "client", "grpc", "memory"},
     "bench": {
         "api", "arguments", "cache_sim", "client", "core", "executor", "frontend", "kv_store", "memory",
-        "plots", "tokenizer",
+        "plots", "structured_output", "tokenizer",
     },
     "cli": {
         "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "http", "memory",

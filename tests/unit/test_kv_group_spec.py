@@ -64,7 +64,7 @@ def test_the_pool_of_a_window_is_of_use_up_to_what_can_be_held_and_cached() -> N
     window = SlidingWindow(num_pages=1, window=9, keep=3)
     assert window.useful_pages(4, max_running=3, max_step_tokens=16) == 2 * 3 * (1 + 3 + 1) + (1 + 7)
     residual = ResidualWindow(num_pages=1, window=1, keep=3, residual_of=0)
-    assert residual.useful_pages(4, max_running=3, max_step_tokens=16) == 3 * (1 + 1 + 1 + 1) + (1 + 5)
+    assert residual.useful_pages(4, max_running=3, max_step_tokens=16) == 3 * (1 + 1 + 1) + (1 + 5)
     assert FullAttention(num_pages=1).useful_pages(4, max_running=3, max_step_tokens=16) == UNBOUNDED
     assert window.decode_pages(8, 4) == 2
     assert window.decode_pages(10**6, 4) == 1 + 3

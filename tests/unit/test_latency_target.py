@@ -67,6 +67,32 @@ def test_no_gap_is_longer_than_the_target_once_steps_are_known() -> None:
     assert max(without) > 0.7
 
 
+@pytest.mark.parametrize("server", [None, 0.3, "auto"])
+def test_the_tightest_target_of_those_who_decode_counts(server: float | Literal["auto"] | None) -> None:
+    scheduler, rng = make(server), random.Random(1)
+    for number, own in enumerate((None, 0.110, 0.5)):
+        scheduler.add(Sequence(f"s{number}", [rng.randrange(99) for _ in range(16)], 2000, target_itl=own))
+    for _ in range(30):
+        advance(scheduler)
+    seconds = []
+    for number in range(30):
+        scheduler.add(Sequence(f"p{number}", [rng.randrange(99) for _ in range(600)], 1))
+        while scheduler.num_waiting or scheduler.num_running > 3:
+            step = scheduler.plan()
+            assert step is not None
+            took = machine(shape_of(step.work))
+            scheduler.commit(step, [Result(7) for _ in step.sampled()])
+            scheduler.observe(step, took)
+            seconds.append(took)
+    assert max(seconds[20:]) <= 0.110
+    assert server == "auto" or max(seconds[20:]) > 0.06, "and no less than that"
+
+
+def test_targets_that_nobody_has_cut_nothing() -> None:
+    assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0)) is None
+    assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0), 0.1) is not None
+
+
 def test_auto_keeps_gaps_within_three_times_what_decoding_takes_by_itself() -> None:
     alone = machine(StepShape(8, 0, 8 * 300, 0))
     gaps, _, _ = stream_with_arrivals("auto", speeds=[1.0] * 400)

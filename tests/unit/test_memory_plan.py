@@ -47,7 +47,10 @@ def test_a_plan_of_qwen3_06b(tmp_path: Path) -> None:
     assert rows["bf16"]["bytes_per_page"] == 32 * rows["bf16"]["bytes_per_token"]
     assert rows["fp4"]["bytes_per_token"] == 28 * 2 * 8 * 66
     for row in rows.values():
-        assert row["pages"] == result["kv_bytes"] // row["bytes_per_page"]
+        residual = sum(
+            group["pages"] * group["bytes_per_page"] for group in row["groups"] if group["residual"]
+        )
+        assert row["pages"] == (result["kv_bytes"] - residual) // row["bytes_per_page"]
         assert row["tokens"] == row["pages"] * 32
         assert row["sequences"] == row["pages"] // 128
     assert result["memory_bytes"] == result["weights_bytes"] + result["workspace_bytes"] + result["kv_bytes"]
@@ -73,7 +76,8 @@ def test_a_bounded_cache_needs_the_same_pages_however_long_the_sequence(tmp_path
     ]
     short, long = (result["formats"]["fp4"] for result in plans)
     assert short == long
-    (group,) = long["groups"]
+    group, residual = long["groups"]
+    assert (residual["residual"], residual["pages_per_sequence"]) == (True, 1 + 2)
     assert (group["window"], group["keep"]) == (1016, 8)
     assert group["pages_per_sequence"] == 1 + 33  # a window of 1,016 may touch 33 pages of 32
     assert "28 layers see the first 8 positions and the last 1016: 34 pages" in plan.render(plans[1])
@@ -82,8 +86,11 @@ def test_a_bounded_cache_needs_the_same_pages_however_long_the_sequence(tmp_path
 
 
 def test_fp4_holds_almost_four_times_the_tokens_of_bf16(tmp_path: Path) -> None:
-    rows = plan.plan(model=str(folder(tmp_path, **QWEN)), memory=4 * 1024**3)["formats"]
+    path = str(folder(tmp_path, **QWEN))
+    rows = plan.plan(model=path, memory=4 * 1024**3, residual={"residual_pages": 0})["formats"]
     assert rows["fp4"]["tokens"] / rows["bf16"]["tokens"] >= 3.8
+    rows = plan.plan(model=path, memory=4 * 1024**3)["formats"]
+    assert rows["fp4"]["tokens"] / rows["bf16"]["tokens"] >= 3.3, "with two residual pages"
 
 
 def test_formats_that_cannot_hold_the_rows_are_named(tmp_path: Path) -> None:

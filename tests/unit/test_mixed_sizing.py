@@ -8,7 +8,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.planner import plan, render
 from octavo.engine.memory.sizing import sizing
-from octavo.kernels.formats import format_pair
+from octavo.kernels.formats import FORMAT_NAMES, format_pair
 from octavo.kernels.groups import LayerGroup, residual_groups
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import ResidualSpec
@@ -51,10 +51,13 @@ def test_the_budget_pays_for_both_kinds_of_pages() -> None:
 
     page_bytes, (plain,) = room(None)
     _, (num_pages, num_residual) = room(ResidualSpec())
-    assert num_residual == 4 * 2 + 3, "two for each sequence, and a step's"
+    assert num_residual == 4 * 1 + 3, "one for each sequence, and a step's"
     twin_bytes = 3 * 2 * 2 * 32 * 128
     assert num_pages == (10_000_000 - num_residual * twin_bytes) // page_bytes < plain
     assert room(ResidualSpec(), num_residual=7)[1][1] == 7
+    _, (num_pages, num_residual) = room(ResidualSpec(residual_pages=2))
+    cached = -(-num_pages // 64) - 4
+    assert num_residual == 4 * 2 + cached + 4, "two for each that runs, one for every other 2,048 tokens"
     assert room(ResidualSpec(quantize_after=10**6))[1] == (
         num_all := 10_000_000 // (page_bytes + twin_bytes),
         num_all,
@@ -62,28 +65,67 @@ def test_the_budget_pays_for_both_kinds_of_pages() -> None:
 
 
 def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
-    assert EngineConfig(kv_format="fp4").residual is None
-    assert EngineConfig(kv_format="fp4", sink_pages=2).residual == ResidualSpec(sink_pages=2)
+    assert EngineConfig(kv_format="fp4", sink_pages=2, residual_pages=0).residual == ResidualSpec(
+        sink_pages=2
+    )
+    assert EngineConfig(kv_format="int8", sink_pages=2).residual == ResidualSpec(sink_pages=2)
+    assert EngineConfig(kv_format="fp4", sink_pages=2).residual == ResidualSpec(
+        sink_pages=2, residual_pages=2
+    )
     assert EngineConfig(v_format="fp4", residual_pages=3).residual == ResidualSpec(residual_pages=3)
     for settings, message in (
         ({"sink_pages": -1}, "sink_pages must be at least 0, got -1"),
         ({"residual_pages": 1}, "all pages of bf16 are 16-bit pages"),
         ({"quantize_after": 9, "kv_format": "fp16"}, "all pages of fp16 are 16-bit pages"),
-        ({"num_residual_pages": 9, "kv_format": "fp4"}, "nothing asks for 16-bit pages"),
+        ({"num_residual_pages": 9, "kv_format": "int8"}, "nothing asks for 16-bit pages"),
         ({"num_residual_pages": 0, "kv_format": "fp4"}, "num_residual_pages must be at least 1"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             EngineConfig(**settings)
 
 
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_two_pages_are_read_in_16_bits_beside_formats_of_five_bits_and_less(name: str) -> None:
+    coarse = name not in ("bf16", "fp16", "int8", "affine8")
+    for settings in ({"kv_format": name}, {"k_format": name}, {"v_format": name}):
+        config = EngineConfig(**settings)
+        assert config.residual == (ResidualSpec(residual_pages=2) if coarse else None)
+        assert config.residual_is_optional
+        assert EngineConfig(**settings, residual_pages=0).residual is None
+    for asked in ({"residual_pages": 2}, {"sink_pages": 1}, {"num_residual_pages": 30}):
+        assert not EngineConfig(kv_format="fp4", **asked).residual_is_optional
+
+
+def test_residual_pages_follow_the_sequences_that_have_room_to_run() -> None:
+    """Few where the memory holds few sequences; without a window, no more than a quarter of all bytes."""
+    layers = (LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128),) * 28
+    for memory in (2**28, 2**30, 2**31, 2**33):
+        size = sizing(
+            layers,
+            k_format="fp4",
+            v_format="fp4",
+            page_size=32,
+            max_model_len=40960,
+            max_running=64,
+            max_step_tokens=512,
+            residual=ResidualSpec(residual_pages=2),
+        )
+        num_pages = size.pages_within(memory)
+        pages, residual = size.pages(num_pages)
+        sequences = -(-pages // 64)
+        assert residual == 18 + sequences + min(sequences, 64)
+        assert residual * size.group_bytes[1] < memory / (3 if memory < 2**30 else 5)
+        assert residual >= 18, "the oldest can always go on"
+
+
 def test_a_plan_shows_both_kinds_of_pages() -> None:
     formats = [format_pair("fp4"), format_pair("bf16")]
     memory = 200 * 1024**2
-    result = plan(model="demo", memory=memory, formats=formats, residual=ResidualSpec(sink_pages=1))
+    result = plan(model="demo", memory=memory, formats=formats, residual={"sink_pages": 1})
     (pages, residual), (plain,) = (result["formats"][name]["groups"] for name in ("fp4", "bf16"))
     assert (pages["residual"], residual["residual"], plain["residual"]) == (False, True, False)
     assert (pages["bytes_per_page"], residual["bytes_per_page"]) == (17_408, 65_536)
     taken = sum(group["pages"] * group["bytes_per_page"] for group in (pages, residual))
     assert result["kv_bytes"] - 17_408 < taken <= result["kv_bytes"]
     assert result["formats"]["fp4"]["pages"] > 3 * plain["pages"]
-    assert f"fp4: and {residual['pages']} pages of 16 bits, 64.0 KiB each, 2 per sequence" in render(result)
+    assert f"fp4: and {residual['pages']} pages of 16 bits, 64.0 KiB each, 3 per sequence" in render(result)

@@ -47,7 +47,7 @@ def test_every_number_of_the_contract_is_kept() -> None:
         "stop_ids": 13, "ignore_eos": 14, "logprobs": 15, "min_tokens": 16, "prompt_logprobs": 17,
         "structured": 18,
         "quantize_after": 19,
-        "speculate": 20,
+        "speculate": 20, "target_itl": 21, "target_ttft": 22,
     }  # fmt: skip
     numbers = {field.name: field.number for field in pb.GenerateRequest.DESCRIPTOR.fields}
     assert numbers == {

@@ -26,7 +26,7 @@ def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int
     assert all(copy.target == table.state.running for copy in table.copies)
     blocks.copied(table.copies)
     table.copies = []
-    blocks.plan_snapshots(table, table.num_written, stop, ends=stop == len(tokens))
+    blocks.plan_snapshots(table, table.num_written, stop, num_known=len(tokens))
     taken = [planned.position for planned in table.state.planned]
     blocks.commit(table, tokens, stop)
     blocks.check()
@@ -48,23 +48,26 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "junction", "every_page", "ends", "pages"),
+    ("start", "stop", "junction", "every_page", "num_known", "pages"),
     [
-        (0, 10, 0, False, True, [2]),  # the last full page
-        (0, 10, 0, False, False, []),  # of a chunk inside the prompt, none
-        (0, 8, 0, False, True, [2]),  # a state that stands where the step ends
-        (8, 9, 0, False, True, []),
-        (11, 12, 0, False, True, [3]),
-        (0, 30, 3, False, False, [3]),
-        (0, 30, 3, False, True, [3, 7]),
-        (16, 30, 3, False, True, [7]),  # the junction lies behind
-        (0, 17, 2, True, False, [1, 2, 3, 4]),
+        (0, 10, 0, False, 10, [2]),  # the last full page
+        (0, 10, 0, False, 12, []),  # of a chunk inside the prompt, none
+        (0, 8, 0, False, 11, [2]),  # of the last chunk but one, if no other page becomes full
+        (0, 8, 0, False, 8, [2]),  # a state that stands where the step ends
+        (8, 9, 0, False, 9, []),
+        (11, 12, 0, False, 12, [3]),
+        (0, 30, 3, False, 99, [3]),
+        (0, 30, 3, False, 30, [3, 7]),
+        (16, 30, 3, False, 30, [7]),  # the junction lies behind
+        (0, 17, 2, True, 99, [1, 2, 3, 4]),
     ],
 )
 def test_where_snapshots_are_taken(
-    start: int, stop: int, junction: int, every_page: bool, ends: bool, pages: list[int]
+    start: int, stop: int, junction: int, every_page: bool, num_known: int, pages: list[int]
 ) -> None:
-    wanted = wanted_snapshots(start, stop, page_size=4, junction=junction, every_page=every_page, ends=ends)
+    wanted = wanted_snapshots(
+        start, stop, page_size=4, junction=junction, every_page=every_page, num_known=num_known
+    )
     assert wanted == pages
 
 
@@ -131,7 +134,7 @@ def test_what_a_failed_sequence_would_have_kept_is_never_found() -> None:
     blocks = manager()
     table = blocks.open(list(range(1, 10)))
     assert blocks.reserve(table, 9)
-    blocks.plan_snapshots(table, 0, 9, ends=True)
+    blocks.plan_snapshots(table, 0, 9, num_known=9)
     assert table.state is not None
     assert table.state.planned
     blocks.close(table)  # instead of commit: its logits were NaN
@@ -151,6 +154,17 @@ def test_rollback_ends_at_a_snapshot() -> None:
     blocks.flush()
     assert blocks.rollback(table, 15) == ()
     assert table.num_written in (0, 12)
+    blocks.check()
+
+
+def test_without_a_prefix_cache_rollback_begins_anew() -> None:
+    states = RecurrentState(num_slots=1, slot_bytes=1, every_page=False)
+    blocks = BlockManager(8, 4, prefix_cache=False, states=states)
+    table = blocks.open(range(10))
+    assert blocks.reserve(table, 10)
+    blocks.commit(table, range(10), 10)
+    blocks.rollback(table, 9)
+    assert table.num_written == 0
     blocks.check()
 
 
@@ -191,3 +205,47 @@ def test_too_little_memory_for_states_is_refused() -> None:
         plan_states(EngineConfig(state_memory=MiB), MiB, page_bytes=9, available=2**34)
     with pytest.raises(InvalidConfig, match=r"take 4.00 GiB, but only 1.00 GiB"):
         plan_states(EngineConfig(state_memory=2**32), MiB, page_bytes=9, available=2**30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "running", "snapshots"),
+    [
+        ({"state_memory": 20 * MiB, "max_running": 4}, 4, 56),  # 14 of 20 MiB
+        ({"state_memory": 20 * MiB, "max_running": 99}, 8, 40),  # half of the bytes run
+        ({"kv_memory": 100 * MiB, "max_running": 8}, 8, 32),  # as many bytes as the running ones
+    ],
+)
+def test_compressed_snapshots_leave_room_for_more(
+    settings: dict[str, int], running: int, snapshots: int
+) -> None:
+    config = EngineConfig(state_snapshots="int8", **settings)  # type: ignore[arg-type]
+    states = plan_states(config, MiB, page_bytes=1000, available=2**34, snapshot_bytes=MiB // 4)
+    assert states is not None
+    assert (states.num_running, states.num_slots - states.num_running) == (running, snapshots)
+    assert states.nbytes == (running + states.num_staged) * MiB + snapshots * MiB // 4
+    small = plan_states(config, 500, page_bytes=1000, available=2**34, snapshot_bytes=125)
+    assert small is not None
+    assert (small.num_running, small.every_page) == (0, True)
+
+
+def test_exact_refuses_rounded_snapshots() -> None:
+    with pytest.raises(InvalidConfig, match="state_snapshots bf16 rounds states"):
+        EngineConfig(state_snapshots="bf16", exact=True)
+    EngineConfig(state_snapshots="full", exact=True)
+
+
+def test_running_slots_are_never_found_and_snapshots_never_run() -> None:
+    states = RecurrentState(num_slots=6, slot_bytes=4, num_running=2, num_staged=1, snapshot_bytes=1)
+    blocks = BlockManager(40, 4, states=states)
+    assert serve(blocks, list(range(1, 24)), prompt=10) == 0
+    assert serve(blocks, [*range(1, 24), 90, 91]) == 20
+    tables = [blocks.open([number] * 9) for number in (50, 60, 70)]
+    assert [blocks.reserve(table, 9) for table in tables] == [True, True, False]
+    assert all(table.state is not None and table.state.running in (0, 1) for table in tables[:2])
+    for table in tables[:2]:  # both pass a page's end, and one place is there
+        blocks.plan_snapshots(table, 0, 9, num_known=9)
+        blocks.check()
+    assert [len(table.state.planned) for table in tables[:2] if table.state is not None] == [1, 0]
+    for table in tables:
+        blocks.close(table)
+    blocks.check()

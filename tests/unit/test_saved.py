@@ -298,7 +298,7 @@ def test_a_real_model_s_pages_are_converted(tmp_path: Path) -> None:
         )
         output = ask_one(llm, prompt)
         assert (output.cached_tokens, output.outputs[0].token_ids) == (144, want)
-    with LLM(replace(base, kv_format="fp4", page_size=32)) as llm:
+    with LLM(replace(base, kv_format="fp4", page_size=32, residual_pages=0)) as llm:
         loaded = llm.load_prompt(path)
         assert (loaded.num_pages, loaded.num_tokens) == (4, 128)
         assert loaded.converted == "bf16 pages of 16 tokens to fp4 pages of 32 tokens"

@@ -22,7 +22,7 @@ def test_a_flood_hardly_delays_another_tenant_under_fairness() -> None:
     found = results("--traffic", "light", "--traffic", "flood", "--order", "fcfs", "--order", "vtc")
     alone = found["light"]["fcfs"]["ttft_p95_s"]["light"]
     assert found["flood"]["fcfs"]["ttft_p95_s"]["light"] > 10 * alone, "first come, first served"
-    assert found["flood"]["vtc"]["ttft_p95_s"]["light"] < 4 * alone
+    assert found["flood"]["vtc"]["ttft_p95_s"]["light"] <= 2 * alone
     assert found["flood"]["vtc"]["tokens_per_s"] >= 0.99 * found["flood"]["fcfs"]["tokens_per_s"]
 
 

@@ -15,6 +15,7 @@ from octavo.engine import (
     QueueTimeout,
     RequestTooLong,
     SamplingParams,
+    TooLate,
 )
 from oracle import alone
 
@@ -128,6 +129,43 @@ async def test_who_waits_too_long_is_refused_and_who_runs_is_not() -> None:
         assert (await runs)[0].finish_reason is FinishReason.LENGTH
         await until(lambda: engine.gauges().num_waiting == 0)
         assert not engine._open.gate._timers
+
+
+async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> None:
+    gate = Gate()
+    config = small_config(max_running=1, refuse_late=True)
+    async with running(config, gate) as (engine, _, observer):
+        assert engine._core is not None
+        engine._core._prompt_pace._seconds, engine._core._prompt_pace._tokens = 2e9, 1e9  # 2 s a token
+        engine._core.measure()
+        first = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=1))))
+        others = [asyncio.create_task(collect(engine.generate([2] * 60, SamplingParams(max_tokens=1))))]
+        await asyncio.sleep(0)
+        with pytest.raises(
+            TooLate, match=r"expected in 1[34]\d{4} ms, .* within 100000 \(target_ttft\)"
+        ) as caught:
+            await anext(engine.generate([3] * 10, SamplingParams(target_ttft=100_000)))
+        assert caught.value.numbers["expected_ttft_ms"] >= 140_000
+        assert observer.reasons == ["late"]
+        late = SamplingParams(max_tokens=1, target_ttft=1e7)
+        others += [asyncio.create_task(collect(engine.generate([4] * 10, late)))]
+        gate.open()
+        await asyncio.gather(first, *others)
+        assert observer.reasons == ["late"]
+
+
+async def test_without_refuse_late_everybody_is_served() -> None:
+    async with running() as (engine, _, observer):
+        for _ in range(2):
+            assert await collect(engine.generate([1] * 20, SamplingParams(max_tokens=1, target_ttft=1e-9)))
+        assert observer.reasons == []
+
+
+@pytest.mark.parametrize("name", ["target_itl", "target_ttft"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_targets_are_above_0_and_finite(name: str, value: float) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} must be above 0 milliseconds, got"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
 async def test_a_priority_out_of_range_is_refused() -> None:

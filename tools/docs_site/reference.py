@@ -17,6 +17,7 @@ from google.protobuf import descriptor_pb2
 
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.setting import settings_of
 from octavo.engine.cli import COMMANDS, command_parser
 from octavo.engine.cli.bench import BENCHES
 from octavo.engine.observability.prometheus import Metrics
@@ -95,13 +96,22 @@ def config() -> str:
 
 
 def _fields(cls: type) -> Iterator[tuple[str, str, str]]:
-    meanings = documented_fields(cls)
+    meanings = meanings_of(cls)
     for field in dataclasses.fields(cls):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         shown = "required" if default is dataclasses.MISSING else f"`{default!r}`"
         yield f"`{field.name}`", shown, meanings.get(field.name, "")
+
+
+def meanings_of(cls: type) -> dict[str, str]:
+    """What each field of a dataclass means: as it is declared as a setting, or as the docstring says."""
+    meanings = documented_fields(cls)
+    for name, (declared, default) in settings_of(cls).items():
+        text = declared.explained(default)
+        meanings[name] = f"{text[:1].upper()}{text[1:]}. {declared.more}".strip()
+    return meanings
 
 
 def documented_fields(cls: type) -> dict[str, str]:

@@ -33,6 +33,9 @@ class NoAttentionCache:
     def pending(self) -> list[mx.array]:
         return []
 
+    def flags(self) -> list[mx.array]:
+        return []
+
     def nonfinite_tokens(self) -> list[int]:
         return []
 

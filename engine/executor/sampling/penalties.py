@@ -53,6 +53,7 @@ class Penalties:
     """The changes that one sample's parameters ask for; follows its tokens.
 
     ``any``: whether there are some beyond the tokens that are held back until ``params.min_tokens``.
+    ``follows``: whether they depend on its tokens.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class Penalties:
         self._bias: Floats = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._seen = _TokenCounts(prompt_ids) if params.repetition_penalty != 1 else None
         self._output = _TokenCounts(()) if counts else None
-        self.any = bool(params.logit_bias) or self._seen is not None or counts
+        self.follows = self._seen is not None or counts
+        self.any = bool(params.logit_bias) or self.follows
 
     def record(self, token: int) -> None:
         """The sample's next token is ``token``."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...api.errors import InvalidRequest
 from ...api.outputs import TokenLogprob
 from ...api.sampling_params import SamplingParams
-from ...structured_output.constraint import Constraint, ConstraintFailed, Mask
+from ...structured_output.constraint import BehindDrafts, Constraint, ConstraintFailed, Mask
 from .penalties import LogitChanges, Penalties
 from .truncation import Floats, truncate
 
@@ -75,6 +75,7 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.constraint = constraint
+        self._behind: BehindDrafts | None = None  # what takes its place, of a state that lies ahead
         self.greedy = params.temperature < GREEDY_BELOW
         self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids)
         adjusts = constraint is not None or self._penalties.any
@@ -96,6 +97,11 @@ class SampleState:
         return len(self._penalties.held_ids) > 0 and self.num_generated < self.params.min_tokens
 
     @property
+    def is_foreseen(self) -> bool:
+        """Whether what the tokens after the next one are drawn with does not depend on it."""
+        return self.constraint is None and not self._penalties.follows
+
+    @property
     def may_end(self) -> bool:
         """Whether an end token may be drawn next, as far as the parameters say."""
         return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
@@ -110,16 +116,26 @@ class SampleState:
     def after(self, tokens: Sequence[int]) -> SampleState:
         """This state as it is once its next tokens have been these: what a row behind drafts is drawn
         with. Good until the next ``record``; never recorded itself."""
-        assert self.constraint is None, "nobody has asked the grammar about these drafts"
         ahead = copy.copy(self)
+        ahead._behind = None if self.constraint is None else self.constraint.after(tokens)
         ahead.num_generated += len(tokens)
         ahead._penalties = self._penalties.after(tokens)
         return ahead
 
-    def prepare(self) -> None:
-        """Begin what the next token needs and other threads can do, beside the forward."""
+    def guessing(self, tokens: Sequence[int]) -> SampleState:
+        """As ``after``, for another model's guess at the token behind these: the number that will draw the
+        token draws it, so that models which nearly agree mostly draw the same. No grammar is asked."""
+        ahead = copy.copy(self)
+        ahead.num_generated += len(tokens)
+        ahead._penalties = self._penalties.after(tokens) if tokens else self._penalties
+        ahead.constraint = ahead._behind = None
+        return ahead
+
+    def prepare(self, drafts: Sequence[int] = ()) -> None:
+        """Begin what the next token needs, and those behind ``drafts``, and other threads can do, beside the
+        forward."""
         if self.constraint is not None:
-            self.constraint.prepare()
+            self.constraint.prepare(drafts)
 
     @property
     def changes(self) -> LogitChanges | None:
@@ -129,7 +145,8 @@ class SampleState:
 
     def allowed(self) -> Mask | None:
         """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed."""
-        return None if self.constraint is None else self.constraint.allowed(may_end=self.may_end)
+        grammar = self.constraint if self._behind is None else self._behind
+        return None if grammar is None else grammar.allowed(may_end=self.may_end)
 
     def adjust_in_place(self, logits: Floats) -> None:
         """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises

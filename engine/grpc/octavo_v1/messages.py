@@ -21,7 +21,7 @@ from ..structured_messages import structured_message, structured_of
 _SCALARS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "seed", "n", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs",
-    "quantize_after", "speculate",
+    "quantize_after", "speculate", "target_itl", "target_ttft",
 )  # fmt: skip
 _FINISH: Mapping[FinishReason, pb.FinishReason] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,

@@ -8,7 +8,20 @@
 #include "attention/float.h"
 #include "attention/loop.h"
 
+#if defined(__AVX512F__)
+namespace octavo::avx2 {
+AttendKernel attend_kernel(const AttendArgs& args);
+}
+#endif
+
 namespace octavo::OCTAVO_ISA {
+
+#if defined(__AVX512F__)
+// fp16 pages are multiplied as floats on both levels, and wider vectors of them were measured to be slower.
+static bool avx2_is_faster(const AttendArgs& args) {
+  return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16;
+}
+#endif
 
 #if defined(__AVX2__)
 // Integer and bf16 arithmetic of the level, or null (attention/sides_avx2.cpp, attention/sides_avx512.cpp).
@@ -41,6 +54,11 @@ const ValueSide* value_side(const AttendArgs& args) {
   }
 }
 
-AttendKernel attend_kernel(const AttendArgs& args) { return tile_kernel(args); }
+AttendKernel attend_kernel(const AttendArgs& args) {
+#if defined(__AVX512F__)
+  if (avx2_is_faster(args)) return avx2::attend_kernel(args);
+#endif
+  return tile_kernel(args);
+}
 
 }  // namespace octavo::OCTAVO_ISA

@@ -21,7 +21,7 @@ OCTAVO_INLINE __m512bh broadcast2(const void* from) {
 int padded_dim(int dim) { return (dim + 31) / 32 * 32; }
 
 constexpr int kDistance =
-    1;  // blocks between what is loaded and what is asked for: a tile of K and V would fill the L1
+    2;  // blocks between what is loaded and what is asked for: a tile of K and V would fill the L1
 
 // ---- queries: rows of padded_dim bf16 values, zeros past dim ----
 
@@ -85,12 +85,54 @@ OCTAVO_INLINE void score_rows(const uint16_t* queries, int dim, const __m512i* p
     for (int b = 0; b < kBlocks; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
 }
 
+constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
+
+// A few rows over K as it is transposed, without a panel: the same products in the same order.
+template <int kRows>
+void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* queries, float* scores) {
+  const int64_t row_bytes = layout.k.row_bytes;
+  const int dim = padded_dim(layout.k.dim), parts = int((row_bytes + 63) / 64);
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block& block = tile.blocks[b];
+    if (block.base == nullptr) continue;
+    const uint8_t* from = k_codes(layout, block.base, block.offset);
+    const Ahead ahead(layout, tile, b + kDistance);
+    __m512 sums[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
+    for (int part = 0; part < parts; ++part) {
+      Ahead::ask(ahead, part, parts);
+      const int64_t count = std::min<int64_t>(32, row_bytes / 2 - 32 * part);
+      const __mmask32 valid = ~uint32_t(0) >> (32 - count);
+      __m512i pairs[16];
+#pragma GCC unroll 16
+      for (int t = 0; t < 16; ++t)
+        pairs[t] = _mm512_maskz_loadu_epi16(valid, from + t * row_bytes + 64 * part);
+      transpose16(pairs);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i)
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r)
+          add_dots(sums[r], (__m512bh)pairs[i], broadcast2(queries + r * dim + 32 * part + 2 * i));
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r]);
+  }
+}
+
 void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
            float* scores) {
   __m512i* const panel = static_cast<__m512i*>(scratch);
   const int dim = padded_dim(layout.k.dim);
-  load_keys(layout, tile, panel);
   const uint16_t* queries = static_cast<const uint16_t*>(memory);
+  switch (num_rows) {
+    case 1: return score_directly<1>(layout, tile, queries, scores);
+    case 2: return score_directly<2>(layout, tile, queries, scores);
+    case 3: return score_directly<3>(layout, tile, queries, scores);
+    case kDirectRows: return score_directly<kDirectRows>(layout, tile, queries, scores);
+    default: break;
+  }
+  load_keys(layout, tile, panel);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     const uint16_t* from = queries + size_t(row) * dim;
     float* to = scores + size_t(row) * kTileTokens;
@@ -172,48 +214,65 @@ OCTAVO_INLINE void accumulate_rows(const uint16_t* weights, const __m512i* panel
     accumulate_vectors<kRows, 2>(weights, panel, num_vectors, vector, blocks, accumulators);
 }
 
-constexpr int kDirectDim = 128;
-
-// One or two rows over V of kDirectDim as it is read, without a panel: the same products in the same order.
-template <int kRows>
+// A few rows over V as it is interleaved, without a panel: the same products in the same order. A pass takes
+// kVecs vectors of all rows of V.
+template <int kRows, int kVecs>
 void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint16_t* weights,
                          float* accumulators) {
-  constexpr int kVecs = kDirectDim / 16;
-  constexpr int64_t kRowBytes = 2 * kDirectDim;
-  __m512 sums[kRows][kVecs];
-#pragma GCC unroll 2
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) sums[r][v] = _mm512_loadu_ps(accumulators + (r * kVecs + v) * 16);
-  for (int b = 0; b < kBlocks; ++b) {
-    const Tile::Block& block = tile.blocks[b];
-    if (block.base == nullptr) continue;
-    const uint8_t* from = v_codes(layout, block.base, block.offset);
-    const uint32_t visible = tile.mask(b);
-    const Ahead ahead(layout, tile, kBlocks + b + kDistance);
-    for (int pair = 0; pair < 8; ++pair, from += 2 * kRowBytes) {
-      Ahead::ask(ahead, pair, 8);
-      const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
-      const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
+  const int64_t row_bytes = layout.v.row_bytes;
+  const int num_vectors = layout.v.dim / 16;
+  for (int vector = 0; vector < num_vectors; vector += kVecs) {
+    __m512 sums[kRows][kVecs];
 #pragma GCC unroll 4
-      for (int c = 0; c < kVecs / 2; ++c) {
-        const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + 64 * c);
-        const __m512i second = _mm512_maskz_loadu_epi16(second_valid, from + kRowBytes + 64 * c);
-        const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(first, second);
-        const __m512bh high = (__m512bh)_mm512_unpackhi_epi16(first, second);
-#pragma GCC unroll 2
-        for (int r = 0; r < kRows; ++r) {
-          const __m512bh two = broadcast2(weights + r * kTileTokens + 16 * b + 2 * pair);
-          add_dots(sums[r][2 * c], low, two);
-          add_dots(sums[r][2 * c + 1], high, two);
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v)
+        sums[r][v] = _mm512_loadu_ps(accumulators + (r * num_vectors + vector + v) * 16);
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block& block = tile.blocks[b];
+      if (block.base == nullptr) continue;
+      const uint8_t* from = v_codes(layout, block.base, block.offset) + 32 * vector;
+      const uint32_t visible = tile.mask(b);
+      const Ahead ahead(layout, tile, kBlocks + b + kDistance);
+      for (int pair = 0; pair < 8; ++pair, from += 2 * row_bytes) {
+        if (vector == 0) Ahead::ask(ahead, pair, 8);
+        const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
+        const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
+#pragma GCC unroll 4
+        for (int c = 0; c < kVecs / 2; ++c) {
+          const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + 64 * c);
+          const __m512i second = _mm512_maskz_loadu_epi16(second_valid, from + row_bytes + 64 * c);
+          const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(first, second);
+          const __m512bh high = (__m512bh)_mm512_unpackhi_epi16(first, second);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m512bh two = broadcast2(weights + r * kTileTokens + 16 * b + 2 * pair);
+            add_dots(sums[r][2 * c], low, two);
+            add_dots(sums[r][2 * c + 1], high, two);
+          }
         }
       }
     }
-  }
-#pragma GCC unroll 2
-  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) _mm512_storeu_ps(accumulators + (r * kVecs + v) * 16, sums[r][v]);
+      for (int v = 0; v < kVecs; ++v)
+        _mm512_storeu_ps(accumulators + (r * num_vectors + vector + v) * 16, sums[r][v]);
+  }
+}
+
+// The passes of V that so many rows take without a panel: 8 vectors, or 4; null where a panel is better.
+using DirectValues = void (*)(const PageLayout&, const Tile&, const uint16_t*, float*);
+DirectValues direct_values(int dim, int num_rows) {
+  if (dim % 64 != 0) return nullptr;
+  const bool long_passes = dim % 128 == 0;
+  switch (num_rows) {
+    case 1: return long_passes ? accumulate_directly<1, 8> : accumulate_directly<1, 4>;
+    case 2: return long_passes ? accumulate_directly<2, 8> : accumulate_directly<2, 4>;
+    case 3: return accumulate_directly<3, 4>;
+    case kDirectRows: return accumulate_directly<kDirectRows, 4>;
+    default: return nullptr;
+  }
 }
 
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
@@ -226,11 +285,8 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for (int i = 0; i < num_rows * kTileTokens; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
-  if (width == kDirectDim && layout.v.dim == kDirectDim && num_rows <= 2) {
-    if (num_rows == 1) accumulate_directly<1>(layout, tile, rounded, accumulators);
-    else accumulate_directly<2>(layout, tile, rounded, accumulators);
-    return;
-  }
+  if (const DirectValues direct = direct_values(layout.v.dim, num_rows))
+    return direct(layout, tile, rounded, accumulators);
   load_values(layout, tile, panel);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     const uint16_t* from = rounded + size_t(row) * kTileTokens;

@@ -9,6 +9,10 @@
 #include "attention/sides.h"
 #include "attention/vectors.h"
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace octavo::OCTAVO_ISA {
 namespace {
 
@@ -42,6 +46,9 @@ struct Fp16Codec {
   static constexpr bool kSplit = false;
   static constexpr int kBytes = 2;
   OCTAVO_INLINE Vec load_vector(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
     typedef short Halves __attribute__((vector_size(16)));
     Vec to;
     for (int lane = 0; lane < kLanes; lane += 8) {
@@ -51,6 +58,7 @@ struct Fp16Codec {
       std::memcpy(reinterpret_cast<float*>(&to) + lane, &eight, 32);
     }
     return to;
+#endif
   }
   OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
     return {load_vector(from), load_vector(from + 2 * kLanes)};

@@ -1,0 +1,182 @@
+"""A small model of the same tokenizer that guesses the next tokens of many sequences at once.
+
+It has pages of its own and a block manager over them, with a prefix cache. What was fed to it and turned
+out to be right stays; K/V behind the first wrong guess is written over. Only committed tokens are published.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.block_manager import BlockManager, PageTable
+from octavo.scheduler import Sequence as Served
+from octavo.scheduler import Step, Work
+
+from ..executor.base import ModelRunner
+from ..executor.batch import build_batch
+from ..executor.sampling.sampler import SampleState
+
+_LEARNING = 0.1  # weight of the latest round
+
+
+@dataclass(slots=True, eq=False)
+class Guesses:
+    """What a draft model knows of one sample: its pages, and what was fed to it."""
+
+    salt: bytes
+    served: Served | None = None  # with a table of the draft model's pages
+    failed: bool = False  # the draft model cannot compute this text
+    fed: list[int] = field(default_factory=list)  # the tokens that were guessed for, and guesses behind them
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """``count`` guesses at what follows ``tokens``, drawn as ``state`` will draw the tokens."""
+
+    guesses: Guesses
+    tokens: Sequence[int]
+    state: SampleState
+    count: int
+
+
+class DraftModel:
+    """Serves samples of another model with guesses. Every call comes from the engine's thread.
+
+    max_tokens   rows of one forward at most: a long prompt is read in as many calls as it takes, in which
+                 nothing is guessed for its sample
+    vocab_size   of the model that checks: other ids are not guessed
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        blocks: BlockManager,
+        *,
+        max_tokens: int,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.blocks = blocks
+        self.round_s = 0.0  # what a forward for one more guess takes, on average
+        self._runner = runner
+        self._max_tokens = max_tokens
+        self._vocab_size = min(vocab_size, runner.info.vocab_size)
+        self._max_model_len = runner.info.max_model_len
+        self._clock = clock
+        self._tables: dict[Guesses, None] = {}  # those with pages, who asked last at the end
+
+    def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
+        """For each, as many guesses as asked for; fewer where the model has to read first, has no pages, or
+        fails."""
+        asks, given = list(asks), dict[int, list[int]]()
+        budget = self._max_tokens
+        rows: list[tuple[int, Ask, Work]] = []
+        busy = {ask.guesses for ask in asks}
+        for index, ask in enumerate(asks):
+            if ask.count < 1 or budget < 1 or not self._begin(ask, busy):
+                continue
+            served = ask.guesses.served
+            assert served is not None
+            start = served.num_written
+            stop = min(len(ask.tokens), start + budget)
+            budget -= stop - start
+            rows.append((index, ask, Work(served, start, stop, stop == len(ask.tokens))))
+            given[index] = []
+        while rows:
+            began, is_plain = self._clock(), all(item.stop - item.start == 1 for _, _, item in rows)
+            rows = self._round(rows, given)
+            if is_plain:
+                self.round_s += (_LEARNING if self.round_s else 1.0) * (self._clock() - began - self.round_s)
+        return [tuple(given.get(index, ())) for index in range(len(asks))]
+
+    def close(self, guesses: Guesses) -> None:
+        """Give the pages of a sample back; what it published may be found again."""
+        self._tables.pop(guesses, None)
+        if guesses.served is not None and guesses.served.table is not None:
+            self.blocks.close(guesses.served.table)
+        guesses.served = None
+
+    def shut_down(self) -> None:
+        for guesses in list(self._tables):
+            self.close(guesses)
+        self._runner.close()
+
+    def _begin(self, ask: Ask, busy: set[Guesses]) -> bool:
+        """Bring a sample's table to where its tokens are as they were fed, with room for what follows."""
+        guesses, tokens = ask.guesses, ask.tokens
+        end = len(tokens) + ask.count - 1
+        served = guesses.served
+        new = tokens if served is None else tokens[served.num_written :]
+        if max(new) >= self._runner.info.vocab_size:  # a marker that it does not know
+            guesses.failed = True
+        if guesses.failed or end > self._max_model_len:
+            self.close(guesses)
+            return False
+        if served is None:
+            served = guesses.served = Served("draft", list(tokens), 1, salt=guesses.salt)
+            served.table = self.blocks.open(served.tokens, salt=guesses.salt)
+            guesses.fed = list(tokens[: served.num_written])
+        self._tables.pop(guesses, None)
+        self._tables[guesses] = None  # the last one to ask
+        table = served.table
+        assert table is not None
+        served.tokens[:] = tokens
+        right = _num_common(guesses.fed, tokens, start=table.num_written)
+        self.blocks.commit(table, served.tokens, min(right, len(tokens) - 1, table.capacity))
+        del guesses.fed[table.num_written :]
+        if self._reserve(table, end, busy):
+            return True
+        self.close(guesses)
+        return False
+
+    def _reserve(self, table: PageTable, num_tokens: int, busy: set[Guesses]) -> bool:
+        """Pages of those who did not ask are taken, the longest ago first."""
+        while not self.blocks.reserve(table, num_tokens):
+            victim = next((guesses for guesses in self._tables if guesses not in busy), None)
+            if victim is None:
+                return False
+            self.close(victim)
+        return True
+
+    def _round(
+        self, rows: list[tuple[int, Ask, Work]], given: dict[int, list[int]]
+    ) -> list[tuple[int, Ask, Work]]:
+        """One forward; the rows of the next one."""
+        step = Step(tuple(item for _, _, item in rows))
+        states = [ask.state.guessing(given[index]) for index, ask, item in rows if item.samples]
+        output = self._runner.run(build_batch(step, self.blocks.page_size), states)
+        drawn = iter(output.samples)
+        going_on: list[tuple[int, Ask, Work]] = []
+        failed = set(output.failed_rows)
+        first = 0
+        for index, ask, item in rows:
+            guesses, served = ask.guesses, item.sequence
+            own = range(first, first + item.stop - item.start)
+            first = own.stop
+            token = next(drawn).token if item.samples else None
+            if failed.intersection(own) or (item.samples and token is None):
+                guesses.failed = True
+                self.close(guesses)
+                continue
+            guesses.fed += served.tokens[item.start : item.stop]
+            if token is None:  # the rest is read next time
+                assert served.table is not None
+                self.blocks.commit(served.table, served.tokens, item.stop)
+                continue
+            if token >= self._vocab_size:
+                continue
+            given[index].append(token)
+            if len(given[index]) < ask.count:
+                served.tokens.append(token)
+                going_on.append((index, ask, Work(served, item.stop, item.stop + 1, True)))
+        return going_on
+
+
+def _num_common(fed: Sequence[int], tokens: Sequence[int], *, start: int) -> int:
+    """How many tokens of both are the same, of which ``start`` are known to be."""
+    count, most = start, min(len(fed), len(tokens))
+    while count < most and fed[count] == tokens[count]:
+        count += 1
+    return count

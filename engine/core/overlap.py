@@ -1,0 +1,37 @@
+"""What may be in flight together: the one place that says which steps wait for the one before.
+
+While a step is in flight the next one is submitted, if it is only the next token of everybody in it, and
+everything else about that token is known already. Otherwise the step in flight is resolved first:
+
+by the rule below
+    - output held to a schema or grammar: what may come next depends on the token
+    - repetition, frequency and presence penalties: they count the token
+    - drafts (``speculate``): guesses follow the token, and how many hold decides where the next row lies
+    - rows of prompts that are scored or embedded
+by ``Scheduler.plan_ahead``
+    - a prompt or part of one in the step, samples that fork (n > 1), drafts
+    - somebody who waits and might be let in, page shortage (and so preemption), copies of pages
+    - pages that are kept on disk, states of recurrent layers
+by the runner (``Pending.feeds``)
+    - tokens that are not where the next step could take them from
+by the engine's thread (``EngineCore.settle``)
+    - commands, which may read pages, write them or change who holds them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo.scheduler import Sequence, Step
+
+from ..executor.base import Pending
+from ..executor.batch import Batch
+from .request import Sample
+
+
+def may_overlap(batch: Batch, pending: Pending, step: Step, samples: Mapping[Sequence, Sample]) -> bool:
+    """Whether the step after this one, which is in flight, may be submitted before it is resolved."""
+    if not pending.feeds or batch.scored is not None or batch.embedded is not None:
+        return False
+    going_on = (sample for each in step.sampled() if (sample := samples.get(each)) is not None)
+    return all(sample.drafting is None and sample.state.is_foreseen for sample in going_on)

@@ -1,0 +1,131 @@
+"""A step that is computed while the host does something else, with its tokens drawn where its logits are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from octavo.kernels.metadata import Ints
+
+from .base import RunOutput
+from .batch import Batch
+from .failures import with_failures
+from .sampling.device_sampling import FAILED, UNSURE, draw_tokens, draws_of
+from .sampling.logit_rows import Sampling
+from .sampling.sampler import NOT_FINITE, Sampled, SampleState
+
+
+class DeviceStep:
+    """``Pending``: the graph of a step, from logits to what the host must hear of it, as one array.
+
+    Rows whose draw asks for more than logits as they are (penalties, a bias, log probabilities, a grammar)
+    are drawn by ``sampling`` on the host, from a copy of just these rows, and so are those that the
+    device is not sure of.
+
+    logits   [R, V], not evaluated; ``places[i]`` is the row of ``states[i]``
+    flags    arrays [T], not evaluated: rows of the step whose K or V is not finite
+    after    the step before, where it is in flight, too
+    feeds    the next step may follow, if every token is drawn here
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        logits: mx.array,
+        places: Sequence[int],
+        states: Sequence[SampleState],
+        flags: Sequence[mx.array],
+        *,
+        sampling: Sampling,
+        after: DeviceStep | None = None,
+        feeds: bool = False,
+    ) -> None:
+        self._batch = batch
+        self._sampling = sampling
+        self._after = after
+        here = [i for i, state in enumerate(states) if state.plain]
+        self._here, self._others = here, [i for i, state in enumerate(states) if not state.plain]
+        self._states = list(states)
+        self._feeds = feeds and not self._others
+        self._changed: frozenset[int] = frozenset()  # samples whose token was another in the end
+        self._drawn_from = _rows(logits, [places[i] for i in here])
+        self._host_rows = _rows(logits, [places[i] for i in self._others]).astype(mx.float32)
+        report = [mx.zeros(0, mx.int32)]
+        if here:
+            drawn = draw_tokens(self._drawn_from, draws_of([states[i] for i in here]))
+            self.tokens = drawn[0]
+            report.append(drawn.reshape(-1))
+        report += [flag.astype(mx.int32) for flag in flags]
+        self._report = mx.concatenate(report)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is to be evaluated, besides the writes of the step."""
+        return (
+            [self._report, self._host_rows, self._drawn_from]
+            if self._others
+            else [self._report, self._drawn_from]
+        )
+
+    @property
+    def feeds(self) -> bool:
+        return self._feeds and not self._void()
+
+    def take(self, sources: Ints) -> mx.array:
+        """The tokens of these samples, not evaluated: int32 [len(sources)]."""
+        assert self._feeds, "a token of this step is drawn on the host"
+        return self.tokens[mx.array(sources)]
+
+    def resolve(self) -> RunOutput:
+        count, num_rows = len(self._here), len(self._batch.token_ids)
+        void, self._after = self._void(), None
+        values = np.array(self._report)
+        tokens, verdicts = (
+            cast("list[int]", part.tolist()) for part in values[: 2 * count].reshape(2, count)
+        )
+        flags = values[2 * count :].reshape(-1, num_rows).any(axis=0)
+        samples: dict[int, Sampled] = {
+            i: Sampled(None, error=NOT_FINITE) if verdict == FAILED else Sampled(token)
+            for i, token, verdict in zip(self._here, tokens, verdicts, strict=True)
+        }
+        if unsure := [place for place, verdict in enumerate(verdicts) if verdict == UNSURE]:
+            samples |= self._redraw(unsure, tokens)
+        if self._others:
+            states = [self._states[i] for i in self._others]
+            drawn = self._sampling.draw(self._host_rows, range(len(states)), states)
+            samples.update(zip(self._others, drawn, strict=True))
+        failed = np.flatnonzero(flags).tolist()
+        in_order = [samples[i] for i in range(len(self._states))]
+        return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed), void=void)
+
+    def _redraw(self, unsure: Sequence[int], tokens: Sequence[int]) -> dict[int, Sampled]:
+        """What the host draws at these places of the rows that were drawn here."""
+        rows = _rows(self._drawn_from, unsure).astype(mx.float32)
+        mx.eval(rows)
+        states = [self._states[self._here[place]] for place in unsure]
+        drawn = self._sampling.draw(rows, range(len(unsure)), states)
+        self._changed = frozenset(
+            self._here[place]
+            for place, sampled in zip(unsure, drawn, strict=True)
+            if sampled.token != tokens[place]
+        )
+        return {self._here[place]: sampled for place, sampled in zip(unsure, drawn, strict=True)}
+
+    def _void(self) -> frozenset[int]:
+        """Samples that were computed of a token which the step before did not give in the end."""
+        if self._after is None or not self._after._changed or self._batch.sources is None:
+            return frozenset()
+        sources = self._batch.sources.tolist()
+        changed = self._after._changed
+        return frozenset(
+            i for i, row in enumerate(self._batch.sample_rows.tolist()) if sources[row] in changed
+        )
+
+
+def _rows(logits: mx.array, places: Sequence[int]) -> mx.array:
+    if list(places) == list(range(logits.shape[0])):
+        return logits
+    return logits[mx.array(np.array(places, np.int32))]

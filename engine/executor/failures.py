@@ -1,0 +1,28 @@
+"""What rows whose K or V is not finite do to the samples of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .batch import Batch
+from .sampling.sampler import Sampled
+
+KV_NOT_FINITE = "the model computed keys, values or states that are not finite (NaN or infinity)"
+
+
+def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
+    """Samples whose row is a failed one, or comes after one of its sequence, become failures themselves."""
+    if not failed:
+        return tuple(samples)
+    starts = batch.attention.q_start[1:]
+    first_failed: dict[int, int] = {}  # by the sequence that owns it
+    for row, owner in zip(failed, np.searchsorted(starts, failed, side="right").tolist(), strict=True):
+        first_failed[owner] = min(row, first_failed.get(owner, row))
+    rows = batch.sample_rows.tolist()
+    owners = np.searchsorted(starts, batch.sample_rows, side="right").tolist()
+    return tuple(
+        Sampled(token=None, error=KV_NOT_FINITE) if first_failed.get(owner, row + 1) <= row else drawn
+        for drawn, row, owner in zip(samples, rows, owners, strict=True)
+    )

@@ -1,0 +1,175 @@
+"""Drawing tokens where the logits are, as part of the step's graph: MLX operations only.
+
+The tokens are those that ``sampler.sample`` draws from the same logits, with the same random numbers, and
+never nearly so. A device sums in float32 and in an order of its own, and its exponentials differ from
+NumPy's in their last bits; so wherever another rounding could lead to another token, the row is given back
+as UNSURE, and its token is drawn by the host, from the logits. What is compared, and how it is held equal:
+
+greedy   logits as they are: the first of the largest. There is no rounding, and no row is unsure.
+top_k    logits as they are: all that are not smaller than the k-th largest.
+min_p    weights: unsure, if one lies within WEIGHT_ERROR of the bound.
+top_p    sums of weights from the largest on: unsure, if one lies within ``_sum_error`` of the target, or if
+         the last weight that is kept is not equal to its neighbours for sure nor different from them.
+         Equal logits have equal weights everywhere; of them the lower id goes first.
+draw     sums of the weights that are left, in order of id: unsure, if one lies within ``_sum_error`` of
+         the target.
+
+``_sum_error`` bounds what a sum of weights can differ by, relative to the sum of all: blocks are summed
+first and then these sums, so that no sum has more than BLOCK + V / BLOCK terms behind each other, each of
+which rounds by 2**-24 at most; the weights themselves are taken to be off by 2**-18 of their sum at
+most. How often a row is unsure is that bound times the number of tokens that are likely: some
+thousandths for a model that has an opinion, every row for uniform noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from .sampler import SampleState
+
+SURE, UNSURE, FAILED = 0, 1, 2
+
+BLOCK = 512  # weights that are summed before sums are accumulated
+ROUNDING = 2.0**-24  # of one float32 operation, relative
+WEIGHT_ERROR = 2.0**-13  # what two computations of a weight can differ by, relative to it
+UNLIMITED = np.iinfo(np.int32).max
+TINY = 2.0**-100  # below, and not far above, a device may flush weights to 0
+
+Floats32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How S rows are drawn, as arrays [S]; one that is not truncated has UNLIMITED, 1 and 0."""
+
+    greedy: npt.NDArray[np.bool_]
+    temperature: Floats32
+    uniform: Floats32
+    top_k: npt.NDArray[np.int32]
+    top_p: Floats32
+    min_p: Floats32
+
+    @property
+    def sorts(self) -> bool:
+        """Whether some row is truncated by rank."""
+        return bool((self.top_p < 1).any() or (self.top_k < UNLIMITED).any())
+
+
+def draws_of(states: Sequence[SampleState]) -> Draws | None:
+    """How the next token of each state is drawn, all of which are ``plain``; None where all are greedy."""
+    assert all(state.plain for state in states), "a device draws from logits as they are"
+    if all(state.greedy for state in states):
+        return None
+    params = [state.params for state in states]
+    return Draws(
+        greedy=np.array([state.greedy for state in states]),
+        temperature=np.array([1 if s.greedy else s.params.temperature for s in states], np.float32),
+        uniform=np.array([0 if s.greedy else s.uniform() for s in states], np.float32),
+        top_k=np.array(
+            [min(each.top_k, UNLIMITED) if each.top_k > 0 else UNLIMITED for each in params], np.int32
+        ),
+        top_p=np.array([each.top_p for each in params], np.float32),
+        min_p=np.array([each.min_p for each in params], np.float32),
+    )
+
+
+def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
+    """Tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated. Every token lies in the vocabulary,
+    whatever the verdict: SURE, or UNSURE, or FAILED where the row is not finite."""
+    x = logits.astype(mx.float32)
+    largest = mx.max(x, axis=1)
+    failed = mx.logical_or(mx.any(mx.isnan(x), axis=1), mx.logical_not(mx.isfinite(largest)))
+    tokens = mx.argmax(x, axis=1).astype(mx.int32)
+    verdicts = mx.zeros_like(tokens)
+    if draws is not None:
+        drawn, unsure = _draw(x, largest[:, None], draws)
+        greedy = mx.array(draws.greedy)
+        tokens = mx.where(greedy, tokens, drawn)
+        verdicts = mx.where(mx.logical_and(unsure, mx.logical_not(greedy)), UNSURE, SURE)
+    verdicts = mx.where(failed, FAILED, verdicts)
+    return mx.stack([mx.clip(tokens, 0, x.shape[1] - 1), verdicts.astype(mx.int32)])
+
+
+def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.array]:
+    """Tokens [S] and whether the host must say."""
+    temperature = mx.array(draws.temperature)[:, None]
+    weights = mx.exp((x - largest) / temperature)
+    kept = mx.ones_like(x, dtype=mx.bool_)
+    unsure = mx.zeros(x.shape[:1], dtype=mx.bool_)
+    min_p = None
+    if (draws.min_p > 0).any():
+        min_p = mx.array(draws.min_p)[:, None]
+        near = mx.logical_and(mx.abs(weights - min_p) <= WEIGHT_ERROR * min_p, min_p > 0)
+        unsure = mx.logical_or(mx.any(near, axis=1), mx.logical_and(min_p > 0, min_p < TINY)[:, 0])
+        kept = weights >= min_p
+    if draws.sorts:
+        ordered = -mx.sort(-x, axis=1)
+        last = mx.array(np.minimum(draws.top_k, x.shape[1]) - 1)[:, None]
+        smallest = mx.take_along_axis(ordered, last, axis=1)
+        kept = mx.logical_and(kept, x >= smallest)
+        if (draws.top_p < 1).any():
+            in_order = mx.where(ordered >= smallest, mx.exp((ordered - largest) / temperature), 0.0)
+            if min_p is not None:
+                in_order = mx.where(in_order >= min_p, in_order, 0.0)
+            nucleus, blurred = _nucleus(x, ordered, in_order, mx.array(draws.top_p)[:, None])
+            kept = mx.logical_and(kept, nucleus)
+            unsure = mx.logical_or(unsure, blurred)
+    sums, total = _running_sums(mx.where(kept, weights, 0.0))
+    error = _sum_error(x.shape[1]) * total
+    target = mx.array(draws.uniform)[:, None] * total
+    before = _count(sums <= target - error)
+    unsure = mx.logical_or(unsure, before != _count(sums <= target + error))
+    return before, unsure
+
+
+def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
+    """Which of x [S, V] the nucleus keeps, and whether [S] that is uncertain. ``weights`` are those of the
+    logits in falling order, 0 where one is not kept anyway."""
+    size = x.shape[1]
+    sums, total = _running_sums(weights)
+    target, error = top_p * total, _sum_error(size) * total
+    index = _count(sums < target - error)
+    unsure = index != _count(sums < target + error)
+    index = mx.minimum(index, size - 1)[:, None]
+    cut = mx.take_along_axis(ordered, index, axis=1)
+    first, behind = _count(ordered > cut)[:, None], _count(ordered >= cut)[:, None]
+    weight = mx.take_along_axis(weights, index, axis=1)
+    above = mx.take_along_axis(weights, mx.maximum(first - 1, 0), axis=1)
+    below = mx.take_along_axis(weights, mx.minimum(behind, size - 1), axis=1)
+    merges_above = mx.logical_and(first > 0, above <= weight * (1 + WEIGHT_ERROR))
+    merges_below = mx.logical_and(behind < size, below >= weight * (1 - WEIGHT_ERROR))
+    blurred = mx.logical_or(mx.logical_or(merges_above, merges_below), weight < TINY)[:, 0]
+    ties = x == cut
+    place = mx.cumsum(ties.astype(mx.int32), axis=1)
+    kept = mx.logical_or(x > cut, mx.logical_and(ties, place <= index - first + 1))
+    whole = top_p >= 1
+    return mx.logical_or(kept, whole), mx.logical_and(
+        mx.logical_or(unsure, blurred), mx.logical_not(whole[:, 0])
+    )
+
+
+def _running_sums(weights: mx.array) -> tuple[mx.array, mx.array]:
+    """Of rows [S, V], blocks first, and the sums of all, [S, 1]."""
+    rows, size = weights.shape
+    blocks = -(-size // BLOCK)
+    padded = mx.pad(weights, [(0, 0), (0, blocks * BLOCK - size)]).reshape(rows, blocks, BLOCK)
+    inside = mx.cumsum(padded, axis=2)
+    ends = mx.cumsum(inside[:, :, -1], axis=1)
+    starts = mx.pad(ends[:, :-1], [(0, 0), (1, 0)])
+    sums = (inside + starts[:, :, None]).reshape(rows, -1)[:, :size]
+    return sums, ends[:, -1:]
+
+
+def _sum_error(size: int) -> float:
+    """See the module: of sums of ``size`` weights, relative to the whole; two of them are compared."""
+    return 2 * ((min(size, BLOCK) + -(-size // BLOCK)) * ROUNDING + 2.0**-18)
+
+
+def _count(mask: mx.array) -> mx.array:
+    """Trues in each row: int32 [S]."""
+    return mx.sum(mask.astype(mx.int32), axis=1)

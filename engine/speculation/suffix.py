@@ -1,0 +1,130 @@
+"""Suffix decoding: what followed the longest suffixes of a sequence, in it and in recent outputs.
+
+(Oliaro et al., SuffixDecoding, 2024.) Suffix trees there; here hash chains of n-grams, whose memory is a few
+bytes for each token: they find where the last tokens stood, and a place that has been found is followed
+from token to token for as long as it says what comes, so its match grows without being compared again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from .drafter import Proposal
+from .ngram import MAX_MATCH, common
+from .ngram_index import NGRAM, TextIndex
+from .recent_outputs import BETWEEN, RecentOutputs
+
+MAX_PLACES = 4  # that are followed in each of the two texts
+TOKENS_PER_MATCH = 2  # drafts for each token that speaks for them
+_LEAST_SHARE = 0.3  # of the places that must go on as a draft does
+
+_Place = tuple[int, int]  # the end of the match, its length
+
+
+class SuffixDrafter:
+    """A ``Drafter``: of the places with the longest matches, what most of them go on with, and of as many
+    the latest. The longer the match, the more drafts."""
+
+    def __init__(self, index: TextIndex | None = None, recent: RecentOutputs | None = None) -> None:
+        self._index = index or TextIndex()
+        self._recent = recent or RecentOutputs()
+        self._generation = self._recent.generation
+        self._own: list[_Place] = []
+        self._others: list[_Place] = []
+        self._num_seen = 0
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        recent, last = self._recent, len(tokens) - 1
+        self._index.extend(tokens)
+        if self._generation != recent.generation:
+            self._generation, self._others = recent.generation, []
+        new = tokens[self._num_seen :] if self._num_seen else ()
+        self._num_seen = len(tokens)
+        self._own = _followed(self._own, tokens, new)
+        self._others = _followed(self._others, recent.tokens, new)
+        if last + 1 >= NGRAM:
+            if len(self._own) < 2:
+                self._own = _found(self._own, tokens, self._index.places(tokens), tokens, last)
+            if len(self._others) < 2 and len(recent.tokens):
+                ends = recent.index.places_of(tokens[-NGRAM:])
+                self._others = _found(self._others, recent.tokens, ends, tokens, last)
+        return self._agreed(tokens, most)
+
+    def _agreed(self, tokens: Sequence[int], most: int) -> Proposal:
+        recent = self._recent.tokens
+        last_of_recent = len(recent) - 1
+        goes_on = [
+            (end, length)
+            for end, length in self._others
+            if end < last_of_recent and recent[end + 1] != BETWEEN
+        ]
+        if not (self._own or goes_on):
+            return Proposal()
+        longest = max(length for _, length in (*self._own, *goes_on))
+        least, most = longest / 2, min(most, TOKENS_PER_MATCH * longest)
+        said = [_repeated(tokens, end + 1, most) for end, length in self._own if length >= least]
+        said += [_until_between(recent, end + 1, most) for end, length in goes_on if length >= least]
+        return Proposal(_majority(said), longest)
+
+
+def _repeated(tokens: Sequence[int], at: int, count: int) -> list[int]:
+    """What stands there; where it runs into the end, what repeats goes on repeating."""
+    said, period = list(tokens[at : at + count]), len(tokens) - at
+    while len(said) < count:
+        said.append(said[-period])
+    return said
+
+
+def _until_between(recent: array[int], at: int, count: int) -> list[int]:
+    said = recent[at : at + count].tolist()
+    return said[: said.index(BETWEEN)] if BETWEEN in said else said
+
+
+def _majority(said: list[list[int]]) -> list[int]:
+    """Token by token what most of those say that agreed so far, of several the first one, while they are not
+    few."""
+    drafts: list[int] = []
+    needed = _LEAST_SHARE * len(said)
+    while len(said) > 1:
+        place = len(drafts)
+        votes: dict[int, int] = {}
+        for each in said:
+            if place < len(each):
+                token = each[place]
+                votes[token] = votes.get(token, 0) + 1
+        if not votes:
+            return drafts
+        best = max(votes, key=votes.__getitem__)
+        if votes[best] < needed:
+            return drafts
+        drafts.append(best)
+        if votes[best] < len(said):
+            said = [each for each in said if place < len(each) and each[place] == best]
+    return said[0] if needed <= 1 else drafts
+
+
+def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> list[_Place]:
+    """Those of ``places`` that went on as the ``new`` tokens did."""
+    for token in new:
+        if not places:
+            break
+        end_of_text = len(text) - 1
+        places = [
+            (end + 1, length + 1) for end, length in places if end < end_of_text and text[end + 1] == token
+        ]
+    return places
+
+
+def _found(
+    places: list[_Place], text: Sequence[int], ends: Iterator[int], tokens: Sequence[int], last: int
+) -> list[_Place]:
+    """``places`` and further ones at ``ends``, those with the longest matches first."""
+    known = dict(places)
+    for end in islice(ends, MAX_PLACES):
+        if end not in known and (length := common(text, end, tokens, last)) >= NGRAM:
+            known[end] = length
+            if length == MAX_MATCH:
+                break
+    return sorted(known.items(), key=lambda place: place[1], reverse=True)[:MAX_PLACES]

@@ -1,0 +1,57 @@
+"""Who gives its pages back, and how careful admission is after that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.block_manager import BlockManager, PageTable
+
+from .types import Sequence
+
+MAX_CAUTION = 30  # doublings: more pages than any pool has
+
+
+def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
+    """Positions that a running sequence may have to compute again if it gives way: those on pages that
+    nobody else holds. Some of them may be found again, if they are not needed before."""
+    table = sequence.table
+    assert table is not None, f"{sequence.sequence_id} has nothing to give back"
+    return table.num_written - blocks.num_shared(table)
+
+
+def has_headroom(
+    sequence: Sequence, table: PageTable, running: Iterable[Sequence], blocks: BlockManager
+) -> bool:
+    """Whether a sequence may be let in beside others, so that nobody gives way too soon again.
+
+    Where everybody here is new, any room will do: most sequences end before ``max_tokens``. But if this one
+    or one of those that run had to give way k times, room must be left for everybody to grow by
+    2^k - 1 pages, or to the end if that is less. So nobody gives way more often than the logarithm of
+    its pages: docs/guides/preemption.md.
+    """
+    members = (*running, sequence)
+    times = max(member.num_preempted for member in members)
+    if times == 0 or len(members) == 1:
+        return True
+    most = (1 << min(times, MAX_CAUTION)) - 1
+    idle = list(blocks.idle_for_pages())
+    for member in members:
+        for group, pages in enumerate(_growth(member, table if member is sequence else None, blocks, most)):
+            idle[group] -= pages
+    return all(left >= 0 for left in idle)
+
+
+def _growth(sequence: Sequence, table: PageTable | None, blocks: BlockManager, most: int) -> list[int]:
+    """Pages of each group that a sequence and its siblings take from now on: for the tokens they have, and
+    ``most`` pages each beyond these, if they grow so far."""
+    table = table or sequence.table
+    assert table is not None, f"{sequence.sequence_id} does not run"
+    num_tokens = len(sequence.tokens)
+    known = blocks.growth(table, num_tokens)
+    growth = blocks.growth(table, sequence.num_prompt + sequence.max_tokens)
+    pages = [now + min(most, end - now) for now, end in zip(known, growth, strict=True)]
+    for sibling in sequence.siblings:  # shares the full pages of the prompt
+        shared = num_tokens // blocks.page_size
+        end = -(-(sibling.num_prompt + sibling.max_tokens) // blocks.page_size)
+        pages = [count + min(most + 1, end - shared) for count in pages]
+    return pages

@@ -1,0 +1,83 @@
+"""Random requests whose answers must be the same with drafts as without."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from octavo.engine.api.outputs import RequestOutput
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import Observer, StepRecord
+from octavo.engine.api.structured_output import Structured
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "colour": {"enum": ["red", "green", "grey"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 3},
+        "is_round": {"type": "boolean"},
+    },
+    "required": ["name", "colour", "sizes", "is_round"],
+    "additionalProperties": False,
+}
+FORMS = (
+    Structured(json_schema=SCHEMA),
+    Structured(regex=r"(abc|abd|xyz)( [0-9]{2}, [a-z]+;){2,4}"),
+    Structured(choice=("the same words, always", "the same end", "other")),
+    Structured(grammar='start: "[" pair ("," pair)* "]"\npair: "key" "=" ("one" | "two" pair?)'),
+)
+
+
+class Drafts(Observer):
+    """How many held, and how many did not."""
+
+    def __init__(self) -> None:
+        self.num_accepted = 0
+        self.num_rejected = 0
+
+    def step(self, record: StepRecord) -> None:
+        for num_drafts, num_accepted in record.drafts:
+            self.num_accepted += num_accepted
+            self.num_rejected += num_drafts - num_accepted
+
+    def rejected(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
+    """Some share beginnings; most repeat themselves, so that there is something to copy."""
+    shared = [rng.randrange(250) for _ in range(20)]
+    prompts = []
+    for _ in range(count):
+        piece = [rng.randrange(250) for _ in range(rng.randint(3, 12))]
+        prompts.append(shared[: rng.choice([0, 9, 20])] + piece * rng.randint(1, 4))
+    return prompts
+
+
+def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
+    temperature = rng.choice([0.0, 0.0, 0.3, 1.0])
+    return SamplingParams(
+        max_tokens=rng.randint(8, 40),
+        temperature=temperature,
+        top_k=rng.choice([0, 0, 1, 3]),
+        top_p=rng.choice([1.0, 0.7]),
+        min_p=rng.choice([0.0, 0.2]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.2]),
+        logit_bias={rng.randrange(250): rng.choice([3.0, 80.0])}
+        if rng.random() < 0.4
+        else {},  # says it again
+        seed=rng.randrange(2**32),
+        n=rng.choice([1, 1, 1, 2]) if temperature else 1,
+        min_tokens=rng.choice([0, 0, 5]),
+        stop=("a",) if rng.random() < 0.2 else (),
+        logprobs=rng.choice([None, 0, 3]),
+        **changes,
+    )
+
+
+def essence(output: RequestOutput) -> object:
+    """All of it that is not time."""
+    return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]

@@ -1,0 +1,193 @@
+"""A draft model changes no token and no bit of a log probability, and leaks no page."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_models
+from draft_checks import FORMS, Drafts, essence, random_params, random_prompts
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import Observer
+from octavo.engine.core.build import build_core
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.request import Request
+from octavo.engine.frontend.llm import LLM
+from octavo.engine.speculation import drafting
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another architecture, with sliding windows, that agrees with nobody."""
+    folder = tmp_path_factory.mktemp("models") / "mistral"
+    return tiny_models.make_model(folder, "mistral", num_hidden_layers=2)
+
+
+@pytest.fixture(autouse=True)
+def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
+        assert 0 <= hold <= 1
+        assert cost >= 0
+        assert others >= 0
+        return most
+
+    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
+
+
+class Cores:
+    """Builds a core and keeps it."""
+
+    def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
+        self.core = build_core(config, observer)
+        return self.core
+
+    def check(self) -> None:
+        """Every page of the draft model is idle, and its books are right."""
+        assert self.core._draft_model is not None
+        blocks = self.core._draft_model.blocks
+        blocks.check()
+        assert blocks.num_held == 0
+        assert not self.core._guesses
+
+
+def config_of(folder: Path, draft: Path, **settings: Any) -> EngineConfig:
+    settings = {
+        "page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48, "backend": "cpu",
+    } | settings  # fmt: skip
+    return EngineConfig(model=str(folder), speculate=f"draft:{draft}", draft_tokens=5, **settings)
+
+
+def check(folder: Path, draft: Path, *, seeds: range = range(2), **settings: Any) -> tuple[int, int]:
+    watched, cores = Drafts(), Cores()
+    with LLM(config_of(folder, draft, **settings), observer=watched, core_factory=cores) as llm:
+        for seed in seeds:
+            rng = random.Random(seed)
+            prompts = random_prompts(rng, 10)
+            params = [random_params(rng) for _ in prompts]
+            params = [
+                replace(each, structured=rng.choice(FORMS)) if rng.random() < 0.2 else each for each in params
+            ]
+            without = [replace(each, speculate="off") for each in params]
+            plain = list(map(essence, llm.generate(prompts, without, progress=False)))
+            assert list(map(essence, llm.generate(prompts, params, progress=False))) == plain
+            cores.check()
+    return watched.num_accepted, watched.num_rejected
+
+
+def test_the_model_itself_guesses_all_of_it(folder: Path) -> None:
+    """With the numbers that draw the tokens, whatever the temperature; what is wrong is of the grammars."""
+    accepted, rejected = check(folder, folder)
+    assert accepted > 400
+    assert accepted > 4 * rejected
+
+
+def test_a_model_that_is_wrong_changes_nothing(folder: Path, windowed: Path) -> None:
+    accepted, rejected = check(folder, windowed, kv_format="int8")
+    assert rejected > 200
+    assert rejected > 4 * accepted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_windows_and_other_formats(folder: Path, windowed: Path, backend: str) -> None:
+    quick = backend == "cpu"
+    for kv_format in ("bf16", "fp4", "fp5/fp4") if quick else ("fp4",):
+        for pair in ((folder, windowed), (windowed, folder), (windowed, windowed))[: 3 if quick else 1]:
+            check(*pair, backend=backend, kv_format=kv_format, seeds=range(4 if quick else 1))
+
+
+def request_of(core: EngineCore, number: int, prompt: list[int], params: SamplingParams) -> Request:
+    return Request(
+        str(number),
+        prompt,
+        params,
+        max_tokens=params.max_tokens or 16,
+        tokenizer=core.tokenizer,
+        vocab_size=core.info.vocab_size,
+        arrived_at=0.0,
+    )
+
+
+def test_cancelled_requests_give_the_draft_models_pages_back(folder: Path, windowed: Path) -> None:
+    """In the middle of prompts, of outputs and of preemption; prompts longer than a step are read bit by
+    bit."""
+    rng, cores = random.Random(3), Cores()
+    core = cores(config_of(folder, windowed, num_pages=30))
+    try:
+        requests = [
+            request_of(core, number, prompt, random_params(rng))
+            for number, prompt in enumerate(random_prompts(rng, 30))
+        ]
+        requests[0] = request_of(
+            core, 0, [rng.randrange(250) for _ in range(130)], SamplingParams(max_tokens=20)
+        )
+        most_held = 0
+        waiting = list(requests)
+        assert core._draft_model is not None
+        while core.has_work or waiting:
+            while waiting and rng.random() < 0.5:
+                core.add(waiting.pop(0))
+            core.step()
+            core._draft_model.blocks.check()
+            most_held = max(most_held, core._draft_model.blocks.num_held)
+            if rng.random() < 0.2:
+                core.abort(rng.choice(requests[1:]))
+        assert most_held > 10
+        cores.check()
+        assert core._blocks.num_held == 0
+    finally:
+        core.close()
+
+
+def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
+    """Room for one sequence: those that are computed side by side take turns, and nobody fails."""
+    cores = Cores()
+    core = cores(config_of(folder, folder, num_pages=200, prefix_cache=False))
+    try:
+        assert core._draft_model is not None
+        blocks = core._draft_model.blocks
+        taken = [blocks.open([1]) for _ in range(2)]
+        assert blocks.reserve(taken[0], 8 * (blocks.num_idle - 6))
+        for number in range(4):
+            core.add(request_of(core, number, [number] * 20, SamplingParams(max_tokens=24, ignore_eos=True)))
+        done = []
+        while core.has_work:
+            done += [update.delta.finish_reason for update in core.step() if update.delta.finish_reason]
+            blocks.check()
+        assert [reason.value for reason in done] == ["length"] * 4
+        for table in taken:
+            blocks.close(table)
+        cores.check()
+    finally:
+        core.close()
+
+
+def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tiny_models.make_model(tmp_path / "other", "qwen3")
+    path = other / "tokenizer.json"
+    written = json.loads(path.read_text())
+    vocab = written["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(written))
+    with pytest.raises(
+        InvalidConfig, match=r"another vocabulary.* 64 is 'b' and not 'a'; choose one of the same"
+    ):
+        build_core(config_of(folder, other))
+
+
+def test_settings_that_name_no_model_are_refused(folder: Path) -> None:
+    for speculate in ("draft", "draft:", "medusa"):
+        with pytest.raises(InvalidConfig, match="speculate must be off, ngram, suffix or draft:PATH"):
+            EngineConfig(model=str(folder), speculate=speculate)

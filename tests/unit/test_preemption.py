@@ -1,0 +1,89 @@
+"""Who gives way when pages run out, and when those that did come back."""
+
+from __future__ import annotations
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler.preemption import lost_work
+from octavo.scheduler.waiting import FairQueue
+
+PAGE_SIZE = 4
+
+
+def advance(scheduler: Scheduler) -> Step:
+    step = scheduler.plan()
+    assert step is not None
+    scheduler.commit(step, [Result(7) for _ in step.sampled()])
+    return step
+
+
+def until_preempted(scheduler: Scheduler) -> list[str]:
+    for _ in range(1000):
+        if step := advance(scheduler).preempted:
+            return [sequence.sequence_id for sequence in step]
+    raise AssertionError("the pool never ran short")
+
+
+def test_whoever_loses_least_gives_way() -> None:
+    s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8))
+    for name, length in (("old", 4), ("short", 4), ("long", 18)):
+        s.add(Sequence(name, [ord(name[0])] * length, 30))
+    assert until_preempted(s) == ["short"], "though it is not the youngest"
+
+
+def test_shared_pages_are_not_lost() -> None:
+    s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8))
+    s.add(Sequence("old", [1] * 17, 30))
+    advance(s)
+    s.add(Sequence("shares", [1] * 16 + [2], 30))
+    s.add(Sequence("alone", [3] * 6, 30))
+    advance(s)
+    costs = {each.sequence_id: lost_work(each, s.blocks) for each in s._roster.running}
+    assert costs == {"old": 2, "shares": 1, "alone": 6}
+
+
+def test_among_fair_tenants_the_most_served_gives_way_whatever_it_loses() -> None:
+    s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8), waiting=FairQueue())
+    for name, length in (("old", 4), ("small", 5), ("greedy", 18)):
+        s.add(Sequence(name, [ord(name[0])] * length, 30, tenant=name))
+    assert until_preempted(s) == ["greedy"]
+
+
+def test_smaller_priorities_keep_their_pages_though_others_lose_more() -> None:
+    s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8))
+    for name, length, priority in (("old", 4, 0), ("urgent", 5, 0), ("later", 18, 1)):
+        s.add(Sequence(name, [ord(name[0])] * length, 30, priority=priority))
+    assert until_preempted(s) == ["later"]
+
+
+def test_whoever_gave_way_does_not_come_back_only_to_lose_everything_again() -> None:
+    """Room that others are about to take is left to them: else one of these is computed four times again."""
+    s = Scheduler(BlockManager(40, PAGE_SIZE, prefix_cache=False), Limits(64, 8))
+    everyone = [Sequence(f"m{n}", [n] * 8, 12 * (n + 1)) for n in range(5)]
+    everyone += [Sequence(f"l{n}", [9 + n] * 60, 20) for n in range(2)]
+    for sequence in everyone:
+        s.add(sequence)
+    while s.has_work:
+        advance(s)
+    assert s.num_preemptions > 0
+    assert max(sequence.num_preempted for sequence in everyone) <= 2
+
+
+def test_what_ended_early_makes_room_for_one_that_gave_way() -> None:
+    """It shares all of its pages, so that nothing becomes idle when it ends; but it will not grow."""
+    blocks = BlockManager(8, PAGE_SIZE)
+    s = Scheduler(blocks, Limits(64, 8))
+    old, twin = (Sequence(name, [1] * 9, 20) for name in ("old", "twin"))
+    s.add(old)
+    advance(s)
+    s.add(twin)
+    advance(s)
+    waiting = Sequence("waits", [2] * 4, 8)
+    waiting.num_preempted = 5
+    s.add(waiting)
+    advance(s)
+    assert waiting.status is Status.WAITING
+    s.abort(twin)
+    s.abort(old)
+    advance(s)
+    assert waiting.status is Status.RUNNING
