@@ -9,11 +9,12 @@ CSRC := $(wildcard kernels/csrc/*.cpp kernels/csrc/*/*.cpp kernels/csrc/*/*.h)
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 HTTP := $(VENV)/.installed-http
+DIST := $(VENV)/.installed-dist
 PYTEST_ARGS ?= -n 2 --dist loadfile --max-worker-restart 2
 SERVE_ARGS ?=
 CHAOS_ARGS ?=
 
-.PHONY: help demo serve serve-http test test-slow chaos lint format types cross-aarch64 hot-loops sanitize docs proto check clean
+.PHONY: wheel sbom help demo serve serve-http test test-slow chaos lint format types cross-aarch64 hot-loops sanitize docs proto check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
@@ -27,6 +28,8 @@ help:
 	@echo "make hot-loops  what the compiler made of the AVX-512 loops: no spills, cycles near those of the products"
 	@echo "make sanitize   the native kernels, built with ASan and UBSan, under their tests (PYTEST_ARGS=FILES)"
 	@echo "make docs       the documentation site, into build/site; make proto: stubs from the .proto files"
+	@echo "make wheel      a wheel for this platform and the source, into dist, as PyPI would take them"
+	@echo "make sbom       what is installed with it, as CycloneDX JSON: build/octavo.cdx.json"
 	@echo "make check      lint, types and test"
 	@echo "make clean      remove the environment, builds and caches"
 
@@ -40,6 +43,10 @@ $(DEV): $(BUILD_INPUTS)
 
 $(HTTP): $(BUILD_INPUTS)
 	@tools/install.sh "$(PYTHON)" "$(VENV)" ".[http]"
+	@touch $(RUNTIME) $@
+
+$(DIST): $(BUILD_INPUTS)
+	@tools/install.sh "$(PYTHON)" "$(VENV)" ".[dist]"
 	@touch $(RUNTIME) $@
 
 demo: $(RUNTIME)
@@ -90,6 +97,12 @@ docs: $(DEV)
 proto: $(DEV)
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto \
 		octavo/v1/generation.proto octavo/v1/cache.proto
+
+wheel: $(DIST)
+	@tools/wheel.sh $(BIN)
+
+sbom: $(DIST)
+	@tools/sbom.sh $(BIN) build/octavo.cdx.json
 
 check: lint types test
 

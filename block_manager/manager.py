@@ -327,7 +327,7 @@ class BlockManager:
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
             return None
-        if self._states is not None and not self._states.pool.num_idle:
+        if self._states is not None and not self._states.pool.num_idle_to_run:
             return None
         parts, copies = [], []
         for group, part in zip(self._groups, table.parts, strict=True):

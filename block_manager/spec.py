@@ -267,14 +267,21 @@ class ResidualWindow(SlidingWindow):
 class RecurrentState:
     """Layers whose state has one size, however long the sequence is.
 
-    num_slots    size of the pool: running sequences, and snapshots
-    slot_bytes   of the state of all these layers
-    every_page   a snapshot at every page, because a slot is no bigger than one
+    num_slots        size of the pool: running sequences, and snapshots
+    slot_bytes       of the state of all these layers
+    every_page       a snapshot at every page, because a slot is no bigger than one
+    num_running      slots that only run, where snapshots are compressed: those behind them are snapshots, and
+                     never run (0: any slot may do either)
+    num_staged       then: snapshots that a step can take of states that its sequences only pass
+    snapshot_bytes   then: of a snapshot
     """
 
     num_slots: int
     slot_bytes: int
     every_page: bool = False
+    num_running: int = 0
+    num_staged: int = 0
+    snapshot_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for pools that nothing can run in."""
@@ -282,6 +289,18 @@ class RecurrentState:
             raise ValueError(
                 f"num_slots must be at least 1, got {self.num_slots}; give recurrent states more memory"
             )
+        if self.num_running and not self.num_running < self.num_slots:
+            raise ValueError(
+                f"{self.num_running} of {self.num_slots} slots run, and none is left for snapshots"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole pool."""
+        if not self.num_running:
+            return self.num_slots * self.slot_bytes
+        snapshots = self.num_slots - self.num_running
+        return (self.num_running + self.num_staged) * self.slot_bytes + snapshots * self.snapshot_bytes
 
     @property
     def needs_every_page(self) -> bool:

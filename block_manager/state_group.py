@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, abc
 
 from .kv_group import Fill
-from .page_pool import PagePool
+from .slot_pool import SlotPool
 from .snapshot_policy import SnapshotOrder, wanted_snapshots
 from .spec import RecurrentState
 from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableState
@@ -28,7 +28,8 @@ class StateGroup:
         self.index = index
         self.spec = spec
         self._order = SnapshotOrder()
-        self.pool = PagePool(spec.num_slots, self._order, clock=clock)
+        self.pool = SlotPool(spec.num_slots, self._order, num_running=spec.num_running, clock=clock)
+        self._num_staged = 0  # planned snapshots of states that a step only passes
         self._page_size = page_size
         self._num_hits: Counter[PageId] = Counter()  # of published snapshots: sequences that went on from it
 
@@ -48,18 +49,22 @@ class StateGroup:
     def has_room(self, table: PageTable) -> bool:
         """Whether the table has a running slot, or can get one."""
         state = _state(table)
-        return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
+        return (
+            state.running is not None
+            or self.pool.num_idle_to_run > 0
+            or self._can_become_running(state.found)
+        )
 
     def start(self, table: PageTable, copy: CopySlot) -> None:
         """Give the table its running slot, to be filled from the snapshot it was opened with."""
         state = _state(table)
         if state.running is not None:
             return
-        if not self.pool.num_idle and state.found is not None:
+        if not self.pool.num_idle_to_run and state.found is not None:
             self.pool.unpublish(state.found)
             state.running, state.found = state.found, None
             return
-        state.running = self._take()
+        state.running = self.pool.take(to_run=True)
         if state.found is not None:
             self._num_hits[state.found] += 1
             table.copies.append(copy(state.found, state.running))
@@ -70,7 +75,7 @@ class StateGroup:
         """Return the state of a second table that stands where this one does, and the copy it needs."""
         running = _state(table).running
         assert running is not None, "a table is forked that was never written"
-        slot = self._take()
+        slot = self.pool.take(to_run=True)
         return TableState(running=slot), copy(running, slot)
 
     def restore(self, table: PageTable, num_pages: int, copy: CopySlot) -> tuple[PageCopy, ...]:
@@ -102,17 +107,22 @@ class StateGroup:
         for page in pages:
             if page <= len(known) and self.pool.is_cached(known[page - 1]):
                 continue
-            if not self.pool.num_idle:
+            position = page * self._page_size
+            is_staged = self.spec.num_running > 0 and position != stop
+            if not self.pool.num_idle_for_snapshots:
                 return
-            state.planned.append(
-                PlannedSnapshot(page * self._page_size, self._take(), page == state.junction)
-            )
+            if is_staged and self._num_staged == self.spec.num_staged:
+                continue
+            self._num_staged += is_staged
+            slot = self.pool.take(to_run=False)
+            state.planned.append(PlannedSnapshot(position, slot, page == state.junction, is_staged))
 
     def commit(self, table: PageTable) -> None:
         """Publish the snapshots of a step that was computed; digests of its full pages are known."""
         state = _state(table)
         planned, state.planned = state.planned, []
-        for position, slot, is_junction in planned:
+        for position, slot, is_junction, is_staged in planned:
+            self._num_staged -= is_staged
             page = position // self._page_size
             assert position % self._page_size == 0, "a snapshot inside a page"
             assert position <= table.num_written, "a snapshot ahead of its page"
@@ -132,7 +142,9 @@ class StateGroup:
         pool = self.pool
         held = [slot for digest in digests if pool.is_cached(digest) for slot in pool.acquire([digest])]
         missing = [index for index in range(first, len(digests)) if not pool.is_cached(digests[index])]
-        new = pool.allocate(len(missing))
+        new = None
+        if len(missing) <= pool.num_idle_for_snapshots:
+            new = [pool.take(to_run=False) for _ in missing]
         try:
             if new:
                 fill(missing, new)
@@ -170,6 +182,12 @@ class StateGroup:
         written = [*running, *(p.slot for table in tables for p in _state(table).planned)]
         assert len(set(written)) == len(written), "a slot is written twice in a step"
         assert not any(map(self.pool.is_published, written)), "a slot can be found and is still written"
+        staged = sum(planned.is_staged for table in tables for planned in _state(table).planned)
+        assert self._num_staged == staged <= self.spec.num_staged, "staged snapshots are miscounted"
+        if first := self.spec.num_running:
+            found = map(self.pool.is_published, map(PageId, range(first)))
+            assert not any(found), "a running slot can be found"
+            assert all(slot < first for slot in running), "a snapshot runs"
         for table in tables:
             assert (
                 table.num_written == 0 or _state(table).running is not None or _state(table).found is not None
@@ -177,17 +195,13 @@ class StateGroup:
 
     def _can_become_running(self, found: PageId | None) -> bool:
         """Whether a snapshot can be the running slot itself, where no other is left to copy it to."""
-        return found is not None and self.pool.ref_count(found) == 1
-
-    def _take(self) -> PageId:
-        slots = self.pool.allocate(1)
-        assert slots is not None, "a slot is taken where none is idle"
-        return slots[0]
+        return not self.spec.num_running and found is not None and self.pool.ref_count(found) == 1
 
     def _release(self, slots: abc.Sequence[PageId]) -> None:
         self.pool.decref(slots)
 
     def _drop_planned(self, state: TableState) -> None:
+        self._num_staged -= sum(planned.is_staged for planned in state.planned)
         self._release([planned.slot for planned in state.planned])
         state.planned = []
 

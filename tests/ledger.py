@@ -175,7 +175,7 @@ class Ledger:
         assert state.running is not None, "computed without a slot"
         if item.start:
             self.check_state(table, sequence.tokens, item.start, sequence.salt)
-        for position, slot, _ in state.planned:
+        for position, slot, *_ in state.planned:
             assert item.start < position <= item.stop, "a snapshot of a state that the step does not pass"
             self._states[slot] = "poison" if broken else (sequence.salt, tuple(sequence.tokens[:position]))
         whole = (sequence.salt, tuple(sequence.tokens[: item.stop]))

@@ -6,6 +6,7 @@ file turns them into the JSON that Grafana 11 loads, under ``deploy/grafana``.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TypeAlias
@@ -40,7 +41,11 @@ def build(page: Page) -> str:
     )
     for panel in page.panels:
         board = board.with_panel(_panel(panel))
-    return JSONEncoder(sort_keys=True, indent=2).encode(board.build()) + "\n"
+    built = json.loads(JSONEncoder().encode(board.build()))
+    for variable in built["templating"]["list"]:
+        for name in ("auto", "auto_count", "auto_min"):  # of intervals; not in Grafana's schema of all
+            variable.pop(name, None)
+    return json.dumps(built, sort_keys=True, indent=2) + "\n"
 
 
 def _instances() -> builders.QueryVariable:

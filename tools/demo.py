@@ -1,8 +1,9 @@
 """`make demo`: serve the embedded model and watch several prompts stream at once over gRPC.
 
-Starts `octavo serve` on a free port with fp5 K and fp4 V pages, asks nine short questions that share a system
-prompt and one about a long text, shows the tokens as they come, checks the answers against the truth,
-sums up and stops the server. Exit code 0 when everything went right, 1 otherwise.
+Starts `octavo serve` on a free port with fp5 K and fp4 V pages and, as is the default beside them, two
+residual pages, asks nine short questions that share a system prompt and one about a long text, shows the
+tokens as they come, checks the answers against the truth, sums up and stops the server. Exit code 0 when
+everything went right, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from octavo.engine.api.outputs import FinishReason
 from octavo.engine.bench.ledgers.documents import make_ledger
 from octavo.engine.bench.ledgers.kinds import Codes, Residents
 from octavo.engine.client.client import Client
+from octavo.kernels.formats import format_pair, page_format
 
 SERVE = ("serve", "--model", "demo", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
 PAGES = ("--kv-format", "fp5/fp4", "--page-size", "32", "--num-pages", "128")
@@ -199,20 +201,23 @@ def summary(asks: list[Ask], usage: Usage, seconds: float, model: Any) -> Iterat
     yield f"prefix cache  {cached:,} of {prompt:,} prompt tokens found: the system prompt was computed once"
     size = model.page_size
     yield f"pages         {usage.peak_held} of {model.num_pages} in use at most, {size} positions each"
-    positions, held = model.num_pages * size, model.memory.pages_bytes
-    wide = positions * bytes_per_position_16_bit()
+    positions = model.num_pages * size
+    wide, held = (positions * bytes_per_position(name) for name in ("bf16", model.kv_format))
     yield (
         f"KV format     {model.kv_format}: {positions:,} positions in {held / 2**20:.2f} MiB"
         f"; bf16 would take {wide / 2**20:.2f} MiB, {wide / held:.2f} times as much"
     )
+    beside = model.memory.pages_bytes - held
+    yield f"16 bits       the latest two pages of each sequence once more, {beside / 2**20:.2f} MiB for all"
 
 
-def bytes_per_position_16_bit() -> int:
-    """layers x (K and V) x heads x values x 2 bytes, of the embedded model."""
+def bytes_per_position(kv_format: str) -> int:
+    """layers x heads x (K row + V row), of the embedded model."""
     folder = Path(octavo.engine.__file__).parent / "demo"
     config = json.loads((folder / "config.json").read_text())
-    rows = config["num_hidden_layers"] * 2 * config["num_key_value_heads"]
-    return int(rows * config["head_dim"] * 2)
+    pair, dim = format_pair(kv_format), config["head_dim"]
+    row = sum(page_format(name).row_bytes(dim) for name in (pair.k, pair.v))
+    return int(config["num_hidden_layers"] * config["num_key_value_heads"] * row)
 
 
 async def demo() -> bool:

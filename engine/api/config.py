@@ -18,6 +18,7 @@ Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
 AsyncSteps = Literal["on", "off", "auto"]
+StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
 
@@ -101,6 +102,13 @@ class EngineConfig:
     state_memory: int | None = setting(
         None, "memory for the states of recurrent layers", shown="a share of the page pool's", kind="size",
         metavar="SIZE", low=1,
+    )  # fmt: skip
+    state_snapshots: StateSnapshots = setting(
+        "full", "how snapshots of recurrent states are kept: as the states are, or rounded once",
+        choices=get_args(StateSnapshots),
+        more="Going on from a full snapshot gives the same bits as computing the prompt. bf16 takes half of "
+        "the bytes of float32 states and int8 a quarter, and bits differ after a hit. What runs is never "
+        "rounded.",
     )  # fmt: skip
     max_model_len: int | None = setting(
         None, "longest sequence, in positions", shown="the model's own limit", kind="int", metavar="N", low=1
@@ -230,6 +238,11 @@ class EngineConfig:
         ):
             raise InvalidConfig(
                 f"target_itl must be above 0 milliseconds, 'auto' or 'off', got {self.target_itl!r}"
+            )
+        if self.exact and self.state_snapshots != "full":
+            raise InvalidConfig(
+                f"state_snapshots {self.state_snapshots} rounds states, and exact refuses that; set it "
+                "to full, or leave exact out"
             )
         self._check_residual()
         self._check_streaming()

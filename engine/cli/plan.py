@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 
+from ..api.config import StateSnapshots
 from ..arguments.options import (
     ATTENTION_SINKS,
     DEFAULTS,
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
-    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL))
+    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL, "state_snapshots"))
     add_json_argument(parser)
 
 
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         residual=_residual(args),
         max_kv_size=args.max_kv_size,
         keep_tokens=args.keep_tokens,
-        observe=_observe,
+        observe=functools.partial(_observe, form=args.state_snapshots or DEFAULTS.state_snapshots),
     )
     print(render(result))
     if args.json:
@@ -61,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result["fits"] else 1
 
 
-def _observe(path: Path) -> ObservedCaches:
+def _observe(path: Path, *, form: StateSnapshots) -> ObservedCaches:
     """What a model caches whose config.json does not tell."""
     from ..executor.load.observe import observe_caches  # loads MLX
 
-    return observe_caches(path)
+    return observe_caches(path, form)
 
 
 def _residual(args: argparse.Namespace) -> dict[str, int]:

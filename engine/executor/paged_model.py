@@ -157,7 +157,7 @@ class PagedModel:
     ) -> list[mx.array]:
         self._context.begin(metadata)
         if self._recurrent is not None and self.states is not None:
-            self._recurrent.begin(self.states, StateStep(metadata))
+            self._recurrent.begin(self.states, StateStep(self.states.staged(metadata)))
         values = [metadata.positions] if rows is None else [metadata.positions, rows]
         values += more
         if self.replay is not None:

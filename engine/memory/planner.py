@@ -57,10 +57,12 @@ _LISTED = {"llama", "mistral", "ministral3", "olmo3", "gpt_oss"}
 
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
-    """What a model was seen to cache. ``slot_bytes``: of the recurrent state of one sequence."""
+    """What a model was seen to cache. ``slot_bytes``: of the recurrent state of one sequence;
+    ``snapshot_bytes``: of a snapshot of it."""
 
     layers: tuple[LayerSpec, ...]
     slot_bytes: int = 0
+    snapshot_bytes: int = 0
 
 
 def plan(
@@ -90,7 +92,8 @@ def plan(
         model=model, page_size=page_size, max_kv_size=max_kv_size, keep_tokens=keep_tokens
     )
     positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
-    layers, slot_bytes = _caches(path, config, observe)
+    observed = _caches(path, config, observe)
+    layers = observed.layers
     if max_kv_size is not None:
         layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
     weights = weights_bytes(path)
@@ -118,14 +121,15 @@ def plan(
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
         else:
-            rows[str(pair)] = _format_plan(size, budget, positions, settings, slot_bytes)
+            rows[str(pair)] = _format_plan(size, budget, positions, settings, observed)
     return {
         "model": model,
         "architecture": config["model_type"],
         "layers": len(layers),
         "kv_heads": layers[0].num_kv_heads if layers else 0,
         "head_dim": layers[0].head_dim if layers else 0,
-        "state_bytes": slot_bytes,
+        "state_bytes": observed.slot_bytes,
+        "snapshot_bytes": observed.snapshot_bytes,
         "memory_bytes": memory,
         "weights_bytes": weights,
         "workspace_bytes": workspace,
@@ -147,15 +151,14 @@ def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None
 
 def _caches(
     path: Path, config: Mapping[str, Any], observe: Callable[[Path], ObservedCaches] | None
-) -> tuple[tuple[LayerSpec, ...], int]:
+) -> ObservedCaches:
     """The attention layers, and bytes of the recurrent state of a sequence."""
     try:
-        return layer_specs(path, config), 0
+        return ObservedCaches(layer_specs(path, config))
     except InvalidConfig:
         if observe is None:
             raise
-    observed = observe(path)
-    return observed.layers, observed.slot_bytes
+    return observe(path)
 
 
 def layer_specs(path: Path, config: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
@@ -214,20 +217,26 @@ def _check_weights(path: Path, name: str, width: int) -> None:
 
 
 def _format_plan(
-    size: Sizing, budget: int, positions: int, settings: EngineConfig, slot_bytes: int
+    size: Sizing, budget: int, positions: int, settings: EngineConfig, observed: ObservedCaches
 ) -> dict[str, Any]:
     """Pages are those of the first group. "per page" and "per token" are bytes of all groups, before a
     sequence has outgrown any window; residual windows, which are groups of their own, are not in them.
     Slots of recurrent states come out of the same budget, as they do without --state-memory."""
     states = None
-    if slot_bytes and budget:
-        shared = replace(settings, kv_memory=budget)
-        states = plan_states(shared, slot_bytes, page_bytes=sum(size.group_bytes), available=budget)
+    if observed.slot_bytes and budget:
+        states = plan_states(
+            replace(settings, kv_memory=budget),
+            observed.slot_bytes,
+            page_bytes=sum(size.group_bytes),
+            available=budget,
+            snapshot_bytes=observed.snapshot_bytes,
+        )
     slots = 0 if states is None else states.num_slots
+    running = 0 if states is None else states.num_running or slots
     if sum(size.group_bytes):
-        pages = max(size.pages_within(budget - slots * slot_bytes), 0)
+        pages = max(size.pages_within(budget - (0 if states is None else states.nbytes)), 0)
     else:  # no attention: pages take nothing
-        pages = slots * -(-positions // size.page_size)
+        pages = running * -(-positions // size.page_size)
     bytes_per_page = sum(size.group_bytes[: len(size.groups)])
     groups: list[dict[str, Any]] = [
         {
@@ -251,7 +260,7 @@ def _format_plan(
         "state_slots": slots,
         "sequences": min(
             *(group["pages"] // group["pages_per_sequence"] for group in groups),
-            slots if slot_bytes else sys.maxsize,
+            running if observed.slot_bytes else sys.maxsize,
         ),
         "groups": groups,
     }
@@ -297,7 +306,8 @@ def render(result: Mapping[str, Any]) -> str:
     if result["state_bytes"]:
         lines += [
             f"{name}: and {row['state_slots']} slots of recurrent state, "
-            f"{format_size(result['state_bytes'])} per sequence and snapshot"
+            f"{format_size(result['state_bytes'])} per sequence and "
+            f"{format_size(result['snapshot_bytes'])} per snapshot"
             for name, row in result["formats"].items()
         ]
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]

@@ -9,37 +9,68 @@ from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
 MIN_SLOTS = 2  # one that runs, and a snapshot
+NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
 
 
 def plan_states(
-    config: EngineConfig, slot_bytes: int, *, page_bytes: int, available: int
+    config: EngineConfig,
+    slot_bytes: int,
+    *,
+    page_bytes: int,
+    available: int,
+    snapshot_bytes: int | None = None,
 ) -> RecurrentState | None:
     """The slots of a model whose state takes ``slot_bytes`` per sequence; None if it has none.
 
     ``state_memory`` decides if given. Otherwise: a slot for each running sequence and as many for
     snapshots, within half of ``kv_memory``, or of what stands for it. Where a slot is no bigger than a page
     (``page_bytes``), every page of the pool may have one. InvalidConfig if there is no room for two.
+
+    snapshot_bytes   of one that is kept compressed (None: as it is). Where every page may have one, none is
     """
     if not slot_bytes:
         return None
     budget = config.kv_memory or min(DEFAULT_KV_MEMORY, available // 4)
     every_page = slot_bytes <= page_bytes
     if config.state_memory is not None:
-        budget, source, num_slots = config.state_memory, "state_memory", config.state_memory // slot_bytes
+        budget, source = config.state_memory, "state_memory"
+        wanted = budget // slot_bytes
     else:
         budget, source = budget // 2, "half of the memory for K/V and states"
         wanted = 2 * config.max_running
         if every_page:
             wanted = max(wanted, config.max_running + (config.num_pages or budget // page_bytes))
+    if snapshot_bytes is None or snapshot_bytes >= slot_bytes or every_page:
         num_slots = min(wanted, budget // slot_bytes)
+        states = RecurrentState(num_slots=max(num_slots, 1), slot_bytes=slot_bytes, every_page=every_page)
+    else:
+        num_slots = MIN_SLOTS if budget >= (1 + NUM_STAGED) * slot_bytes + snapshot_bytes else 0
+        states = _compressed(config, slot_bytes, snapshot_bytes, budget)
     if num_slots < MIN_SLOTS:
+        least = f"{MIN_SLOTS}" if not states.num_running else f"{1 + NUM_STAGED} and a compressed snapshot"
         raise InvalidConfig(
             f"{source} is {format_size(budget)}, but the recurrent state of one sequence takes "
-            f"{format_size(slot_bytes)}, and there must be room for {MIN_SLOTS}; give more with state_memory"
+            f"{format_size(slot_bytes)}, and there must be room for {least}; give more with state_memory"
         )
-    if num_slots * slot_bytes > available:
+    if states.nbytes > available:
         raise InvalidConfig(
-            f"{num_slots} slots of recurrent state take {format_size(num_slots * slot_bytes)}, but only "
+            f"{states.num_slots} slots of recurrent state take {format_size(states.nbytes)}, but only "
             f"{format_size(available)} are available; lower state_memory"
         )
-    return RecurrentState(num_slots=num_slots, slot_bytes=slot_bytes, every_page=every_page)
+    return states
+
+
+def _compressed(config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budget: int) -> RecurrentState:
+    """A slot for each running sequence, within half of the bytes; what is left is for snapshots, but no
+    more bytes than those if nothing was said."""
+    num_running = max(1, min(config.max_running, budget // (2 * slot_bytes) - NUM_STAGED))
+    left = budget - (num_running + NUM_STAGED) * slot_bytes
+    if config.state_memory is None:
+        left = min(left, num_running * slot_bytes)
+    return RecurrentState(
+        num_slots=num_running + max(left // snapshot_bytes, 1),
+        slot_bytes=slot_bytes,
+        num_running=num_running,
+        num_staged=NUM_STAGED,
+        snapshot_bytes=snapshot_bytes,
+    )

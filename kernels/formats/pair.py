@@ -18,7 +18,8 @@ class FormatPair:
 
 
 RECIPE = "fp5/fp4"
-"""The fewest bits measured to answer within a point of 16-bit pages (kernels/README.md)."""
+"""The fewest bits measured to answer as 16-bit pages do, with the two residual pages that are the default
+(docs/benchmarks/results)."""
 
 
 def format_pair(name: str, *, k_format: str | None = None, v_format: str | None = None) -> FormatPair:

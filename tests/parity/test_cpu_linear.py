@@ -31,6 +31,13 @@ def test_every_level_agrees_with_float64(level: str) -> None:
     assert run_at_level(level, "import linear_checks; linear_checks.main()").strip() == f"checked {level}"
 
 
+@pytest.mark.timeout(900)
+def test_avx512_has_the_bits_of_avx2_where_it_shares_its_definition() -> None:
+    code = "import linear_checks; linear_checks.print_integer_digest()"
+    digests = {run_at_level(level, code) for level in ("avx2", "avx512")}
+    assert len(digests) == 1
+
+
 def test_fixed_point_is_the_documented_formula() -> None:
     """Of AVX2, which every x86-64 CPU that has a faster level also runs."""
     if "avx2" not in available_levels():

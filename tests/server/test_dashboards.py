@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import check_dashboards
 from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import Structured
@@ -57,6 +58,35 @@ def test_dashboards_are_what_the_script_writes() -> None:
     dashboards = importlib.import_module("dashboards")
     pages = {f"{page.uid}.json": dashboards.build(page) for page in dashboards.DASHBOARDS}
     assert pages == {path.name: path.read_text() for path in GRAFANA.glob("*.json")}
+
+
+SCHEMA = Path(__file__).parents[2] / "build" / "grafana"  # see tools/check_dashboards.py
+needs_schema = pytest.mark.skipif(
+    not (SCHEMA / "node_modules" / "@grafana" / "schema").exists() or shutil.which("node") is None,
+    reason="needs node and Grafana's schema package; see tools/check_dashboards.py",
+)
+
+
+@needs_schema
+def test_dashboards_are_what_grafanas_schema_says() -> None:
+    assert check_dashboards.check(SCHEMA) == []
+
+
+@needs_schema
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('"schemaVersion"', '"schemeVersion"'),
+        ('"showPoints": "never"', '"showPoints": "nowhere"'),
+        ('"graphMode": "area"', '"graphMode": "arena"'),
+        ('"fillOpacity"', '"opacity"'),
+    ],
+)
+def test_what_is_wrong_is_found(tmp_path: Path, right: str, wrong: str) -> None:
+    text = (check_dashboards.FOLDER / "octavo-serving.json").read_text()
+    assert right in text
+    (tmp_path / "one.json").write_text(text.replace(right, wrong))
+    assert check_dashboards.check(SCHEMA, tmp_path)
 
 
 def panel_expressions() -> dict[str, str]:

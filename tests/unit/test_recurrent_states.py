@@ -205,3 +205,47 @@ def test_too_little_memory_for_states_is_refused() -> None:
         plan_states(EngineConfig(state_memory=MiB), MiB, page_bytes=9, available=2**34)
     with pytest.raises(InvalidConfig, match=r"take 4.00 GiB, but only 1.00 GiB"):
         plan_states(EngineConfig(state_memory=2**32), MiB, page_bytes=9, available=2**30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "running", "snapshots"),
+    [
+        ({"state_memory": 20 * MiB, "max_running": 4}, 4, 56),  # 14 of 20 MiB
+        ({"state_memory": 20 * MiB, "max_running": 99}, 8, 40),  # half of the bytes run
+        ({"kv_memory": 100 * MiB, "max_running": 8}, 8, 32),  # as many bytes as the running ones
+    ],
+)
+def test_compressed_snapshots_leave_room_for_more(
+    settings: dict[str, int], running: int, snapshots: int
+) -> None:
+    config = EngineConfig(state_snapshots="int8", **settings)  # type: ignore[arg-type]
+    states = plan_states(config, MiB, page_bytes=1000, available=2**34, snapshot_bytes=MiB // 4)
+    assert states is not None
+    assert (states.num_running, states.num_slots - states.num_running) == (running, snapshots)
+    assert states.nbytes == (running + states.num_staged) * MiB + snapshots * MiB // 4
+    small = plan_states(config, 500, page_bytes=1000, available=2**34, snapshot_bytes=125)
+    assert small is not None
+    assert (small.num_running, small.every_page) == (0, True)
+
+
+def test_exact_refuses_rounded_snapshots() -> None:
+    with pytest.raises(InvalidConfig, match="state_snapshots bf16 rounds states"):
+        EngineConfig(state_snapshots="bf16", exact=True)
+    EngineConfig(state_snapshots="full", exact=True)
+
+
+def test_running_slots_are_never_found_and_snapshots_never_run() -> None:
+    states = RecurrentState(num_slots=6, slot_bytes=4, num_running=2, num_staged=1, snapshot_bytes=1)
+    blocks = BlockManager(40, 4, states=states)
+    assert serve(blocks, list(range(1, 24)), prompt=10) == 0
+    assert serve(blocks, [*range(1, 24), 90, 91]) == 20
+    tables = [blocks.open([number] * 9) for number in (50, 60, 70)]
+    assert [blocks.reserve(table, 9) for table in tables] == [True, True, False]
+    assert all(table.state is not None and table.state.running in (0, 1) for table in tables[:2])
+    for table in tables[:2]:  # both pass a page's end, and one place is there
+        blocks.plan_snapshots(table, 0, 9, num_known=9)
+        blocks.check()
+    assert [len(table.state.planned) for table in tables[:2] if table.state is not None] == [1, 0]
+    for table in tables:
+        blocks.close(table)
+    blocks.check()

@@ -12,8 +12,8 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.interface import LayerSpec
 
 from ...api.errors import ModelLoadError
+from ..recurrent.entries import EntrySpec
 from ..recurrent.mixers import Mixer, Observed, RecordingState, mixers_of, record_kv, watch
-from ..recurrent.state_pool import EntrySpec
 from .mask_windows import MaskWindows, observe_windows
 from .mlx_lm_import import cache as caches_of_mlx_lm
 

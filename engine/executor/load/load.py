@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 import mlx.core as mx
@@ -25,12 +26,14 @@ from ...memory.budget import (
 )
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
-from ...memory.state_sizing import MIN_SLOTS, plan_states
+from ...memory.state_sizing import plan_states
 from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
+from ..recurrent.entries import EntrySpec, slot_bytes
 from ..recurrent.no_attention import NoAttentionCache
-from ..recurrent.state_pool import StatePool, slot_bytes
+from ..recurrent.snapshot_store import snapshot_bytes
+from ..recurrent.state_pool import StatePool
 from .discover import CacheLayout, discover_layout
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
@@ -74,8 +77,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
     )
-    states = None if states is None else _as_written(loaded.architecture, states, result)
-    pool = None if states is None else StatePool(states.num_slots, result.entries)
+    if states is not None and slot_bytes(result.entries) != states.slot_bytes:
+        states = _as_written(config, loaded.architecture, states, result, size)
+    pool = None if states is None else _state_pool(config, states, result.entries)
     model = PagedModel(
         loaded.model,
         layout,
@@ -129,7 +133,7 @@ def _rooms(
 ) -> tuple[Sizing, RecurrentState | None, int]:
     """What each kind of layer needs, slots of recurrent states, and pages of the first kind."""
     size = _sizing(config, layout.layers, max_model_len)
-    states = plan_states(config, layout.slot_bytes, page_bytes=sum(size.group_bytes), available=available)
+    states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
     return size, states, _num_pages(config, size, max_model_len, states, available)
 
 
@@ -149,33 +153,59 @@ def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: 
     )
 
 
-def _as_written(architecture: str, states: RecurrentState, result: ProbeResult) -> RecurrentState:
+def _plan_states(
+    config: EngineConfig, entries: Mapping[str, EntrySpec], size: Sizing, available: int
+) -> RecurrentState | None:
+    compressed = None if config.state_snapshots == "full" else snapshot_bytes(entries, config.state_snapshots)
+    return plan_states(
+        config,
+        slot_bytes(entries),
+        page_bytes=sum(size.group_bytes),
+        available=available,
+        snapshot_bytes=compressed,
+    )
+
+
+def _state_pool(config: EngineConfig, states: RecurrentState, entries: Mapping[str, EntrySpec]) -> StatePool:
+    return StatePool(
+        states.num_slots,
+        entries,
+        num_running=states.num_running,
+        num_staged=states.num_staged,
+        form=config.state_snapshots,
+    )
+
+
+def _as_written(
+    config: EngineConfig, architecture: str, states: RecurrentState, result: ProbeResult, size: Sizing
+) -> RecurrentState:
     """The slots as the model was seen to fill them, as many as the bytes that were planned hold: native
-    kernels keep in float32 what mlx-lm may keep in 16 bits. InvalidConfig if two do not fit."""
-    taken, planned = slot_bytes(result.entries), states.num_slots * states.slot_bytes
-    if taken == states.slot_bytes:
-        return states
-    num_slots = planned // taken
-    if num_slots < MIN_SLOTS:
+    kernels keep in float32 what mlx-lm may keep in 16 bits. InvalidConfig if they hold too few."""
+    planned = replace(config, state_memory=states.nbytes)
+    try:
+        fitting = _plan_states(planned, result.entries, size, states.nbytes)
+    except InvalidConfig:
         raise InvalidConfig(
-            f"the recurrent state of one sequence takes {format_size(taken)} as it is computed here, and "
-            f"there must be room for {MIN_SLOTS} in {format_size(planned)}; give more with state_memory"
-        )
+            f"the recurrent state of one sequence takes {format_size(slot_bytes(result.entries))} as it is "
+            f"computed here, and {format_size(states.nbytes)} have no room for one and a snapshot; give more "
+            "with state_memory"
+        ) from None
+    assert fitting is not None
     log.info(
         "%s: a slot of recurrent state takes %s instead of %s: there are %d of them",
         architecture,
-        format_size(taken),
+        format_size(fitting.slot_bytes),
         format_size(states.slot_bytes),
-        num_slots,
+        fitting.num_slots,
     )
-    return replace(states, num_slots=num_slots, slot_bytes=taken)
+    return replace(fitting, every_page=states.every_page and not fitting.num_running)
 
 
 def _num_pages(
     config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None, available: int
 ) -> int:
     """``available``: bytes for states and pages together."""
-    taken = 0 if states is None else states.num_slots * states.slot_bytes
+    taken = 0 if states is None else states.nbytes
     available -= taken
     shared = config.kv_memory is not None and config.state_memory is None
     if not sum(size.group_bytes):  # pages of no bytes name prefixes: as many as sequences could fill

@@ -24,11 +24,12 @@ from octavo.kernels.metadata import AttentionMetadata
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
 from ..paged_model import PagedModel
+from ..recurrent.entries import EntrySpec
 from ..recurrent.mixers import Mixer, describe_mixers
 from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.recurrences import Recurrences
 from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
-from ..recurrent.state_pool import EntrySpec, StatePool
+from ..recurrent.state_pool import StatePool
 from .attention_check import find_mistake
 from .discover import CacheLayout
 from .invariance import TracedCache, find_dependence

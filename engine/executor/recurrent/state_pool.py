@@ -10,42 +10,50 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 
+from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes
 
+from ...api.config import StateSnapshots
+from .entries import EntrySpec, slot_bytes
 from .mixers import MixerError
 from .recurrences import Advance, Recurrences
 from .segments import SegmentGroup, StateStep
+from .snapshot_store import SnapshotStore
 
 NOTHING = -1  # position of a slot that holds no sequence's state
 
 
-@dataclass(frozen=True, slots=True)
-class EntrySpec:
-    """One state array of a slot: the widest that the model writes."""
-
-    shape: tuple[int, ...]
-    dtype: mx.Dtype
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.size
-
-
-def slot_bytes(entries: Mapping[str, EntrySpec]) -> int:
-    return sum(entry.nbytes for entry in entries.values())
-
-
 class StatePool:
     """``num_slots`` slots of ``entries``, by name; None: arrays are made, and widened, as a model writes them
-    (the probe learns them so)."""
+    (the probe learns them so).
 
-    def __init__(self, num_slots: int, entries: Mapping[str, EntrySpec] | None = None) -> None:
-        self.num_slots = num_slots
+    num_running   only so many slots run, and those behind them are snapshots, compressed as ``form`` says
+                  (0: all are alike, and nothing is compressed)
+    num_staged    states that a step passes on its way, held until they are compressed
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        entries: Mapping[str, EntrySpec] | None = None,
+        *,
+        num_running: int = 0,
+        num_staged: int = 0,
+        form: StateSnapshots = "full",
+    ) -> None:
+        self._snapshots: SnapshotStore | None = None
+        if num_running:
+            assert entries is not None
+            self._snapshots = SnapshotStore(num_slots - num_running, entries, form)
+            num_slots = num_running + num_staged
+        self._first = num_running  # slot of the first compressed snapshot
+        self._to_compress: list[tuple[int, int]] = []  # after this step: a slot, and the snapshot's
+        self.num_slots = num_slots  # of states as the model keeps them
         self._fixed = entries is not None
         self._arrays = {
             name: mx.zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
@@ -67,16 +75,40 @@ class StatePool:
     @property
     def snapshot_bytes(self) -> int:
         """Of a slot outside the pool, which says after how many tokens it stands."""
-        return slot_bytes(self.entries) + 8
+        return slot_bytes(self.stored_entries) + 8
+
+    @property
+    def stored_entries(self) -> dict[str, EntrySpec]:
+        """The arrays of a snapshot, by name."""
+        return self.entries if self._snapshots is None else self._snapshots.described
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays.values())
+        snapshots = 0 if self._snapshots is None else self._snapshots.nbytes
+        return sum(array.nbytes for array in self._arrays.values()) + snapshots
 
     @property
     def step(self) -> StateStep:
         assert self._step is not None, "a state is used outside a step"
         return self._step
+
+    def staged(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """The step as it is computed where snapshots are compressed: a state that a sequence stands at when
+        the step ends is compressed from its slot, and others pass through slots kept for that."""
+        states = metadata.states
+        if self._snapshots is None or states is None:
+            return metadata
+        kept: list[tuple[int, int, int]] = []
+        self._to_compress = []
+        for sequence, position, slot in states.snapshots.tolist():
+            last = int(metadata.q_start[sequence + 1]) - 1
+            running = int(states.slots[sequence])
+            if position != int(metadata.positions[last]) + 1:
+                running = self._first + len(kept)
+                kept.append((sequence, position, running))
+            self._to_compress.append((running, slot - self._first))
+        staged = np.array(kept, np.int32).reshape(-1, 3)
+        return replace(metadata, states=replace(states, snapshots=staged))
 
     def begin_step(self, step: StateStep) -> None:
         """Forget what a step has computed that was not committed. ValueError if a slot does not stand where
@@ -187,6 +219,17 @@ class StatePool:
             for segment in group.segments:
                 for slot in _targets(segment.slot if segment.is_last else None, segment.snapshot):
                     self._positions[slot] = segment.stop
+        if self._to_compress:
+            assert self._snapshots is not None
+            sources, targets = zip(*self._to_compress, strict=True)
+            self._to_compress = []
+            self._snapshots.put(targets, self._rows(sources), self._positions[list(sources)].tolist())
+
+    def _rows(self, slots: Sequence[int]) -> dict[str, mx.array]:
+        ids = mx.array(np.array(slots, np.int32))
+        rows = {name: array[ids] for name, array in self._arrays.items()}
+        mx.eval(rows)  # so that nothing else holds the pool while it is written
+        return rows
 
     def nonfinite_rows(self) -> list[int]:
         """The last rows of the segments of the committed step whose state holds NaN or infinity."""
@@ -194,45 +237,57 @@ class StatePool:
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy slot ``source`` onto slot ``target``, all at once. Between steps."""
-        sources, targets = (mx.array(np.array(slots, np.int32)) for slots in zip(*pairs, strict=True))
+        compressed = [pair for pair in pairs if self._snapshots is not None and pair[0] >= self._first]
+        pairs = [pair for pair in pairs if pair not in compressed]
+        if compressed:
+            assert self._snapshots is not None
+            snapshots, targets = zip(*compressed, strict=True)
+            found = [slot - self._first for slot in snapshots]
+            self._put(targets, self._snapshots.get(found), self._snapshots.positions(found))
+        if pairs:
+            sources, targets = zip(*pairs, strict=True)
+            self._put(targets, self._rows(sources), self._positions[list(sources)].tolist())
+
+    def _put(self, slots: Sequence[int], rows: Mapping[str, mx.array], positions: Sequence[int]) -> None:
+        """Let slots hold these states."""
+        mx.eval(rows)
+        targets = mx.array(np.array(slots, np.int32))
         for name in list(self._arrays):
-            array = self._arrays.pop(name)
-            rows = array[sources]
-            mx.eval(rows)  # so that nothing else holds the pool while it is written
-            array[targets] = rows
+            array = self._arrays.pop(name)  # nothing else may hold it, or all of it is copied
+            array[targets] = rows[name]
             self._arrays[name] = array
         mx.eval(list(self._arrays.values()))
-        for source, target in pairs:
-            self._positions[target] = self._positions[source]
+        self._positions[list(slots)] = positions
 
     def read_slots(self, slots: Sequence[int]) -> PageBytes:
         """Copies of whole slots, uint8 [n, ``snapshot_bytes``]: every entry's bytes, by name, then
         the number of tokens they stand after, int64. Between steps."""
         ids = np.array(slots, np.int32)
-        parts = [
-            np.array(array[mx.array(ids)].reshape(len(slots), -1).view(mx.uint8))
-            for _, array in (sorted(self._arrays.items()) if len(slots) else ())
-        ]
-        positions = self._positions[ids].astype("<i8")[:, None].view(np.uint8)
-        return (
-            np.concatenate([*parts, positions], axis=1)
-            if parts
-            else np.empty((0, self.snapshot_bytes), np.uint8)
-        )
+        if self._snapshots is not None:
+            found = [slot - self._first for slot in slots]
+            parts = [self._snapshots.read(found)]
+            positions = np.array(self._snapshots.positions(found), np.int64)
+        else:
+            arrays = [array[mx.array(ids)] for _, array in sorted(self._arrays.items())] if len(slots) else []
+            parts = [np.array(array.reshape(len(slots), -1).view(mx.uint8)) for array in arrays]
+            positions = self._positions[ids]
+        if not len(slots):
+            return np.empty((0, self.snapshot_bytes), np.uint8)
+        return np.concatenate([*parts, positions.astype("<i8")[:, None].view(np.uint8)], axis=1)
 
     def write_slots(self, slots: Sequence[int], data: PageBytes) -> None:
         """Put bytes as from ``read_slots`` into these slots. Between steps."""
-        targets = mx.array(np.array(slots, np.int32))
+        positions = np.ascontiguousarray(data[:, -8:]).view("<i8")[:, 0].tolist()
+        if self._snapshots is not None:
+            self._snapshots.write([slot - self._first for slot in slots], data[:, :-8], positions)
+            return
+        rows: dict[str, mx.array] = {}
         first = 0
         for name, entry in sorted(self.entries.items()):
             part = np.ascontiguousarray(data[:, first : first + entry.nbytes])
-            rows = mx.array(part).view(entry.dtype).reshape(len(slots), *entry.shape)
-            array = self._arrays.pop(name)  # nothing else may hold it, or all of it is copied
-            array[targets] = rows
-            self._arrays[name] = array
+            rows[name] = mx.array(part).view(entry.dtype).reshape(len(slots), *entry.shape)
             first += entry.nbytes
-        mx.eval(list(self._arrays.values()))
-        self._positions[list(slots)] = np.ascontiguousarray(data[:, first:]).view("<i8")[:, 0]
+        self._put(slots, rows, positions)
 
     def swap_slots(self, a: int, b: int) -> None:
         """Exchange the contents of two slots, and nothing else: for checks that notice it."""

@@ -24,11 +24,18 @@ void run_avx2(const LinearCall& call) {
   else avx2::linear_float32(call);
 }
 
+// Rows that repay unpacking codes to bytes, as measured; the bits of the two kernels are the same.
+void run_other_integers(const LinearCall& call) {
+  const int enough_rows = call.weight->shape.affine() ? 5 : 2;
+  if (call.rows < enough_rows) avx2::linear_integer(call);
+  else avx512::linear_planes(call);
+}
+
 void run_avx512(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) avx512::linear_bf16(call);
   else if (has_integer_kernel(shape) && may_round(call)) avx512::linear_int8(call);
-  else if (shape.quantized() && may_round(call)) avx2::linear_integer(call);
+  else if (shape.quantized() && may_round(call)) run_other_integers(call);
   else avx512::linear_float32(call);
 }
 
@@ -44,7 +51,7 @@ void run_amx(const LinearCall& call) {
   if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) amx::linear_bf16(call);
   else if (has_integer_kernel(shape) && may_round(call)) run_amx_int8(call);
   else if (has_integer_kernel(shape) && call.x_type == Float::bf16) amx::linear_quantized(call);
-  else if (shape.quantized() && may_round(call)) avx2::linear_integer(call);
+  else if (shape.quantized() && may_round(call)) run_other_integers(call);
   else avx512::linear_float32(call);
 }
 

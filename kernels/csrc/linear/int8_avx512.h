@@ -27,10 +27,11 @@ struct Int8Rows {
   int8_t* codes;
   float* scales;
   float* code_sums;
+  int32_t* sums;  // of the codes
 };
 
 inline void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
-                           float* code_sum) {
+                           float* code_sum, int32_t* sum_of_codes) {
   __m512 largest = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
   for (int k = 0; k < group; k += 16) {
     const __m512 value = load16(call.x, call.x_type, at + k);
@@ -49,23 +50,27 @@ inline void quantize_group(const LinearCall& call, std::size_t at, int group, in
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), _mm512_cvtsepi32_epi8(code));
   }
   *scale = limit / 127.0f;
-  *code_sum = *scale * static_cast<float>(_mm512_reduce_add_epi32(sum));
+  *sum_of_codes = _mm512_reduce_add_epi32(sum);
+  *code_sum = *scale * static_cast<float>(*sum_of_codes);
 }
 
+// Groups are those of the weights, or blocks of them.
 template <bool kByGroups = false>
-inline Int8Rows quantize_rows(const LinearCall& call) {
+inline Int8Rows quantize_rows(const LinearCall& call, int group) {
   const PackedShape& shape = call.weight->shape;
-  const std::size_t groups = shape.num_groups(), rows = call.rows;
+  const std::size_t groups = shape.inputs / group, rows = call.rows;
   const std::size_t code_bytes = (rows * shape.inputs + 63) / 64 * 64;
-  uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 8 * rows * groups, 1));
+  uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 12 * rows * groups, 1));
   float* scales = reinterpret_cast<float*>(scratch + code_bytes);
-  const Int8Rows out{reinterpret_cast<int8_t*>(scratch), scales, scales + rows * groups};
+  float* const code_sums = scales + rows * groups;
+  const Int8Rows out{reinterpret_cast<int8_t*>(scratch), scales, code_sums,
+                     reinterpret_cast<int32_t*>(code_sums + rows * groups)};
   const auto quantize = [&](int m) {
     for (std::size_t g = 0; g < groups; ++g) {
-      const std::size_t at = static_cast<std::size_t>(m) * shape.inputs + g * shape.group;
+      const std::size_t at = static_cast<std::size_t>(m) * shape.inputs + g * group;
       const std::size_t i = kByGroups ? g * rows + m : m * groups + g;
-      quantize_group(call, at, shape.group, out.codes + (kByGroups ? i * shape.group : at), out.scales + i,
-                     out.code_sums + i);
+      quantize_group(call, at, group, out.codes + (kByGroups ? i * group : at), out.scales + i,
+                     out.code_sums + i, out.sums + i);
     }
   };
   if (call.rows >= 16) parallel_for(call.rows, quantize);

@@ -56,6 +56,8 @@ void linear_float32(const LinearCall& call);
 void linear_bf16(const LinearCall& call);
 // Affine weights of 8 and 4 bits by VPDPBUSD, activations rounded to 8 bits per row and group.
 void linear_int8(const LinearCall& call);
+// Other quantized weights by VPDPBUSD: a row's results have the same bits as from avx2::linear_integer.
+void linear_planes(const LinearCall& call);
 }  // namespace avx512
 namespace amx {
 // The same integers by TDPBSUD: a row's results have the same bits as from avx512::linear_int8.

@@ -1,20 +1,10 @@
 // AVX-512: bf16 weights by VDPBF16PS, affine ones of 8 and 4 bits by VPDPBUSD.
-#include "linear/int8_avx512.h"
-#include "runtime/dots_avx512.h"
-#include "runtime/unrolled.h"
+#include "linear/integer_tiles_avx512.h"
 
 namespace octavo::avx512 {
 namespace {
 
 constexpr int kItemRows = 96;
-
-inline __m512i broadcast4(const void* p) {
-  int32_t word;
-  std::memcpy(&word, p, 4);
-  return _mm512_set1_epi32(word);
-}
-
-inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 // sums[R][64] = x[R][padded] panel, in bf16 pairs.
 template <int R>
@@ -42,17 +32,6 @@ void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sum
 
 // ---- affine weights in integers ----
 
-constexpr int kTileRows = 6;  // times 64 outputs: 24 sums, 4 codes, and an activation in 32 registers
-constexpr int kItemTiles =
-    12;  // row tiles that share what they read of a panel; their sums stay in the first cache
-constexpr int kAhead = 4096;  // bytes of codes fetched before they are used
-
-// A group's scales and biases of the 64 outputs.
-struct Parameters {
-  alignas(64) float scale[kPanel];
-  alignas(64) float bias[kPanel];
-};
-
 inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
   for (int n = 0; n < kPanel; n += 16) {
     _mm512_store_ps(out.scale + n, load16(from, shape.scale_type, n));
@@ -70,21 +49,6 @@ inline void widen_codes(const uint8_t* words, int group, uint8_t* to) {
       _mm512_store_si512(to + n, _mm512_and_si512(codes, low_half));
       _mm512_store_si512(to + 256 + n, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half));
     }
-}
-
-template <int R>
-struct Sums {
-  __m512i at[R][4];
-};
-
-// One word of activations per row, times the codes of four vectors of outputs.
-template <int R>
-inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_t stride,
-                                                     const __m512i (&codes)[4], Sums<R>& sums) {
-  unrolled<R>([&](auto m) __attribute__((always_inline)) {
-    const __m512i value = broadcast4(x + m * stride);
-    unrolled<4>([&](auto c) __attribute__((always_inline)) { add_dots(sums.at[m][c], codes[c], value); });
-  });
 }
 
 // Integer dot products of one group: R rows by 64 outputs, exact in any order.
@@ -114,12 +78,6 @@ inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_
     }
   }
 }
-
-// Rows of activations in one group.
-struct GroupRows {
-  const int8_t *codes, *next;  // `next`: in the group after it, to be fetched meanwhile
-  const float *scales, *code_sums;
-};
 
 // sums[R][64] += one group of R rows.
 template <int R, int kBits, bool kFetch>
@@ -200,7 +158,7 @@ void linear_bf16(const LinearCall& call) {
 }
 
 void linear_int8(const LinearCall& call) {
-  const Int8Rows x = quantize_rows<true>(call);
+  const Int8Rows x = quantize_rows<true>(call, call.weight->shape.group);
   const RowTiles tiles(call.rows, kTileRows);
   for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
     if (call.weight->shape.bits == 4) multiply_int8<4>(call, x, tiles, panel, first_tile, last_tile);

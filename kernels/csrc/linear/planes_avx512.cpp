@@ -1,0 +1,176 @@
+// AVX-512: weights of E2M1 and of 1, 2, 3, 5 and 6 bits by VPDPBUSD, for calls of some rows.
+//
+// What is computed is what linear/quantized_avx2.cpp defines, bit for bit: blocks of at most 64 inputs,
+// integer sums that are exact in any order, float sums block by block. So a row may take either kernel. Codes
+// are unpacked to bytes once for up to 72 rows; E2M1 values are looked up as 2 value + 12, and sums start at
+// -12 sum(xq), as those of narrow codes do at -c sum(xq), c the middle of the codes.
+#include "linear/integer_tiles_avx512.h"
+
+namespace octavo::avx512 {
+namespace {
+
+constexpr int kMaxBlock = 64;  // inputs that share a scale of activations
+
+template <int kCodeBits, bool kE2m1 = false>
+struct Format {
+  static constexpr bool kAffine = !kE2m1;
+  static constexpr int kLow = kCodeBits >= 4 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
+  static constexpr int kHigh = kCodeBits - kLow;
+  static constexpr int kMiddle = kE2m1 ? 12 : kCodeBits > 4 ? 0 : 1 << (kCodeBits - 1);
+  // Quads of inputs after which words of all planes begin anew.
+  static constexpr int kQuads = kHigh == 1 || kCodeBits == 1 ? 8 : kLow == 2 || kHigh == 2 ? 4 : 2;
+
+  // Bits of a plane for the quad-th four inputs of 16 outputs, `above` the lower planes' bits.
+  template <int kBits, int kAbove>
+  static __attribute__((always_inline)) __m512i plane(const uint8_t* words, int quad) {
+    const __m512i word = _mm512_loadu_si512(words + quad * kBits / 8 * 256);
+    const int right = quad * kBits % 8 - kAbove;
+    const __m512i mask = _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kAbove));
+    const __m512i shifted = right < 0 ? _mm512_slli_epi32(word, -right) : _mm512_srli_epi32(word, right);
+    return _mm512_and_si512(shifted, mask);
+  }
+};
+
+// A block of codes as bytes [block / 4][64 outputs][4]; what comes kAhead later is fetched.
+template <class F>
+void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
+  const __m512i values =
+      _mm512_broadcast_i32x4(_mm_setr_epi32(0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608));
+  for (int quads = block / 4; quads > 0; quads -= F::kQuads) {
+    unrolled<F::kQuads>([&](auto quad) __attribute__((always_inline)) {
+      unrolled<4>([&](auto c) __attribute__((always_inline)) {
+        __m512i codes = F::template plane<F::kLow, 0>(low + 64 * c, quad);
+        if constexpr (F::kHigh > 0)
+          codes = _mm512_or_si512(codes, F::template plane<F::kHigh, F::kLow>(high + 64 * c, quad));
+        if constexpr (!F::kAffine) codes = _mm512_shuffle_epi8(values, codes);
+        _mm512_store_si512(to + quad * 256 + 64 * c, codes);
+      });
+    });
+    constexpr int kLowBytes = F::kQuads * F::kLow / 8 * 256, kHighBytes = F::kQuads * F::kHigh / 8 * 256;
+    for (int line = 0; line < kLowBytes; line += 64) prefetch(low + kAhead + line);
+    for (int line = 0; line < kHighBytes; line += 64) prefetch(high + kAhead + line);
+    low += kLowBytes;
+    high += kHighBytes;
+    to += F::kQuads * 256;
+  }
+}
+
+// fp4_scale of 16 outputs.
+inline __m512 load_fp4_scales(const uint8_t* from, bool e8m0) {
+  const __m512i bits = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  if (e8m0) {
+    const __m512i least = _mm512_set1_epi32(0x00400000);  // the only one below those that a shift gives
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(bits, 23), least));
+  }
+  const __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(127)), 20);
+  const __m512i sign = _mm512_slli_epi32(_mm512_srli_epi32(bits, 7), 31);
+  const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(0x1p120f));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
+}
+
+// For codes as they are unpacked.
+template <class F>
+void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
+  const __m512 half = _mm512_set1_ps(0.5f), middle = _mm512_set1_ps(static_cast<float>(F::kMiddle));
+  for (int n = 0; n < kPanel; n += 16) {
+    if constexpr (F::kAffine) {
+      const __m512 scale = load16(from, shape.scale_type, n);
+      const __m512 bias = load16(from, shape.scale_type, kPanel + n);
+      _mm512_store_ps(out.scale + n, scale);
+      _mm512_store_ps(out.bias + n, _mm512_fmadd_ps(middle, scale, bias));
+    } else {
+      const __m512 scale = load_fp4_scales(from + n, shape.kind == WeightKind::mxfp4);
+      _mm512_store_ps(out.scale + n, _mm512_mul_ps(half, scale));
+    }
+  }
+}
+
+// sums[R][64] += one block of R rows.
+template <class F, int R>
+__attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, int block,
+                                              const uint8_t* bytes, const Parameters& parameters,
+                                              float* sums) {
+  for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
+  Sums<R> dots;
+  unrolled<R>([&](auto m) __attribute__((always_inline)) {
+    const __m512i start =
+        F::kMiddle == 0 ? _mm512_setzero_si512() : _mm512_set1_epi32(-F::kMiddle * x_sums[m]);
+    unrolled<4>([&](auto c) __attribute__((always_inline)) { dots.at[m][c] = start; });
+  });
+  for (int k = 0; k < block; k += 4, bytes += 256) {
+    __m512i codes[4];
+    unrolled<4>([&](auto c) __attribute__((always_inline)) { codes[c] = _mm512_load_si512(bytes + 64 * c); });
+    add_words<R>(x.codes + k, block, codes, dots);
+  }
+  unrolled<4>([&](auto c) __attribute__((always_inline)) {
+    const __m512 scale = _mm512_load_ps(parameters.scale + 16 * c);
+    unrolled<R>([&](auto m) __attribute__((always_inline)) {
+      float* const to = sums + m * kPanel + 16 * c;
+      if constexpr (F::kAffine) {
+        const __m512 bias = _mm512_load_ps(parameters.bias + 16 * c);
+        add_products(dots.at[m][c], scale, bias, x.scales[m], x.code_sums[m], to);
+      } else {
+        const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots.at[m][c]), scale);
+        _mm512_storeu_ps(to, _mm512_fmadd_ps(product, _mm512_set1_ps(x.scales[m]), _mm512_loadu_ps(to)));
+      }
+    });
+  });
+}
+
+// Row tiles [first_tile, last_tile) of a panel: a block of it at a time for all of them.
+template <class F>
+void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles, int block, int panel,
+                    int first_tile, int last_tile) {
+  const PackedShape& shape = call.weight->shape;
+  const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first;
+  const std::size_t high_plane = PackedShape::plane_bytes(shape.group, F::kLow);
+  alignas(64) float sums[kItemTiles * kTileRows * kPanel];
+  alignas(64) uint8_t bytes[kMaxBlock * kPanel];
+  std::memset(sums, 0, sizeof(float) * kPanel * rows);
+  Parameters parameters;
+  for (int b = 0; b < shape.inputs / block; ++b) {
+    const int k = b * block, inside = k % shape.group;
+    const uint8_t* group = call.weight->panel(panel) + shape.block_bytes() * (k / shape.group);
+    if (inside == 0) load_parameters<F>(shape, group + shape.code_bytes(), parameters);
+    unpack<F>(group + PackedShape::plane_bytes(inside, F::kLow),
+              group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), block, bytes);
+    for (int tile = first_tile; tile < last_tile; ++tile) {
+      const int row = tiles.first(tile);
+      const std::size_t i = static_cast<std::size_t>(b) * call.rows + row;
+      const int8_t* const codes = x.codes + i * block;
+      const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * block, x.scales + i,
+                         x.code_sums + i};
+      with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
+        multiply_block<F, decltype(count)::value>(in, x.sums + i, block, bytes, parameters,
+                                                  sums + (row - first) * kPanel);
+      });
+    }
+  }
+  finish_rows(call, panel, first, rows, sums);
+}
+
+template <class F>
+void run(const LinearCall& call) {
+  const RowTiles tiles(call.rows, kTileRows);
+  const int block = std::min(call.weight->shape.group, kMaxBlock);
+  const Int8Rows x = quantize_rows<true>(call, block);
+  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
+    multiply_tiles<F>(call, x, tiles, block, panel, first_tile, last_tile);
+  });
+}
+
+}  // namespace
+
+void linear_planes(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  if (!shape.affine()) return run<Format<4, true>>(call);
+  switch (shape.bits) {
+    case 1: return run<Format<1>>(call);
+    case 2: return run<Format<2>>(call);
+    case 3: return run<Format<3>>(call);
+    case 5: return run<Format<5>>(call);
+    default: return run<Format<6>>(call);
+  }
+}
+
+}  // namespace octavo::avx512
