@@ -95,12 +95,12 @@ RECURRENT = ("mamba2", "rwkv7", "recurrent_gemma")
 
 
 def check_recurrent(architecture: str, folder: Path) -> None:
-    """States are on no disk, and what a wrong guess did to one cannot be undone: these say so."""
+    """What a wrong guess did to a state cannot be undone: drafts say so."""
     folder = recurrent_models.make_folder(folder / architecture, architecture)
     report, _ = invariance.compare(EngineConfig(model=str(folder), kv_format="fp4"), num_mates=8)
     assert report.different == []
     reasons = [case for case in report.not_reached if "(" in case]
-    assert sorted(case.split(" (")[0] for case in reasons) == ["from the disk", "with drafts"]
+    assert sorted(case.split(" (")[0] for case in reasons) == ["with drafts"]
     others = {"preempted"} if architecture == "recurrent_gemma" else set()  # its window is short
     assert {case for case in report.not_reached if case not in reasons} <= others
 
