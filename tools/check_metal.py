@@ -79,6 +79,17 @@ def mixed_step() -> AttentionMetadata:
     )
 
 
+def short_step() -> AttentionMetadata:
+    """One decode row, which nothing splits."""
+    return AttentionMetadata(
+        positions=np.array([4], np.int32),
+        q_start=np.array([0, 1], np.int32),
+        kv_len=np.array([5], np.int32),
+        groups=(GroupMetadata(slots=np.array([4], np.int32), page_table=np.array([[0]], np.int32)),),
+        page_size=32,
+    )
+
+
 def run_step(
     library: KernelLibrary,
     formats: tuple[str, str],
@@ -95,16 +106,18 @@ def run_step(
     pool.begin_step(metadata)
     rows = (metadata.num_tokens, layer.num_kv_heads)
     pool.write(0, mx.zeros((*rows, layer.head_dim), dtype), mx.zeros((*rows, layer.value_dim), dtype))
-    pool.attend(
-        0,
-        mx.zeros((metadata.num_tokens, heads, layer.head_dim), dtype),
-        AttendOptions(
-            scale=0.1,
-            sinks=mx.zeros(heads) if options else None,
-            softcap=30.0 if options else None,
-            alibi_slopes=mx.zeros(heads) if options else None,
-        ),
-    )
+    for step in (metadata, short_step()):
+        pool.begin_step(step)
+        pool.attend(
+            0,
+            mx.zeros((step.num_tokens, heads, layer.head_dim), dtype),
+            AttendOptions(
+                scale=0.1,
+                sinks=mx.zeros(heads) if options else None,
+                softcap=30.0 if options else None,
+                alibi_slopes=mx.zeros(heads) if options else None,
+            ),
+        )
 
 
 def write_in_place(

@@ -11,6 +11,9 @@ steps can be timed on any text, one of random weights, too. The texts:
     adversarial  tokens from a small alphabet: something like the end has always been there, and says nothing
     free         tokens that never come twice
 
+Beside tokens per second there are tokens per second of processor time, which other programs change less: on a
+machine that does something else too, their ratio says more.
+
 ``edit`` and ``form`` are what code edits and lists look like to a drafter; ``adversarial`` is the worst that
 can happen to one.
 """
@@ -108,6 +111,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+class _Rate(NamedTuple):
+    """Tokens per second, and per second of this process on its processors."""
+
+    tokens_per_s: float
+    tokens_per_cpu_s: float
+
+
 class DraftCounter(Observer):
     """Adds up the drafts of steps."""
 
@@ -187,7 +197,7 @@ def _measure_texts(
             structured = TEXTS[name].structured
             form = None if structured is None else compiler.compile(structured)
             for batch in args.batch:
-                rates: dict[Speculate, list[float]] = {"off": [], speculate: []}
+                rates: dict[Speculate, list[_Rate]] = {"off": [], speculate: []}
                 counter.drafts.clear()
                 for number in range(args.rounds):
                     work = [_made_up(name, rng, core, args) for _ in range(batch)]
@@ -213,8 +223,8 @@ def _rate(
     work: list[tuple[list[int], list[int]]],
     how: Speculate,
     form: Constraint | None,
-) -> float:
-    """Tokens per second of the steps after everybody's first token."""
+) -> _Rate:
+    """Of the steps after everybody's first token."""
     dictation.texts = {index: text for index, (_, text) in enumerate(work)}
     waiting = set()
     for index, (prompt, text) in enumerate(work):
@@ -233,10 +243,11 @@ def _rate(
         waiting.add(request)
     while waiting:
         waiting -= {request for request, _ in _step(core)}
-    began, num_tokens = time.perf_counter(), 0
+    began, cpu_began, num_tokens = time.perf_counter(), time.process_time(), 0
     while core.has_work:
         num_tokens += sum(count for _, count in _step(core))
-    return num_tokens / (time.perf_counter() - began)
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    return _Rate(num_tokens / seconds, num_tokens / cpu_seconds)
 
 
 def _step(core: EngineCore) -> list[tuple[Request, int]]:
@@ -249,17 +260,21 @@ def _step(core: EngineCore) -> list[tuple[Request, int]]:
 
 
 def _row(
-    name: str, batch: int, plain: list[float], drafted: list[float], drafts: list[DraftRecord]
+    name: str, batch: int, plain: list[_Rate], drafted: list[_Rate], drafts: list[DraftRecord]
 ) -> dict[str, Any]:
     num_drafts, num_accepted = sum(d.num_drafts for d in drafts), sum(d.num_accepted for d in drafts)
-    ratios = [after / before for before, after in zip(plain, drafted, strict=True)]
+    pairs = list(zip(plain, drafted, strict=True))
+    ratios = [after.tokens_per_s / before.tokens_per_s for before, after in pairs]
     return {
         "text": name,
         "batch": batch,
-        "off_tokens_per_s": statistics.median(plain),
-        "tokens_per_s": statistics.median(drafted),
+        "off_tokens_per_s": statistics.median(rate.tokens_per_s for rate in plain),
+        "tokens_per_s": statistics.median(rate.tokens_per_s for rate in drafted),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
+        "cpu_ratio": statistics.median(
+            after.tokens_per_cpu_s / before.tokens_per_cpu_s for before, after in pairs
+        ),
         "accepted_share": num_accepted / num_drafts if num_drafts else None,
         "mean_acceptance_length": 1 + num_accepted / len(drafts) if drafts else 1.0,
     }
@@ -282,13 +297,16 @@ def _print_table(result: dict[str, Any]) -> None:
         f"{result['backend']}, {result['threads']} threads; {result['speculate']}, at most "
         f"{result['draft_tokens']} drafts"
     )
-    print("text         batch  off, tokens/s  drafts, tokens/s  ratio  held  tokens of a step with drafts")
+    print(
+        "text         batch  off, tokens/s  drafts, tokens/s  ratio  by CPU time  held  "
+        "tokens of a step with drafts"
+    )
     for row in result["results"]:
         held = "-" if row["accepted_share"] is None else f"{100 * row['accepted_share']:.0f} %"
         print(
             f"{row['text']:12s} {row['batch']:5d} {row['off_tokens_per_s']:14.1f} "
             f"{row['tokens_per_s']:17.1f} "
-            f"{row['ratio']:6.2f} {held:>5s} {row['mean_acceptance_length']:10.2f}"
+            f"{row['ratio']:6.2f} {row['cpu_ratio']:12.2f} {held:>5s} {row['mean_acceptance_length']:10.2f}"
         )
 
 

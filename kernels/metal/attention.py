@@ -14,7 +14,7 @@ import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata
-from .attention_units import AttentionConfig
+from .attention_units import REDUCE_SIMDGROUPS, AttentionConfig
 from .launch import KernelLibrary, Launch, padded
 from .plan import (
     ChunkPlan,
@@ -23,7 +23,7 @@ from .plan import (
     plan_decode,
     restore_order,
 )
-from .units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit
+from .units import MIN_ELEMENTS, Unit
 
 _LOG2_E = 1.4426950408889634
 
@@ -78,8 +78,7 @@ class _Routes:
 
     decode: DecodePlan
     chunks: ChunkPlan
-    whole: mx.array
-    parts: mx.array
+    items: mx.array
     joins: mx.array
     tiles: mx.array
     order: mx.array | None
@@ -178,7 +177,7 @@ class PagedAttention:
         spec = config.layer
         heads = spec.num_kv_heads * config.group
         launch = _decode_launch(
-            count, spec, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 4), mx.float32)
+            config, count, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 4), mx.float32)
         )
         return self._library.run(self._unit(config, "split"), inputs, launch)
 
@@ -187,22 +186,26 @@ class PagedAttention:
     ) -> list[mx.array]:
         """Outputs of the rows in ``routes.decode.rows``."""
         spec, dtype = config.layer, inputs["queries"].dtype
-        heads, outs = spec.num_kv_heads * config.group, []
-        if count := len(routes.decode.whole):
-            unit = self._unit(config, "decode")
-            launch = _decode_launch(count, spec, ((count, heads, spec.value_dim), dtype))
-            outs += self._library.run(unit, inputs | {"items": routes.whole}, launch)
-        if count := len(routes.decode.parts):
-            partial, stats = self._split(config, inputs | {"items": routes.parts}, count)
-            rows = len(routes.decode.joins)
-            launch = Launch(
-                grid=(32, heads, rows),
-                threadgroup=(32, next(n for n in (8, 4, 2, 1) if heads % n == 0), 1),
-                outputs=(((rows, heads, spec.value_dim), dtype),),
-            )
-            joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
-            outs += self._library.run(self._unit(config, "reduce"), joined, launch)
-        return outs
+        count, heads, rows = (
+            len(routes.decode.items),
+            spec.num_kv_heads * config.group,
+            len(routes.decode.joins),
+        )
+        if not count:
+            return []
+        items = inputs | {"items": routes.items}
+        if not rows:
+            launch = _decode_launch(config, count, ((count, heads, spec.value_dim), dtype))
+            return self._library.run(self._unit(config, "decode"), items, launch)
+        partial, stats = self._split(config, items, count)
+        threads = 32 * REDUCE_SIMDGROUPS
+        launch = Launch(
+            grid=(threads, heads, rows),
+            threadgroup=(threads, 1, 1),
+            outputs=(((rows, heads, spec.value_dim), dtype),),
+        )
+        joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
+        return self._library.run(self._unit(config, "reduce"), joined, launch)
 
     def _chunks(
         self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
@@ -241,8 +244,7 @@ class PagedAttention:
             step.routes[key] = _Routes(
                 decode,
                 chunks,
-                whole=padded(decode.whole.ravel()),
-                parts=padded(decode.parts.ravel()),
+                items=padded(decode.items.ravel()),
                 joins=padded(decode.joins.ravel()),
                 tiles=padded(chunks.tiles.ravel()),
                 order=None if order is None else mx.array(order),
@@ -267,10 +269,12 @@ class PagedAttention:
         return self._step
 
 
-def _decode_launch(count: int, spec: LayerSpec, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
+def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
     """One threadgroup per item and KV head."""
-    threads = 32 * NUM_SIMDGROUPS
-    return Launch(grid=(threads * count, spec.num_kv_heads, 1), threadgroup=(threads, 1, 1), outputs=outputs)
+    threads = 32 * config.decode_simdgroups
+    return Launch(
+        grid=(threads * count, config.layer.num_kv_heads, 1), threadgroup=(threads, 1, 1), outputs=outputs
+    )
 
 
 def _per_head(name: str, array: mx.array, num_heads: int) -> mx.array:

@@ -14,13 +14,17 @@ from .units import (
     has_scales,
     in_runs,
     lane_dim,
+    loads_in_flight,
     make_unit,
     norm_bits,
     rotates,
+    row_lanes,
 )
 
 DECODE_TILE = 32
 MAX_GROUP = 16
+MAX_HEADS = 2
+REDUCE_SIMDGROUPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,27 @@ class AttentionConfig:
                 f"query heads per KV head must be 1 to {MAX_GROUP} for the Metal kernels, got {self.group}; "
                 "use --backend reference"
             )
+
+    @property
+    def slices(self) -> int:
+        """Into how many simdgroups' hands decode divides the query heads of a KV head: 4 each at most, whose
+        queries and sums are registers."""
+        return -(-self.group // MAX_HEADS)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a simdgroup in decode."""
+        return -(-self.group // self.slices)
+
+    @property
+    def ranges(self) -> int:
+        """Into how many simdgroups' hands decode divides the tiles of an item: even, and for one or two
+        slices 8 simdgroups together."""
+        return {1: 8, 2: 4, 3: 4}.get(self.slices, 2)
+
+    @property
+    def decode_simdgroups(self) -> int:
+        return self.slices * self.ranges
 
     @property
     def chunk_simdgroups(self) -> int:
@@ -88,7 +113,6 @@ class AttentionConfig:
         return {
             "HEAD_DIM": layer.head_dim,
             "VALUE_DIM": layer.value_dim,
-            "MAX_DIM": self._widest,
             "KEY_LANE": lane_dim(layer.head_dim),
             "VALUE_LANE": lane_dim(layer.value_dim),
             "GROUP": self.group,
@@ -133,12 +157,19 @@ class AttentionConfig:
     def decode_unit(self, *, split: bool) -> Unit:
         """See sources/decode.metal; with ``split`` the outputs are for ``reduce_unit``."""
         layer = self.layer
+        k_format, v_format = page_format(self.k_format), page_format(self.v_format)
+        shared = max(self.group * layer.head_dim, self.decode_simdgroups // 2 * self.heads * layer.value_dim)
         macros = self._macros() | {
-            "KEYS_IN_RUNS": in_runs(page_format(self.k_format), layer.head_dim),
-            "VALUES_IN_RUNS": in_runs(page_format(self.v_format), layer.value_dim),
-            "NUM_SIMDGROUPS": NUM_SIMDGROUPS,
+            "KEYS_IN_RUNS": in_runs(k_format, layer.head_dim),
+            "VALUES_IN_RUNS": in_runs(v_format, layer.value_dim),
+            "KEY_STAGE": loads_in_flight(k_format, layer.head_dim),
+            "VALUE_STAGE": loads_in_flight(v_format, layer.value_dim),
+            "WEIGHTS": min(4, row_lanes(layer.value_dim)),
+            "NUM_SIMDGROUPS": self.decode_simdgroups,
+            "HEADS": self.heads,
+            "RANGES": self.ranges,
+            "SHARED_QUADS": shared // 4,
             "PAGES_PER_TILE": max(1, DECODE_TILE // self.page_size),
-            "QUERIES_IN_REGISTERS": int(self.group <= 8),
             "SPLIT": int(split),
         }
         if split:  # sinks join at the end, once
@@ -155,7 +186,8 @@ class AttentionConfig:
 
     def reduce_unit(self) -> Unit:
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
-        return make_unit("reduce", self._suffix, inputs, ("out",), self._macros(), {}, ("rows", "attention"))
+        macros = self._macros() | {"NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
+        return make_unit("reduce", self._suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
     def chunk_unit(self) -> Unit:
         """See sources/chunk.metal."""

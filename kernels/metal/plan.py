@@ -8,32 +8,34 @@ alone, never on its neighbours, so that a sequence gets the same bits in any bat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from ..metadata import AttentionMetadata, Ints
 from .attention_units import DECODE_TILE
 
-SPLIT_TILES = 16
-"""Tiles of 32 keys that one threadgroup may take alone (512 positions)."""
+SPLIT_TILES = 4
+"""Tiles of 32 keys that a split takes at least (128 positions)."""
 
-MAX_SPLITS = 32
-"""Above, splits grow instead: the reduce kernel reads them one after the other."""
+FULL_SPLIT_TILES = 8
+"""Tiles that keep every simdgroup of a threadgroup at work; what splits take once there are many."""
+
+MANY_SPLITS = 32
+MAX_SPLITS = 128
+"""Above, splits grow instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
     """Decode rows under one window.
 
-    whole        [N, 4]  (row, sequence, first tile, end tile) of rows that are not split
-    parts        [M, 4]  the same for every split, those of a row adjacent
-    joins        [R, 4]  (first of its parts, number of parts, 0, 0) of each split row
-    rows         [N + R] the step's rows in the order of the outputs
+    items   [M, 4]  (row, sequence, first tile, end tile) of each row's splits, those of a row adjacent
+    joins   [R, 4]  (first of its items, number of items, 0, 0) of each row; none where every row is one
+                    item, and nothing is to be joined
+    rows    [R]     the step's rows in the order of the outputs
     """
 
-    whole: Ints
-    parts: Ints
+    items: Ints
     joins: Ints
     rows: Ints
 
@@ -58,24 +60,32 @@ def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
 
 
 def num_splits(tiles: Ints) -> Ints:
-    return np.minimum(-(-tiles // SPLIT_TILES), MAX_SPLITS)
+    """Of rows that read so many tiles. It depends on nothing else, and so do a row's bits."""
+    fine, full = -(-tiles // SPLIT_TILES), -(-tiles // FULL_SPLIT_TILES)
+    return np.asarray(np.minimum(np.minimum(fine, np.maximum(full, MANY_SPLITS)), MAX_SPLITS), np.int32)
 
 
 def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
+    """Rows beside one that is split go the same way, with a single split: that changes no bit of them,
+    and a step of rows of any lengths takes no more launches."""
     sequences = np.flatnonzero(np.diff(metadata.q_start) == 1).astype(np.int32)
     rows = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[rows], window, keep)
-    splits = num_splits(tiles)
-    single = splits == 1
-    whole = np.stack([rows, sequences, np.zeros_like(rows), tiles], axis=1)[single]
-    parts: list[tuple[int, int, int, int]] = []
-    joins: list[tuple[int, int, int, int]] = []
-    for at in np.flatnonzero(~single).tolist():
-        count, end = int(splits[at]), int(tiles[at])
-        joins.append((len(parts), count, 0, 0))
-        edges = pairwise(end * s // count for s in range(count + 1))
-        parts += [(int(rows[at]), int(sequences[at]), first, last) for first, last in edges]
-    return DecodePlan(whole, _fours(parts), _fours(joins), np.concatenate([rows[single], rows[~single]]))
+    items, first = divide(rows, sequences, tiles, num_splits(tiles))
+    if len(items) == len(rows):
+        return DecodePlan(items, _fours([]), rows)
+    count = np.diff(np.append(first, len(items)))
+    nothing = np.zeros_like(rows)
+    return DecodePlan(items, np.stack([first, count, nothing, nothing], axis=1).astype(np.int32), rows)
+
+
+def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints, Ints]:
+    """(row, sequence, first tile, end tile) of the splits of each row, [M, 4], and where each row's begin."""
+    first = np.cumsum(splits) - splits
+    owner = np.repeat(np.arange(len(rows)), splits)
+    part, end, count = np.arange(len(owner)) - first[owner], tiles[owner].astype(np.int64), splits[owner]
+    items = np.stack([rows[owner], sequences[owner], end * part // count, end * (part + 1) // count], axis=1)
+    return items.astype(np.int32), first.astype(np.int32)
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> ChunkPlan:

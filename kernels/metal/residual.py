@@ -21,7 +21,7 @@ from ..residual_cache import ResidualCache, refuse_latents
 from .attention import Parts
 from .attention_units import DECODE_TILE
 from .launch import padded
-from .plan import num_splits, restore_order
+from .plan import divide, num_splits, restore_order
 from .pool import MetalPool
 
 _LOG2_E = 1.4426950408889634
@@ -159,12 +159,8 @@ def _run(rows: Ints, positions: Ints, most: int | None) -> _Run:
     """Divide what each row reads, of which ``positions`` is the last, into at most ``most`` parts."""
     tiles = (positions + DECODE_TILE) // DECODE_TILE  # 0 for -1
     splits = num_splits(tiles) if most is None else np.minimum(tiles, most)
-    owner = np.repeat(np.arange(len(rows)), splits)
-    part = np.arange(len(owner)) - np.repeat(np.cumsum(splits) - splits, splits)
-    end, count = tiles[owner], splits[owner]
-    items = np.stack([rows[owner], rows[owner], end * part // np.maximum(count, 1),
-                      end * (part + 1) // np.maximum(count, 1)], axis=1).astype(np.int32)  # fmt: skip
+    items, first = divide(rows, rows, tiles, splits)
     each = np.arange(max(int(splits.max()), 1))
     live = each < splits[:, None]
-    index = np.where(live, (np.cumsum(splits) - splits)[:, None] + each, 0).astype(np.int32)
+    index = np.where(live, first[:, None] + each, 0).astype(np.int32)
     return _Run(padded(items.ravel()), len(items), mx.array(index), mx.array(live))

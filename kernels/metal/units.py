@@ -32,25 +32,27 @@ _COMMENT = re.compile(r"//.*")
 class FormatSource:
     """Where a page format's Metal twin is: a struct in the last of ``files``. ``tile_bytes``: of a value
     in a threadgroup tile, whose type holds every code's value exactly (with scales per group: every
-    value, in float32). ``words``: an octet is one uint, which the struct can ``unpack`` whoever loaded it."""
+    value, in float32). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where it is 1 (or codes
+    are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
 
     struct: str
     files: tuple[str, ...]
     tile_bytes: int
+    raw_words: int
     words: bool = False
 
 
 _FORMATS = {
-    "bf16": FormatSource("Bf16", ("format_half",), 4),
-    "fp16": FormatSource("Fp16", ("format_half",), 2),
-    "int8": FormatSource("Int8", ("packing", "format_integer"), 2),
-    "int4": FormatSource("Int4", ("packing", "format_integer"), 2, words=True),
-    "fp4": FormatSource("Fp4", ("format_fp4",), 2, words=True),
-    "fp5": FormatSource("Fp5", ("packing", "format_fp4", "format_fp5"), 2),
-    "mxfp4": FormatSource("Mxfp4", ("packing", "format_fp4", "format_microscaling"), 4, words=True),
-    "nvfp4": FormatSource("Nvfp4", ("packing", "format_fp4", "format_microscaling"), 4, words=True),
-    "affine8": FormatSource("Affine8", ("packing", "format_affine"), 4),
-    "affine4": FormatSource("Affine4", ("packing", "format_affine"), 4, words=True),
+    "bf16": FormatSource("Bf16", ("format_half",), 4, 4),
+    "fp16": FormatSource("Fp16", ("format_half",), 2, 4),
+    "int8": FormatSource("Int8", ("packing", "format_integer"), 2, 2),
+    "int4": FormatSource("Int4", ("packing", "format_integer"), 2, 1, words=True),
+    "fp4": FormatSource("Fp4", ("format_fp4",), 2, 1, words=True),
+    "fp5": FormatSource("Fp5", ("packing", "format_fp4", "format_fp5"), 2, 2),
+    "mxfp4": FormatSource("Mxfp4", ("packing", "format_fp4", "format_microscaling"), 4, 1, words=True),
+    "nvfp4": FormatSource("Nvfp4", ("packing", "format_fp4", "format_microscaling"), 4, 1, words=True),
+    "affine8": FormatSource("Affine8", ("packing", "format_affine"), 4, 2),
+    "affine4": FormatSource("Affine4", ("packing", "format_affine"), 4, 1, words=True),
 }
 METAL_FORMATS = tuple(_FORMATS)
 
@@ -90,6 +92,16 @@ def format_source(name: str) -> FormatSource:
 def lane_dim(dim: int) -> int:
     """Values of a row per lane of a simdgroup: the row padded to a power of two, over 32."""
     return int(max(32, 1 << (dim - 1).bit_length())) // 32
+
+
+def row_lanes(dim: int) -> int:
+    """Lanes that lie across a row in decode, 8 values each: a power of two."""
+    return int(1 << (dim // 8 - 1).bit_length())
+
+
+def loads_in_flight(fmt: PageFormat, dim: int) -> int:
+    """How many of a tile's loads decode issues before it uses the first: 8 registers' worth."""
+    return min(row_lanes(dim), 8 // format_source(fmt.name).raw_words)
 
 
 def norm_bits(dim: int) -> str:

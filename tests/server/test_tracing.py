@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Gauges, RequestRecord, StepRecord
+from octavo.engine.cli import main
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.observability.genai_metrics import BUCKETS, GenAiMetrics, otlp_reader
@@ -248,6 +250,23 @@ def test_where_the_environment_sends_signals() -> None:
         endpoint_of("metrics", both | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"})
     with pytest.raises(InvalidConfig, match="got 'a:4317'"):
         otlp_reader("a:4317")
+
+
+@pytest.mark.parametrize(
+    ("flag", "module"),
+    [
+        ("--otlp-metrics-endpoint", "opentelemetry.sdk.metrics"),
+        ("--otlp-traces-endpoint", "opentelemetry.sdk.trace"),
+    ],
+)
+def test_without_the_extra_there_is_one_line_with_the_remedy(
+    flag: str, module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    assert main(["serve", "--listen", "127.0.0.1:0", "--metrics", "off", flag, "http://127.0.0.1:4317"]) == 2
+    _, err = capsys.readouterr()
+    assert err.count("\n") == 1, err
+    assert "octavo[tracing]" in err
 
 
 class MetricsCollector(metrics_service_pb2_grpc.MetricsServiceServicer):

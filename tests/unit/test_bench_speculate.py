@@ -31,7 +31,7 @@ def test_copies_and_forms_are_guessed_and_fresh_tokens_are_not(tmp_path: Path) -
     assert rows["json", 1]["accepted_share"] > 0.5
     assert rows["json", 1]["mean_acceptance_length"] > 1.5
     assert rows["free", 1]["accepted_share"] in (None, 0)
-    assert all(row["ratio"] > 0 for row in rows.values())
+    assert all(row["ratio"] > 0 and row["cpu_ratio"] > 0 for row in rows.values())
     cases = result["cases"]
     assert cases["json"]["speedup"].keys() == {"1", "2"}  # type: ignore[index]
     assert cases["copy"]["accepted_length"] == rows["copy", 1]["mean_acceptance_length"]  # type: ignore[index]

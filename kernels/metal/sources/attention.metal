@@ -3,6 +3,18 @@
 // Below every logit; finite, so that no difference of two is NaN and fast math changes nothing.
 #define LOWEST (-1e30f)
 #define LOG2_E 1.44269504088896340736f
+// Arrays of a thread are registers only if nothing but constants indexes them.
+#define UNROLL _Pragma("clang loop unroll(full)")
+
+// Octet `octet` of row `row` of D values, as it is stored.
+template <typename Format, int D>
+METAL_FUNC typename Format::Raw load_octet(
+    const device typename Format::Code* codes, const device typename Format::Scale* scales, uint row, uint octet) {
+  constexpr uint code_row = Format::template codes_per_row<D>(), scale_row = Format::template scales_per_row<D>();
+  return Format::load(
+      codes + (ulong(row) * code_row + octet * (code_row / (D / 8))),
+      scales + (ulong(row) * scale_row + octet * (scale_row / (D / 8))), octet);
+}
 
 METAL_FUNC bool is_visible(int key, int position) {
 #if WINDOW
@@ -60,12 +72,14 @@ METAL_FUNC float normalizer(float top, float sum, float sink) {
 // Normalize, undo the rotation of V once, and write one head's output row.
 template <typename T>
 METAL_FUNC void write_output(thread float* x, float factor, uint lane, device T* out) {
+  UNROLL
   for (int i = 0; i < VALUE_LANE; ++i) {
     x[i] *= factor;
   }
 #if ROTATE_VALUES
   hadamard<VALUE_DIM, VALUE_LANE>(x, lane, as_type<float>(VALUE_NORM_BITS));
 #endif
+  UNROLL
   for (int i = 0; i < VALUE_LANE; ++i) {
     if (lane * VALUE_LANE + i < VALUE_DIM) {
       out[lane * VALUE_LANE + i] = T(x[i]);

@@ -15,7 +15,7 @@ METAL_FUNC void load_tile(
     const uint key = unit / octets, octet = unit % octets;
     float4 low = float4(0.0f), high = float4(0.0f);
     if (key_rows[key] != UNUSED) {
-      Format::template octet<D>(codes, scales, key_rows[key], octet, low, high);
+      Format::unpack(load_octet<Format, D>(codes, scales, key_rows[key], octet), low, high);
     }
     Format::template scale_octet<D>(
         scales, key_rows[key], octet, thread_index % 32, key_rows[key] != UNUSED, low, high);

@@ -1,250 +1,414 @@
-// One query row of a sequence against its keys: a threadgroup reads one KV head's rows once for
-// all GROUP query heads that share it.
+// One query row of a sequence against its keys: a threadgroup reads one KV head's rows for all GROUP
+// query heads that share it.
 //   grid: (items, KV heads); an item is (row, sequence, first tile, end tile) of one split
-//   a simdgroup takes every NUM_SIMDGROUPS-th tile of 32 keys: products with the lanes across a
-//   row (8 codes each), softmax with one lane per key, weighted values with the lanes across a row
-// Scales of rows never meet the codes: K's multiply the 32 products, V's the 32 weights. Scales of
-// groups in a row multiply the codes, read by one lane of each group.
+//   simdgroup (slice, range) has HEADS of the query heads and every RANGES-th tile of 32 keys
+// In a tile, LANES lanes lie across a row, 8 codes each, so that a load takes 32 / LANES rows and a tile
+// LANES loads, a stage of them in flight. Products are summed transposed: each step halves how many of them
+// a lane has, and in the end lane l has that of key `key_of(l)`, where the softmax happens. Values are
+// weighted with the lanes across rows again. Scales of rows never meet the codes: K's multiply the products,
+// V's the weights. Scales of groups in a row multiply the codes, read by one lane of each group.
 
-// Sum over the COUNT lanes of one row, right in its first lane.
-template <int COUNT>
-METAL_FUNC float sum_row(float x, uint index) {
-  constexpr ushort first = COUNT > 16 ? 16 : COUNT > 8 ? 8 : COUNT > 4 ? 4 : COUNT > 2 ? 2 : 1;
-  const float other = simd_shuffle_down(x, first);
-  x += index + first < COUNT ? other : 0.0f;
-  for (ushort step = first / 2; step > 0; step /= 2) {
-    x += simd_shuffle_down(x, step);
+// Compilers that unpack a stage's codes all at once need more registers than there are.
+#define KEEP_ORDER simdgroup_barrier(mem_flags::mem_none);
+
+// Rows of D values, D / 8 octets, over the next power of two of lanes.
+template <int D>
+struct Across {
+  enum : uint {
+    OCTETS = D / 8,
+    LANES = OCTETS > 16 ? 32 : OCTETS > 8 ? 16 : OCTETS > 4 ? 8 : OCTETS > 2 ? 4 : OCTETS,
+    ROWS = 32 / LANES
+  };
+
+  // The key of a tile whose product a lane gets, and where a key's weight lies, so that a lane finds those
+  // of successive loads in successive places.
+  static METAL_FUNC uint key_of(uint lane) { return lane % LANES * ROWS + lane / LANES; }
+  static METAL_FUNC uint place_of(uint key) { return key % ROWS * LANES + key / ROWS; }
+};
+
+// A tile of 32 keys, one KV head's. Rows are the pool's.
+struct Tile {
+  uint key_row;    // of the tile's key `lane`
+  uint first_row;  // of its first key, where one page has all
+  int start;
+  int position;
+  int first_seen;  // key
+
+  METAL_FUNC uint row(uint key) const thread {
+#if PAGES_PER_TILE == 1
+    return first_row + key;
+#else
+    return simd_shuffle(key_row, ushort(key));
+#endif
   }
-  return x;
-}
 
-#if KEYS_IN_RUNS || VALUES_IN_RUNS
-// Rows of COUNT words where COUNT does not divide 32: whole rows at a time would straddle lines. One
-// head's rows of a page follow each other, so a tile is loaded as COUNT runs of 32 words, whatever
-// row they belong to; the lanes of a row then find theirs in two runs, the current and the next.
-template <int COUNT>
-struct Runs {
-  uint index;
-  uint current;
-  uint next;
+  METAL_FUNC bool sees(uint key) const thread { return is_visible(start + int(key), position); }
 
-  // A word per lane; zero where its row is not visible. `row` is of the pool, one key per lane.
-  static METAL_FUNC uint load(const device uint* codes, uint row, uint run, uint lane, int start, int position) {
-    const uint at = 32 * run + lane;
-    const uint source = simd_shuffle(row, ushort(at / COUNT));
-    return is_visible(start + int(at / COUNT), position) ? codes[ulong(source) * COUNT + at % COUNT] : 0u;
-  }
-
-  METAL_FUNC void begin(const device uint* codes, uint row, uint lane, int start, int position) thread {
-    index = 0;
-    current = load(codes, row, 0, lane, start, position);
-    next = load(codes, row, 1, lane, start, position);
-  }
-
-  // Word `first` + lane of the tile; `first` grows by less than 32 from call to call.
-  METAL_FUNC uint word(const device uint* codes, uint row, uint first, uint lane, int start, int position) thread {
-    if (first / 32 > index) {  // the whole simdgroup
-      ++index;
-      current = next;
-      next = index + 1 < COUNT ? load(codes, row, index + 1, lane, start, position) : 0u;
-    }
-    const ushort from = ushort((first + lane) % 32);
-    const uint here = simd_shuffle(current, from), there = simd_shuffle(next, from);
-    return (first + lane) / 32 == index ? here : there;
+  // The key, or one that is seen.
+  METAL_FUNC uint seen(uint key) const thread {
+#if WINDOW
+    return sees(key) ? key : uint(first_seen);
+#else
+    return min(key, uint(position - start));
+#endif
   }
 };
+
+// This lane's page of the tile from `start` on; where one page has all of it, the same in every lane.
+METAL_FUNC uint page_at(const device int* table, int start, int position, uint lane) {
+#if PAGES_PER_TILE == 1
+  return uint(table[uint(start) / PAGE_SIZE]);
+#else
+  const bool used = lane < PAGES_PER_TILE && start + int(lane) * PAGE_SIZE <= position;
+  return used ? uint(table[uint(start) / PAGE_SIZE + lane]) : 0u;
 #endif
+}
+
+METAL_FUNC Tile tile_of(uint page, uint kv_head, int start, int position, uint lane) {
+  Tile tile;
+  tile.start = start;
+  tile.position = position;
+  tile.first_seen = 0;
+#if WINDOW
+  if (start >= KEEP && start <= position - WINDOW) {
+    tile.first_seen = position - WINDOW + 1 - start;
+  }
+#endif
+#if PAGES_PER_TILE == 1
+  tile.first_row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + uint(start) % PAGE_SIZE;
+  tile.key_row = 0u;
+#else
+  page = simd_shuffle(page, ushort(lane / PAGE_SIZE));
+  tile.first_row = 0u;
+  tile.key_row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + (uint(start) + lane) % PAGE_SIZE;
+#endif
+  return tile;
+}
+
+METAL_FUNC void set_word(thread uint& raw, uint word) { raw = word; }
+METAL_FUNC void set_word(thread uint2& raw, uint word) { raw = uint2(word, 0u); }
+METAL_FUNC void set_word(thread uint4& raw, uint word) { raw = uint4(word); }
+METAL_FUNC uint get_word(uint raw) { return raw; }
+METAL_FUNC uint get_word(uint2 raw) { return raw.x; }
+METAL_FUNC uint get_word(uint4 raw) { return raw.x; }
+
+// K or V of a tile. RUNS: where whole rows at a time would straddle lines, a tile is loaded as runs of 32
+// words, whatever row they belong to (a head's rows of a page follow each other), and the lanes of a row
+// find theirs in two runs.
+template <typename Format, int D, bool RUNS, int STAGE>
+struct Part {
+  typedef typename Format::Raw Raw;
+  typedef Across<D> Lanes;
+  typedef const device typename Format::Code* CodePointer;
+  typedef const device typename Format::Scale* ScalePointer;
+  enum : uint {
+    COUNT = RUNS ? Lanes::OCTETS : STAGE,  // loads in flight
+    CODE_ROW = Format::template codes_per_row<D>(),
+    SCALE_ROW = Format::template scales_per_row<D>(),
+    CODE_OCTET = CODE_ROW / Lanes::OCTETS,
+    SCALE_OCTET = SCALE_ROW / Lanes::OCTETS
+  };
+
+  // Loads from, from + 1, ... of a tile, all at once. A row that is not seen is not read: another is, once
+  // more, so that no condition stands between the loads; its key's weight is zero.
+  static METAL_FUNC void load(
+      CodePointer codes, ScalePointer scales, Tile tile, uint from, uint lane, thread Raw* raws) {
+    const uint octet = min(lane % Lanes::LANES, Lanes::OCTETS - 1);
+    const uint key = from * Lanes::ROWS + lane / Lanes::LANES;
+#if PAGES_PER_TILE == 1
+    codes += ulong(tile.first_row) * CODE_ROW;
+    scales += ulong(tile.first_row) * SCALE_ROW;
+#endif
+    UNROLL
+    for (uint i = 0; i < COUNT; ++i) {
+      const uint at = 32 * i + lane;
+      const uint seen = tile.seen(RUNS ? at / Lanes::OCTETS : key + i * Lanes::ROWS);
+#if PAGES_PER_TILE == 1
+      const uint code = seen * CODE_ROW, scale = seen * SCALE_ROW;
+#else
+      const uint row = simd_shuffle(tile.key_row, ushort(seen));
+      const ulong code = ulong(row) * CODE_ROW, scale = ulong(row) * SCALE_ROW;
+#endif
+      load_one(
+          codes + (code + (RUNS ? at % Lanes::OCTETS : octet * CODE_OCTET)), scales + (scale + octet * SCALE_OCTET),
+          octet, raws[i]);
+    }
+  }
+
+  static METAL_FUNC void load_one(CodePointer code, ScalePointer scale, uint octet, thread Raw& raw) {
+    if (RUNS) {
+      set_word(raw, *(const device uint*)code);
+    } else {
+      raw = Format::load(code, scale, octet);
+    }
+  }
+
+  // This lane's 8 values of load `index`; `raws` begin at load `from`.
+  static METAL_FUNC void values(
+      ScalePointer scales, Tile tile, uint index, uint from, uint lane, thread const Raw* raws, thread float4& low,
+      thread float4& high) {
+    const uint octet = lane % Lanes::LANES, key = index * Lanes::ROWS + lane / Lanes::LANES;
+    if (RUNS) {
+      const uint run = index * Lanes::ROWS * Lanes::OCTETS / 32;  // the same in all lanes
+      const uint at = key * Lanes::OCTETS + octet;
+      const uint here = simd_shuffle(get_word(raws[run]), ushort(at % 32));
+      const uint there = simd_shuffle(get_word(raws[min(run + 1, COUNT - 1)]), ushort(at % 32));
+      Raw raw;
+      set_word(raw, at / 32 == run ? here : there);
+      Format::unpack(raw, low, high);
+    } else {
+      Format::unpack(raws[index - from], low, high);
+    }
+    const bool reads = octet < Lanes::OCTETS && tile.sees(key);
+    Format::template scale_octet<D>(scales, tile.row(key), octet, lane, reads, low, high);
+  }
+};
+
+typedef Part<Keys, HEAD_DIM, KEYS_IN_RUNS, KEY_STAGE> KeyPart;
+typedef Part<Values, VALUE_DIM, VALUES_IN_RUNS, VALUE_STAGE> ValuePart;
+
+// The transposed sum of N loads from `base` on: lane l gets, for each head, the product whose load is
+// base + l % N, summed over N of its lanes.
+template <int N>
+struct Products {
+  static METAL_FUNC void sum(
+      const device Keys::Code* codes, const device Keys::Scale* scales, Tile tile, thread const float4* queries,
+      uint base, uint lane, thread KeyPart::Raw* raws, thread float* products) {
+    if (KEYS_IN_RUNS ? N == KeyPart::Lanes::LANES : N == KEY_STAGE) {
+      KeyPart::load(codes, scales, tile, base, lane, raws);
+    }
+    float first[HEADS], second[HEADS];
+    Products<N / 2>::sum(codes, scales, tile, queries, base, lane, raws, first);
+    Products<N / 2>::sum(codes, scales, tile, queries, base + N / 2, lane, raws, second);
+    const bool is_second = (lane & (N / 2)) != 0;
+    UNROLL
+    for (uint g = 0; g < HEADS; ++g) {
+      const float sent = is_second ? first[g] : second[g];
+      products[g] = (is_second ? second[g] : first[g]) + simd_shuffle_xor(sent, ushort(N / 2));
+    }
+    KEEP_ORDER
+  }
+};
+
+template <>
+struct Products<1> {
+  static METAL_FUNC void sum(
+      const device Keys::Code* codes, const device Keys::Scale* scales, Tile tile, thread const float4* queries,
+      uint base, uint lane, thread KeyPart::Raw* raws, thread float* products) {
+    if (KEYS_IN_RUNS ? KeyPart::Lanes::LANES == 1 : KEY_STAGE == 1) {
+      KeyPart::load(codes, scales, tile, base, lane, raws);
+    }
+    float4 low, high;
+    KeyPart::values(scales, tile, base, KEYS_IN_RUNS ? 0 : base / KEY_STAGE * KEY_STAGE, lane, raws, low, high);
+    UNROLL
+    for (uint g = 0; g < HEADS; ++g) {
+      products[g] = dot(low, queries[2 * g]) + dot(high, queries[2 * g + 1]);
+    }
+  }
+};
 //! body
-constexpr uint KEY_OCTETS = HEAD_DIM / 8, VALUE_OCTETS = VALUE_DIM / 8;
-constexpr uint KEY_ROWS = 32 / KEY_OCTETS, VALUE_ROWS = 32 / VALUE_OCTETS;  // rows read at once
-threadgroup float shared_rows[GROUP * MAX_DIM];  // rotated queries, later the output
-threadgroup float scores[NUM_SIMDGROUPS * GROUP * 32];
-threadgroup float tops[NUM_SIMDGROUPS * GROUP];
-threadgroup float sums[NUM_SIMDGROUPS * GROUP];
+typedef KeyPart::Lanes KeyLanes;
+typedef ValuePart::Lanes ValueLanes;
+constexpr uint QUERY_QUADS = HEAD_DIM / 4, OUT_QUADS = VALUE_DIM / 4;
+threadgroup float4 shared_rows[SHARED_QUADS];  // rotated queries, later outputs of half the ranges
+threadgroup float4 scores[NUM_SIMDGROUPS * HEADS * 8];
+threadgroup float tops[NUM_SIMDGROUPS * HEADS];
+threadgroup float sums[NUM_SIMDGROUPS * HEADS];
 
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
+const uint slice = simd_index / RANGES, range = simd_index % RANGES;
 const uint item = threadgroup_position_in_grid.x, kv_head = threadgroup_position_in_grid.y;
 const uint row = items[4 * item], sequence = items[4 * item + 1];
 const int end_tile = items[4 * item + 3];
 const int position = positions[row];
 const uint first_head = kv_head * GROUP;
+const device Keys::Scale* const key_scale_rows = KEY_SCALES;
+const device Values::Scale* const value_scale_rows = VALUE_SCALES;
+const device int* const table = page_table + sequence * uint(page_table_shape[1]);
+const Span span = span_from<32>(position);
 
+threadgroup float* const query_rows = (threadgroup float*)shared_rows;
 for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
   float x[KEY_LANE];
-  load_row<HEAD_DIM, KEY_LANE>(queries + (ulong(row) * NUM_HEADS + first_head + g) * HEAD_DIM, lane, x);
+  load_row<HEAD_DIM, KEY_LANE>(queries + (row * NUM_HEADS + first_head + g) * HEAD_DIM, lane, x);
 #if ROTATE_KEYS
   hadamard<HEAD_DIM, KEY_LANE>(x, lane, as_type<float>(KEY_NORM_BITS));
 #endif
+  UNROLL
   for (uint i = 0; i < KEY_LANE; ++i) {
     if (lane * KEY_LANE + i < HEAD_DIM) {
-      shared_rows[g * MAX_DIM + lane * KEY_LANE + i] = x[i] * params[0];
+      query_rows[g * HEAD_DIM + lane * KEY_LANE + i] = x[i] * params[0];
     }
   }
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);
+threadgroup_barrier(mem_flags::mem_threadgroup);  // the queries are stored
 
-const uint key_octet = lane % KEY_OCTETS, value_octet = lane % VALUE_OCTETS;
-#if QUERIES_IN_REGISTERS
-float4 query_low[GROUP], query_high[GROUP];
-for (uint g = 0; g < GROUP; ++g) {
-  for (uint i = 0; i < 4; ++i) {
-    query_low[g][i] = shared_rows[g * MAX_DIM + key_octet * 8 + i];
-    query_high[g][i] = shared_rows[g * MAX_DIM + key_octet * 8 + 4 + i];
-  }
-}
-#endif
-float4 low_out[GROUP], high_out[GROUP];
-float top[GROUP], sum[GROUP], factor[GROUP];
-for (uint g = 0; g < GROUP; ++g) {
-  low_out[g] = float4(0.0f);
-  high_out[g] = float4(0.0f);
+// A slice's heads past the last are the last once more, and are not written.
+const uint key_octet = min(lane % KeyLanes::LANES, KeyLanes::OCTETS - 1);
+const bool has_octet = lane % KeyLanes::LANES < KeyLanes::OCTETS;
+float4 query[2 * HEADS], outs[2 * HEADS];
+float top[HEADS], sum[HEADS];
+UNROLL
+for (uint g = 0; g < HEADS; ++g) {
+  const uint at = min(slice * HEADS + g, uint(GROUP) - 1) * QUERY_QUADS + key_octet * 2;
+  query[2 * g] = has_octet ? shared_rows[at] : float4(0.0f);
+  query[2 * g + 1] = has_octet ? shared_rows[at + 1] : float4(0.0f);
+  outs[2 * g] = float4(0.0f);
+  outs[2 * g + 1] = float4(0.0f);
   top[g] = LOWEST;
   sum[g] = 0.0f;
 }
-threadgroup float* const weights = scores + simd_index * GROUP * 32;
-const Span span = span_from<32>(position);
+threadgroup float* const weights = (threadgroup float*)scores + simd_index * HEADS * 32;
+const uint key_in_tile = KeyLanes::key_of(lane);
 
-for (int index = items[4 * item + 2] + int(simd_index); index < end_tile; index += NUM_SIMDGROUPS) {
-  const int start = span.tile(index) * 32;
-  const int key = start + int(lane);
-  const bool visible = is_visible(key, position);
-  // One lane looks up each page; every lane gets the row of its key.
-  uint page = 0;
-  if (lane < PAGES_PER_TILE && start + int(lane) * PAGE_SIZE <= position) {
-    page = uint(page_table[sequence * uint(page_table_shape[1]) + uint(start) / PAGE_SIZE + lane]);
+int index = items[4 * item + 2] + int(range);
+uint page = index < end_tile ? page_at(table, span.tile(index) * 32, position, lane) : 0u;
+for (; index < end_tile; index += RANGES) {
+  const Tile tile = tile_of(page, kv_head, span.tile(index) * 32, position, lane);
+  if (index + RANGES < end_tile) {  // the whole simdgroup: the next tile's page, ahead of its rows
+    page = page_at(table, span.tile(index + RANGES) * 32, position, lane);
   }
-  page = simd_shuffle(page, ushort(lane / PAGE_SIZE));
-  const uint key_row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + uint(key) % PAGE_SIZE;
-  const float key_scale = visible ? Keys::row_scale<HEAD_DIM>(KEY_SCALES, key_row) : 0.0f;
-  const float value_scale = visible ? Values::row_scale<VALUE_DIM>(VALUE_SCALES, key_row) : 0.0f;
+  const int key = tile.start + int(key_in_tile);
+  const bool visible = tile.sees(key_in_tile);
+  const uint scale_row = tile.row(key_in_tile);
+  const float key_scale = visible ? Keys::row_scale<HEAD_DIM>(key_scale_rows, scale_row) : 0.0f;
+  const float value_scale = visible ? Values::row_scale<VALUE_DIM>(value_scale_rows, scale_row) : 0.0f;
 
-#if KEYS_IN_RUNS
-  Runs<KEY_OCTETS> key_runs;
-  key_runs.begin(k_codes, key_row, lane, start, position);
-#endif
-  for (uint base = 0; base < 32; base += KEY_ROWS) {
-    const uint r = base + lane / KEY_OCTETS;
-    const bool reads = r < 32 && lane < KEY_ROWS * KEY_OCTETS;
-    const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
-    float4 low = float4(0.0f), high = float4(0.0f);
-#if KEYS_IN_RUNS
-    Keys::unpack(key_runs.word(k_codes, key_row, base * KEY_OCTETS, lane, start, position), low, high);
-#else
-    if (reads && is_visible(start + int(r), position)) {
-      Keys::octet<HEAD_DIM>(k_codes, KEY_SCALES, source, key_octet, low, high);
-    }
-#endif
-    Keys::scale_octet<HEAD_DIM>(
-        KEY_SCALES, source, key_octet, lane, reads && is_visible(start + int(r), position), low, high);
-    for (uint g = 0; g < GROUP; ++g) {
-#if QUERIES_IN_REGISTERS
-      const float part = dot(low, query_low[g]) + dot(high, query_high[g]);
-#else
-      float part = 0.0f;
-      for (uint i = 0; i < 4; ++i) {
-        part += low[i] * shared_rows[g * MAX_DIM + key_octet * 8 + i];
-        part += high[i] * shared_rows[g * MAX_DIM + key_octet * 8 + 4 + i];
-      }
-#endif
-      const float product = sum_row<KEY_OCTETS>(part, key_octet);
-      if (reads && key_octet == 0) {
-        weights[g * 32 + r] = product;
-      }
-    }
+  float products[HEADS];
+  {
+    KeyPart::Raw raws[KeyPart::COUNT];
+    Products<KeyLanes::LANES>::sum(k_codes, key_scale_rows, tile, query, 0, lane, raws, products);
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
+  ValuePart::Raw raws[ValuePart::COUNT];
+  ValuePart::load(v_codes, value_scale_rows, tile, 0, lane, raws);  // on their way during the softmax
 
-  for (uint g = 0; g < GROUP; ++g) {
-    const float x = visible ? logit(weights[g * 32 + lane] * key_scale, params, SLOPE(first_head + g), key, position) : LOWEST;
+  UNROLL
+  for (uint g = 0; g < HEADS; ++g) {
+    const float slope = SLOPE(min(first_head + slice * HEADS + g, uint(NUM_HEADS) - 1));
+    const float x = visible ? logit(products[g] * key_scale, params, slope, key, position) : LOWEST;
     const float new_top = max(top[g], simd_max(x));
     const float weight = visible ? fast::exp2(x - new_top) : 0.0f;
-    factor[g] = fast::exp2(top[g] - new_top);
+    const float factor = fast::exp2(top[g] - new_top);
     top[g] = new_top;
-    sum[g] = sum[g] * factor[g] + weight;  // of this lane's keys
-    weights[g * 32 + lane] = weight * value_scale;
-    low_out[g] *= factor[g];
-    high_out[g] *= factor[g];
+    sum[g] = sum[g] * factor + weight;  // of this lane's keys
+    weights[g * 32 + ValueLanes::place_of(key_in_tile)] = weight * value_scale;
+    outs[2 * g] *= factor;
+    outs[2 * g + 1] *= factor;
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // the weights are stored
 
-#if VALUES_IN_RUNS
-  Runs<VALUE_OCTETS> value_runs;
-  value_runs.begin(v_codes, key_row, lane, start, position);
-#endif
-  for (uint base = 0; base < 32; base += VALUE_ROWS) {
-    const uint r = base + lane / VALUE_OCTETS;
-    const bool reads = r < 32 && lane < VALUE_ROWS * VALUE_OCTETS;
-    const uint source = simd_shuffle(key_row, ushort(min(r, 31u)));
-    const bool used = reads && is_visible(start + int(r), position);
-    float4 low = float4(0.0f), high = float4(0.0f);
-#if VALUES_IN_RUNS
-    Values::unpack(value_runs.word(v_codes, key_row, base * VALUE_OCTETS, lane, start, position), low, high);
+  const uint place = lane / ValueLanes::LANES * ValueLanes::LANES;
+  UNROLL
+  for (uint base = 0; base < ValueLanes::LANES; base += WEIGHTS) {
+    KEEP_ORDER
+    float shares[HEADS * WEIGHTS];
+    UNROLL
+    for (uint g = 0; g < HEADS; ++g) {
+#if WEIGHTS == 4
+      const float4 four = scores[(simd_index * HEADS + g) * 8 + (place + base) / 4];
+      UNROLL
+      for (uint i = 0; i < 4; ++i) {
+        shares[g * 4 + i] = four[i];
+      }
 #else
-    if (used) {
-      Values::octet<VALUE_DIM>(v_codes, VALUE_SCALES, source, value_octet, low, high);
-    }
+      UNROLL
+      for (uint i = 0; i < WEIGHTS; ++i) {
+        shares[g * WEIGHTS + i] = weights[g * 32 + place + base + i];
+      }
 #endif
-    Values::scale_octet<VALUE_DIM>(VALUE_SCALES, source, value_octet, lane, used, low, high);
-    if (used) {
-      for (uint g = 0; g < GROUP; ++g) {
-        low_out[g] += weights[g * 32 + r] * low;
-        high_out[g] += weights[g * 32 + r] * high;
+    }
+    UNROLL
+    for (uint i = 0; i < WEIGHTS; ++i) {
+      if (!VALUES_IN_RUNS && base + i > 0 && (base + i) % VALUE_STAGE == 0) {
+        ValuePart::load(v_codes, value_scale_rows, tile, base + i, lane, raws);
+      }
+      float4 low, high;
+      ValuePart::values(
+          value_scale_rows, tile, base + i, VALUES_IN_RUNS ? 0 : (base + i) / VALUE_STAGE * VALUE_STAGE, lane, raws, low, high);
+      UNROLL
+      for (uint g = 0; g < HEADS; ++g) {
+        outs[2 * g] += shares[g * WEIGHTS + i] * low;
+        outs[2 * g + 1] += shares[g * WEIGHTS + i] * high;
       }
     }
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);  // the next tile's products overwrite the weights
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // the next tile's weights overwrite these
 }
 
-// Join the simdgroups' results, which are relative to their own largest logits.
-for (uint g = 0; g < GROUP; ++g) {
+// Join the ranges, whose results are relative to their own largest logits.
+UNROLL
+for (uint g = 0; g < HEADS; ++g) {
   const float total = simd_sum(sum[g]);
   if (lane == 0) {
-    tops[simd_index * GROUP + g] = top[g];
-    sums[simd_index * GROUP + g] = total;
+    tops[simd_index * HEADS + g] = top[g];
+    sums[simd_index * HEADS + g] = total;
   }
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);
-for (uint g = 0; g < GROUP; ++g) {
+threadgroup_barrier(mem_flags::mem_threadgroup);  // tops and sums are stored, and the queries done with
+UNROLL
+for (uint g = 0; g < HEADS; ++g) {
   float joint = LOWEST;
-  for (uint s = 0; s < NUM_SIMDGROUPS; ++s) {
-    joint = max(joint, tops[s * GROUP + g]);
+  for (uint s = 0; s < RANGES; ++s) {
+    joint = max(joint, tops[(slice * RANGES + s) * HEADS + g]);
   }
   const float share = fast::exp2(top[g] - joint);
-  for (uint i = 0; i < 4; ++i) {
-    float low = low_out[g][i] * share, high = high_out[g][i] * share;
-    const float low_part = low, high_part = high;
-    for (uint other = 1; other < VALUE_ROWS; ++other) {
-      low += simd_shuffle_down(low_part, ushort(other * VALUE_OCTETS));
-      high += simd_shuffle_down(high_part, ushort(other * VALUE_OCTETS));
-    }
-    low_out[g][i] = low;
-    high_out[g][i] = high;
-  }
-}
-for (uint turn = 0; turn < NUM_SIMDGROUPS; ++turn) {
-  if (simd_index == turn && lane < VALUE_OCTETS) {
-    for (uint g = 0; g < GROUP; ++g) {
-      for (uint i = 0; i < 4; ++i) {
-        const uint low_at = g * MAX_DIM + lane * 8 + i, high_at = low_at + 4;
-        shared_rows[low_at] = (turn == 0 ? 0.0f : shared_rows[low_at]) + low_out[g][i];
-        shared_rows[high_at] = (turn == 0 ? 0.0f : shared_rows[high_at]) + high_out[g][i];
-      }
+  outs[2 * g] *= share;
+  outs[2 * g + 1] *= share;
+  UNROLL
+  for (ushort step = ValueLanes::LANES; step < 32; step *= 2) {
+    UNROLL
+    for (uint i = 0; i < 4; ++i) {
+      outs[2 * g][i] += simd_shuffle_xor(outs[2 * g][i], step);
+      outs[2 * g + 1][i] += simd_shuffle_xor(outs[2 * g + 1][i], step);
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
-for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
+// The upper half of the ranges goes through memory to the lower, whose sums then lie side by side.
+const bool is_upper = range >= RANGES / 2;
+threadgroup float4* const out_rows =
+    shared_rows + (slice * (RANGES / 2) + range % (RANGES / 2)) * HEADS * OUT_QUADS + lane * 2;
+if (is_upper && lane < ValueLanes::OCTETS) {
+  UNROLL
+  for (uint g = 0; g < HEADS; ++g) {
+    out_rows[g * OUT_QUADS] = outs[2 * g];
+    out_rows[g * OUT_QUADS + 1] = outs[2 * g + 1];
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);  // the upper half is stored
+if (!is_upper && lane < ValueLanes::OCTETS) {
+  UNROLL
+  for (uint g = 0; g < HEADS; ++g) {
+    out_rows[g * OUT_QUADS] += outs[2 * g];
+    out_rows[g * OUT_QUADS + 1] += outs[2 * g + 1];
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);  // and so are the sums
+for (uint head = simd_index; head < GROUP; head += NUM_SIMDGROUPS) {
+  const uint g = head % HEADS, first = head / HEADS * RANGES;
   float joint = LOWEST, total = 0.0f;
-  for (uint s = 0; s < NUM_SIMDGROUPS; ++s) {
-    joint = max(joint, tops[s * GROUP + g]);
+  for (uint s = 0; s < RANGES; ++s) {
+    joint = max(joint, tops[(first + s) * HEADS + g]);
   }
-  for (uint s = 0; s < NUM_SIMDGROUPS; ++s) {
-    total += sums[s * GROUP + g] * fast::exp2(tops[s * GROUP + g] - joint);
+  for (uint s = 0; s < RANGES; ++s) {
+    total += sums[(first + s) * HEADS + g] * fast::exp2(tops[(first + s) * HEADS + g] - joint);
   }
   float x[VALUE_LANE];
-  load_row<VALUE_DIM, VALUE_LANE>(shared_rows + g * MAX_DIM, lane, x);
-  const ulong at = ulong(item) * NUM_HEADS + first_head + g;
+  UNROLL
+  for (uint i = 0; i < VALUE_LANE; ++i) {
+    x[i] = 0.0f;
+  }
+  for (uint s = 0; s < RANGES / 2; ++s) {
+    float part[VALUE_LANE];
+    load_row<VALUE_DIM, VALUE_LANE>(
+        (threadgroup float*)shared_rows + ((first / 2 + s) * HEADS + g) * VALUE_DIM, lane, part);
+    UNROLL
+    for (uint i = 0; i < VALUE_LANE; ++i) {
+      x[i] += part[i];
+    }
+  }
+  const uint at = item * NUM_HEADS + first_head + head;
 #if SPLIT
+  UNROLL
   for (uint i = 0; i < VALUE_LANE; ++i) {
     if (lane * VALUE_LANE + i < VALUE_DIM) {
       partial[at * VALUE_DIM + lane * VALUE_LANE + i] = x[i];
@@ -257,6 +421,6 @@ for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
     stats[4 * at + 3] = 0.0f;
   }
 #else
-  write_output(x, normalizer(joint, total, SINK(first_head + g)), lane, out + at * VALUE_DIM);
+  write_output(x, normalizer(joint, total, SINK(first_head + head)), lane, out + at * VALUE_DIM);
 #endif
 }

@@ -5,6 +5,13 @@ struct Affine {
   typedef uint Code;
   typedef half Scale;
   typedef float Tile;  // values are scaled before they get there
+  typedef uint2 Raw;  // eight codes; of 4 bits, all in the first word
+
+  // Of one row, in elements of either array.
+  template <int D>
+  static METAL_FUNC constexpr uint codes_per_row() { return D * BITS / 32; }
+  template <int D>
+  static METAL_FUNC constexpr uint scales_per_row() { return D / 32; }
 
   static METAL_FUNC float4 quad(uint word, uint first) {
     constexpr uint mask = (1u << BITS) - 1u;
@@ -12,30 +19,23 @@ struct Affine {
     return float4(uint4(word, word >> BITS, word >> 2 * BITS, word >> 3 * BITS) & mask);
   }
 
-  static METAL_FUNC void unpack(uint word, thread float4& low, thread float4& high) {
-    low = quad(word, 0);
-    high = quad(word, 16);
+  // The octet at `codes`.
+  static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
+    return BITS == 4 ? uint2(*codes, 0u) : *(const device uint2*)codes;
+  }
+
+  static METAL_FUNC void unpack(Raw raw, thread float4& low, thread float4& high) {
+    low = quad(raw.x, 0);
+    high = BITS == 4 ? quad(raw.x, 16) : quad(raw.y, 0);
   }
 
   template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
-    if (BITS == 4) {
-      unpack(codes[row * (D / 8) + octet], low, high);
-    } else {
-      const uint2 words = ((const device uint2*)codes)[row * (D / 8) + octet];
-      low = quad(words.x, 0);
-      high = quad(words.y, 0);
-    }
-  }
-
-  template <int D>
-  static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
+  static METAL_FUNC float row_scale(const device Scale*, uint) { return 1.0f; }
 
   // The whole simdgroup: one lane of each group reads its scale and bias.
   template <int D>
   static METAL_FUNC void scale_octet(
-      const device Scale* scales, ulong row, uint octet, uint lane, bool reads, thread float4& low,
+      const device Scale* scales, uint row, uint octet, uint lane, bool reads, thread float4& low,
       thread float4& high) {
     float scale = 0.0f, bias = 0.0f;
     if (reads && octet % 8 == 0) {

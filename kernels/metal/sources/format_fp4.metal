@@ -9,6 +9,13 @@ struct Fp4 {
   typedef uint Code;
   typedef half Scale;
   typedef half Tile;
+  typedef uint Raw;
+
+  // Of one row, in elements of either array.
+  template <int D>
+  static METAL_FUNC constexpr uint codes_per_row() { return D / 8; }
+  template <int D>
+  static METAL_FUNC constexpr uint scales_per_row() { return 1; }
 
   // Two codes, at bits 0 and 16: sign to bit 15, exponent and mantissa to bits 11..9 of a half.
   static METAL_FUNC half2 pair(uint word) {
@@ -22,18 +29,15 @@ struct Fp4 {
     high = float4(half4(a.y, b.y, c.y, d.y));
   }
 
-  template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
-    unpack(codes[row * (D / 8) + octet], low, high);
-  }
+  // The octet at `codes`.
+  static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) { return *codes; }
 
   template <int D>
-  static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]) * 16384.0f; }
+  static METAL_FUNC float row_scale(const device Scale* scales, uint row) { return float(scales[row]) * 16384.0f; }
 
   template <int D>
   static METAL_FUNC void scale_octet(
-      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+      const device Scale*, uint, uint, uint, bool, thread float4&, thread float4&) {}
 
   static METAL_FUNC float magnitude(uint index) {
     return float(as_type<half>(ushort(index << 9))) * 16384.0f;

@@ -5,6 +5,13 @@ struct Fp5 {
   typedef uint Code;
   typedef uint8_t Scale;
   typedef half Tile;
+  typedef uint2 Raw;  // eight codes' upper bits, and their lowest
+
+  // Of one row, in elements of either array.
+  template <int D>
+  static METAL_FUNC constexpr uint codes_per_row() { return D / 8; }
+  template <int D>
+  static METAL_FUNC constexpr uint scales_per_row() { return D / 8; }
 
   // Two codes, as of Fp4, with their lowest bits at bits 0 and 16 of `low_bits`.
   static METAL_FUNC half2 pair(uint word, uint low_bits) {
@@ -12,13 +19,13 @@ struct Fp5 {
         (word & 0x00070007u) << 9 | (word & 0x00080008u) << 12 | (low_bits & 0x00010001u) << 8);
   }
 
-  template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale* planes, ulong row, uint octet, thread float4& low,
-      thread float4& high) {
-    const uint word = codes[row * (D / 8) + octet];
-    const uint plane = octet > 0 ? uint(planes[row * (D / 8) + octet]) : 0u;
-    const uint bits = plane | plane << 12;
+  // The octet at `codes`, whose lowest bits are at `planes`: number `octet` of its row.
+  static METAL_FUNC Raw load(const device Code* codes, const device Scale* planes, uint octet) {
+    return uint2(*codes, octet > 0 ? uint(*planes) : 0u);
+  }
+
+  static METAL_FUNC void unpack(Raw raw, thread float4& low, thread float4& high) {
+    const uint word = raw.x, bits = raw.y | raw.y << 12;
     const half2 a = pair(word, bits), b = pair(word >> 4, bits >> 1);
     const half2 c = pair(word >> 8, bits >> 2), d = pair(word >> 12, bits >> 3);
     low = float4(half4(a.x, b.x, c.x, d.x));
@@ -28,13 +35,13 @@ struct Fp5 {
   static METAL_FUNC float scale_value(uint code) { return float(as_type<half>(ushort(code << 7))); }
 
   template <int D>
-  static METAL_FUNC float row_scale(const device Scale* planes, ulong row) {
+  static METAL_FUNC float row_scale(const device Scale* planes, uint row) {
     return scale_value(planes[row * (D / 8)]) * 16384.0f;
   }
 
   template <int D>
   static METAL_FUNC void scale_octet(
-      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+      const device Scale*, uint, uint, uint, bool, thread float4&, thread float4&) {}
 
   static METAL_FUNC float magnitude(uint index) { return float(as_type<half>(ushort(index << 8))) * 16384.0f; }
 

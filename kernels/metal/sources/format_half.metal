@@ -22,22 +22,31 @@ struct Fp16 {
   typedef float16_t Code;
   typedef half Scale;
   typedef half Tile;  // what holds a code's value exactly
+  typedef uint4 Raw;  // eight values as they are stored
+
+  // Of one row, in elements of either array.
+  template <int D>
+  static METAL_FUNC constexpr uint codes_per_row() { return D; }
+  template <int D>
+  static METAL_FUNC constexpr uint scales_per_row() { return 0; }
 
   // Values 8 * octet .. 8 * octet + 7 of a row of D.
-  template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
-    const uint4 words = ((const device uint4*)codes)[row * (D / 8) + octet];
+  // The octet at `codes`.
+  static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
+    return *(const device uint4*)codes;
+  }
+
+  static METAL_FUNC void unpack(Raw words, thread float4& low, thread float4& high) {
     low = float4(as_type<half4>(words.xy));
     high = float4(as_type<half4>(words.zw));
   }
 
   template <int D>
-  static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
+  static METAL_FUNC float row_scale(const device Scale*, uint) { return 1.0f; }
 
   template <int D>
   static METAL_FUNC void scale_octet(
-      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+      const device Scale*, uint, uint, uint, bool, thread float4&, thread float4&) {}
 
   template <int D, int E>
   static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {
@@ -53,22 +62,31 @@ struct Bf16 {
   typedef bfloat16_t Code;
   typedef half Scale;
   typedef float Tile;
+  typedef uint4 Raw;
 
+  // Of one row, in elements of either array.
   template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
-    const uint4 words = ((const device uint4*)codes)[row * (D / 8) + octet];
+  static METAL_FUNC constexpr uint codes_per_row() { return D; }
+  template <int D>
+  static METAL_FUNC constexpr uint scales_per_row() { return 0; }
+
+  // The octet at `codes`.
+  static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
+    return *(const device uint4*)codes;
+  }
+
+  static METAL_FUNC void unpack(Raw words, thread float4& low, thread float4& high) {
     const uint4 even = words << 16, odd = words & 0xFFFF0000u;
     low = float4(as_type<float>(even.x), as_type<float>(odd.x), as_type<float>(even.y), as_type<float>(odd.y));
     high = float4(as_type<float>(even.z), as_type<float>(odd.z), as_type<float>(even.w), as_type<float>(odd.w));
   }
 
   template <int D>
-  static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
+  static METAL_FUNC float row_scale(const device Scale*, uint) { return 1.0f; }
 
   template <int D>
   static METAL_FUNC void scale_octet(
-      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+      const device Scale*, uint, uint, uint, bool, thread float4&, thread float4&) {}
 
   template <int D, int E>
   static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {

@@ -6,6 +6,13 @@ struct Integer {
   typedef uint Code;
   typedef half Scale;
   typedef half Tile;
+  typedef uint2 Raw;  // eight codes; of 4 bits, all in the first word
+
+  // Of one row, in elements of either array.
+  template <int D>
+  static METAL_FUNC constexpr uint codes_per_row() { return D * BITS / 32; }
+  template <int D>
+  static METAL_FUNC constexpr uint scales_per_row() { return 1; }
 
   // Signed codes of a word from bit `first` on.
   static METAL_FUNC float4 quad(uint word, uint first) {
@@ -15,29 +22,22 @@ struct Integer {
         (32 - BITS));
   }
 
-  static METAL_FUNC void unpack(uint word, thread float4& low, thread float4& high) {
-    low = quad(word, 0);
-    high = quad(word, 16);
+  // The octet at `codes`.
+  static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
+    return BITS == 4 ? uint2(*codes, 0u) : *(const device uint2*)codes;
+  }
+
+  static METAL_FUNC void unpack(Raw raw, thread float4& low, thread float4& high) {
+    low = quad(raw.x, 0);
+    high = BITS == 4 ? quad(raw.x, 16) : quad(raw.y, 0);
   }
 
   template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
-    if (BITS == 4) {
-      unpack(codes[row * (D / 8) + octet], low, high);
-    } else {
-      const uint2 words = ((const device uint2*)codes)[row * (D / 8) + octet];
-      low = quad(words.x, 0);
-      high = quad(words.y, 0);
-    }
-  }
-
-  template <int D>
-  static METAL_FUNC float row_scale(const device Scale* scales, ulong row) { return float(scales[row]); }
+  static METAL_FUNC float row_scale(const device Scale* scales, uint row) { return float(scales[row]); }
 
   template <int D>
   static METAL_FUNC void scale_octet(
-      const device Scale*, ulong, uint, uint, bool, thread float4&, thread float4&) {}
+      const device Scale*, uint, uint, uint, bool, thread float4&, thread float4&) {}
 
   // The code nearest to x / scale, ties to even. Halves of codes times the scale are exact, so the
   // comparisons decide, and the quotient may be off by a rounding.

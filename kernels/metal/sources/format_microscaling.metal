@@ -28,22 +28,26 @@ struct Microscaled {
   typedef uint Code;
   typedef uint8_t Scale;
   typedef float Tile;  // values are scaled before they get there
+  typedef uint Raw;
 
-  static METAL_FUNC void unpack(uint word, thread float4& low, thread float4& high) { Fp4::unpack(word, low, high); }
+  // Of one row, in elements of either array.
+  template <int D>
+  static METAL_FUNC constexpr uint codes_per_row() { return D / 8; }
+  template <int D>
+  static METAL_FUNC constexpr uint scales_per_row() { return D / N; }
+
+  // The octet at `codes`.
+  static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) { return *codes; }
+
+  static METAL_FUNC void unpack(Raw word, thread float4& low, thread float4& high) { Fp4::unpack(word, low, high); }
 
   template <int D>
-  static METAL_FUNC void octet(
-      const device Code* codes, const device Scale*, ulong row, uint octet, thread float4& low, thread float4& high) {
-    unpack(codes[row * (D / 8) + octet], low, high);
-  }
-
-  template <int D>
-  static METAL_FUNC float row_scale(const device Scale*, ulong) { return 1.0f; }
+  static METAL_FUNC float row_scale(const device Scale*, uint) { return 1.0f; }
 
   // The whole simdgroup: one lane of each group reads its scale.
   template <int D>
   static METAL_FUNC void scale_octet(
-      const device Scale* scales, ulong row, uint octet, uint lane, bool reads, thread float4& low,
+      const device Scale* scales, uint row, uint octet, uint lane, bool reads, thread float4& low,
       thread float4& high) {
     float scale = 0.0f;
     if (reads && octet % (N / 8) == 0) {

@@ -1,27 +1,56 @@
-// Join the splits of a row: one simdgroup per (row, query head).
+// Join the splits of a row: a threadgroup per (row, query head), each of its simdgroups every
+// NUM_SIMDGROUPS-th split.
 //   rows [R, 4]: (first item, number of items, -, -); partial [items, heads, VALUE_DIM] weighted
 //   values and stats [items, heads, 4] (largest logit, sum of weights, -, -) of each split
+// A row of one split comes out as if decode had written it: its share is exactly 1.
 //! body
-const uint lane = thread_index_in_simdgroup;
-const uint head = thread_position_in_grid.y, row = thread_position_in_grid.z;
+threadgroup float shared_rows[NUM_SIMDGROUPS * VALUE_DIM];
+const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
+const uint head = threadgroup_position_in_grid.y, row = threadgroup_position_in_grid.z;
 const uint first = rows[4 * row], count = rows[4 * row + 1];
 float joint = LOWEST;
-for (uint s = 0; s < count; ++s) {
-  joint = max(joint, stats[4 * (ulong(first + s) * NUM_HEADS + head)]);
+for (uint s = lane; s < count; s += 32) {
+  joint = max(joint, stats[4 * ((first + s) * NUM_HEADS + head)]);
 }
-float total = 0.0f;
+joint = simd_max(joint);
 float x[VALUE_LANE];
+UNROLL
 for (uint i = 0; i < VALUE_LANE; ++i) {
   x[i] = 0.0f;
 }
-for (uint s = 0; s < count; ++s) {
-  const ulong at = ulong(first + s) * NUM_HEADS + head;
-  const float share = fast::exp2(stats[4 * at] - joint);
+for (uint s = simd_index; s < count; s += NUM_SIMDGROUPS) {
+  const uint at = (first + s) * NUM_HEADS + head;
+  const float top = stats[4 * at];
+  const float share = top == joint ? 1.0f : fast::exp2(top - joint);
   float part[VALUE_LANE];
   load_row<VALUE_DIM, VALUE_LANE>(partial + at * VALUE_DIM, lane, part);
-  total += stats[4 * at + 1] * share;
+  UNROLL
   for (uint i = 0; i < VALUE_LANE; ++i) {
     x[i] += part[i] * share;
   }
 }
-write_output(x, normalizer(joint, total, SINK(head)), lane, out + (ulong(row) * NUM_HEADS + head) * VALUE_DIM);
+UNROLL
+for (uint i = 0; i < VALUE_LANE; ++i) {
+  if (lane * VALUE_LANE + i < VALUE_DIM) {
+    shared_rows[simd_index * VALUE_DIM + lane * VALUE_LANE + i] = x[i];
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);  // every simdgroup's sum is stored
+if (simd_index > 0) {
+  return;  // the whole simdgroup
+}
+float total = 0.0f;
+for (uint s = lane; s < count; s += 32) {
+  const uint at = (first + s) * NUM_HEADS + head;
+  total += stats[4 * at + 1] * (stats[4 * at] == joint ? 1.0f : fast::exp2(stats[4 * at] - joint));
+}
+total = simd_sum(total);
+for (uint s = 1; s < NUM_SIMDGROUPS; ++s) {
+  float part[VALUE_LANE];
+  load_row<VALUE_DIM, VALUE_LANE>(shared_rows + s * VALUE_DIM, lane, part);
+  UNROLL
+  for (uint i = 0; i < VALUE_LANE; ++i) {
+    x[i] += part[i];
+  }
+}
+write_output(x, normalizer(joint, total, SINK(head)), lane, out + (row * NUM_HEADS + head) * VALUE_DIM);

@@ -1,0 +1,77 @@
+"""Registers, scratch memory and instructions of the Metal kernels, as clang's amdgcn target has them.
+
+``python tools/metal_resources.py`` compiles decode, reduce, chunk and the writing kernels for several shapes.
+No kernel runs, and no number is Apple's: see tests/metal_emulator/resources.py for what they are good for.
+Exits 1 if a shape that LIMITED names needs scratch memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
+
+import mlx.core as mx  # noqa: E402
+
+from check_metal import run_step  # noqa: E402
+from metal_emulator.assemble import KernelSource  # noqa: E402
+from metal_emulator.resources import MAX_REGISTERS, Resources, measure  # noqa: E402
+from octavo.kernels.interface import LayerSpec  # noqa: E402
+from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
+
+SHAPES = tuple(
+    (name, dim, group)
+    for name, dim in (("fp4", 128), ("fp4", 64), ("fp4", 256), ("bf16", 128), ("int8", 128))
+    for group in (1, 4, 8)
+)
+LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256))
+"""Format and head dim of those whose decode kernels must get along without scratch memory."""
+
+
+def examine(name: str, dim: int, group: int) -> dict[str, Resources]:
+    """By kernel (quantize, decode, reduce, chunk), of K and V in one format."""
+    found: dict[str, Resources] = {}
+
+    def compile_kernel(
+        *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
+    ) -> Callable[..., list[mx.array]]:
+        kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header)
+
+        def launch(
+            *, inputs: Any, output_shapes: Any, output_dtypes: Any, threadgroup: Any, **_: Any
+        ) -> list[mx.array]:
+            kind = name.split("_")[1]
+            if kind not in found:  # decode of splits comes before decode of whole rows
+                found[kind] = measure(kernel, inputs, output_dtypes, threadgroup)
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+
+        return launch
+
+    layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)
+    run_step(KernelLibrary(compile_kernel), (name, name), layer, group, mx.float16, options=False)
+    return found
+
+
+def main() -> int:
+    print(f"at most {MAX_REGISTERS} registers; instructions of the largest loop by kind")
+    failed = 0
+    for name, dim, group in SHAPES:
+        for kernel, found in examine(name, dim, group).items():
+            largest = max(found.loops, key=lambda loop: loop.total(), default=None)
+            kinds = "" if largest is None else ", ".join(f"{n} {kind}" for kind, n in largest.most_common())
+            over = kernel == "decode" and found.scratch_bytes > 0 and (name, dim) in LIMITED
+            failed += over
+            print(
+                f"{kernel:8} {name:5} D={dim:3} G={group:2}: {found.registers:3} registers, "
+                f"{found.scratch_bytes:4} bytes of scratch{' (too many)' if over else ''}, "
+                f"{found.threadgroup_bytes:5} of threadgroup memory; {kinds}"
+            )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
