@@ -56,7 +56,11 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     if config.max_kv_size is not None:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
         layout = replace(layout, layers=bounded)
-    if config.residual is not None and config.residual_is_optional:
+    if config.residual is not None and not layout.layers:
+        if not config.residual_is_optional:
+            log.warning("%s: no layer has pages, so none are read in 16 bits", config.model)
+        config = replace(config, sink_pages=0, residual_pages=0, quantize_after=0, num_residual_pages=None)
+    elif config.residual is not None and config.residual_is_optional:
         refusal = choice.backend.residual_refusal(layout.layers)
         config = config if refusal is None else _without_residual(config, refusal)
     available = usable_memory(weight_bytes)
