@@ -68,6 +68,7 @@ def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
     yield shape("wide", 64, 16, 16, kv_heads=1), fp4, half
     yield shape("values", 192, 1, 16, value_dim=128), fp4, half
     yield shape("", 16, 2, 8, value_dim=24), fp4, half
+    yield LOOPING, fp4, half
     yield EVERYTHING, fp4, half
     yield EVERYTHING, ("fp5", "fp4"), half
     yield EVERYTHING, ("int8", "int4"), half
@@ -105,6 +106,10 @@ LONG = shape(
     sequences=((640, 1), (3, 1), (530, 1)),
 )
 """Split over its keys: 20 tiles inside the window and one kept, and 17 tiles; one row is not split."""
+
+
+LOOPING = shape("loop", 64, 8, 64, kv_heads=2, sequences=((127, 1), (100, 1)))
+"""Two ranges of tiles a threadgroup: a simdgroup decodes two tiles, one in the middle of a page."""
 
 
 def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:

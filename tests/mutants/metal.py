@@ -22,7 +22,7 @@ from mutant import Mutant  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from metal_backend import Emulator  # noqa: E402
-from metal_cases import EVERYTHING, LONG, TOLERANCES, run_watched, shape  # noqa: E402
+from metal_cases import EVERYTHING, LONG, LOOPING, TOLERANCES, run_watched, shape  # noqa: E402
 from metal_checks import check_bytes, minimum_bytes, pages_read  # noqa: E402
 from metal_emulator import MetalEmulatorError  # noqa: E402
 from metal_in_place import check_copies  # noqa: E402
@@ -82,8 +82,12 @@ def plain() -> None:
     attend(PLAIN, ("bf16", "fp4"))
 
 
+def looping() -> None:
+    attend(LOOPING)
+
+
 CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
-    "decode": (everything, split, plain),
+    "decode": (everything, split, plain, looping),
     "reduce": (split,),
     "attention": (everything, split),
     "chunk": (everything, plain),
