@@ -178,8 +178,6 @@ def check(tmp_path: Path, architecture: str, backend: str, seeds: range) -> None
             total[name] += count
     assert total["requests"] == PER_ROUND * len(seeds)
     assert total["whole"] > total["cancelled"] > 0
-    if len(seeds) > 2:
-        assert total["preempted"] > 0
 
 
 def test_one_round(tmp_path: Path) -> None:
