@@ -70,7 +70,8 @@ async def test_reflection_describes_the_service() -> None:
     )
     methods = {method.name for method in file.service[0].method}
     assert methods == {
-        "Generate", "GenerateMany", "Tokenize", "Detokenize", "Abort", "GetModelInfo", "GetServerInfo",
+        "Generate", "GenerateMany", "Embed", "Rerank", "Tokenize", "Detokenize", "Abort", "GetModelInfo",
+        "GetServerInfo",
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
-from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.base import Pending, Resolved
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
 
@@ -28,8 +28,8 @@ class Parrot:
         self._fails_at = fails_at
         self.num_rows: list[int] = []
 
-    def run(self, batch: Batch, states: list[SampleState]) -> RunOutput:
-        output = self._runner.run(batch, states)
+    def submit(self, batch: Batch, states: list[SampleState], after: Pending | None = None) -> Pending:
+        output = self._runner.submit(batch, states, after).resolve()
         self.num_rows.append(len(batch.token_ids))
         samples = []
         for sampled, state in zip(output.samples, states, strict=True):
@@ -37,7 +37,7 @@ class Parrot:
             at = state.num_generated
             failed = self._fails_at is not None and at >= self._fails_at
             samples.append(Sampled(None, error="broken") if failed else Sampled(TEXT[at % len(TEXT)]))
-        return replace(output, samples=tuple(samples))
+        return Resolved(replace(output, samples=tuple(samples)))
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._runner, name)
