@@ -36,7 +36,7 @@ def random_states(rng: np.random.Generator, vocab_size: int, count: int = NUM_RO
 def compare(logits: mx.array, states: list[SampleState]) -> tuple[int, int]:
     """How many rows were sure, and unsure; AssertionError if one was sure and wrong."""
     host = sample(iter(np.array(logits.astype(mx.float32))), states)
-    tokens, verdicts = draw_tokens(logits, draws_of(states)).tolist()
+    tokens, verdicts = np.array(draw_tokens(logits, draws_of(states))).tolist()
     for token, verdict, expected, state in zip(tokens, verdicts, host, states, strict=True):
         assert verdict != FAILED
         assert verdict == UNSURE or token == expected.token, state.params

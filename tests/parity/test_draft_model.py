@@ -63,10 +63,9 @@ class Cores:
 
 
 def config_of(folder: Path, draft: Path, **settings: Any) -> EngineConfig:
-    settings = {
-        "page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48, "backend": "cpu",
-    } | settings  # fmt: skip
-    return EngineConfig(model=str(folder), speculate=f"draft:{draft}", draft_tokens=5, **settings)
+    small: dict[str, Any] = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48}
+    small |= {"backend": "cpu", "draft_tokens": 5}
+    return EngineConfig(model=str(folder), speculate=f"draft:{draft}", **(small | settings))
 
 
 def check(folder: Path, draft: Path, *, seeds: range = range(2), **settings: Any) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import device_step
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.device_step import DeviceStep
+from octavo.engine.executor.sampling import device_sampling
 from octavo.engine.executor.sampling.device_sampling import UNSURE
 from octavo.engine.executor.sampling.logit_rows import NumpySampling
 from octavo.engine.executor.sampling.sampler import SampleState
@@ -66,8 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(folder: Path, **settings: Any) -> LLM:
-    settings = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48} | settings
-    return LLM(EngineConfig(model=str(folder), **({"backend": "reference"} | settings)))
+    small: dict[str, Any] = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48}
+    return LLM(EngineConfig(model=str(folder), **({"backend": "reference"} | small | settings)))
 
 
 def requests(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
@@ -141,7 +142,7 @@ def test_a_token_that_the_host_draws_otherwise_is_followed_by_a_repeated_row(
 ) -> None:
     with engine(folder, async_steps="off") as llm:
         expected = [answers(llm, seed) for seed in range(2)]
-    draw, calls = device_step.draw_tokens, 0
+    draw, calls = device_sampling.draw_tokens, 0
 
     def wrong_at_times(logits: mx.array, draws: Any) -> mx.array:
         """As a device that rounds badly, and knows: every third step is unsure of its first row."""
@@ -172,8 +173,12 @@ def test_one_array_is_evaluated_for_all_rows(folder: Path, monkeypatch: pytest.M
                 reads.append(value.size)
             return read(value, *args, **options)
 
-        monkeypatch.setattr(device_step.np, "array", reading)
-        monkeypatch.setattr(mx, "eval", lambda *arrays: (reads.append(0), evaluate(*arrays)))
+        def evaluating(*arrays: Any) -> None:
+            reads.append(0)
+            evaluate(*arrays)
+
+        monkeypatch.setattr(np, "array", reading)
+        monkeypatch.setattr(mx, "eval", evaluating)
         params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
         llm.generate([[1, 2, 3], [4, 5], [6]], [params] * 3, progress=False)
         monkeypatch.undo()
@@ -196,4 +201,4 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert [sampled.token is None for sampled in samples] == [False, True, True, True]
     assert samples[0].token == int(logits[0].argmax())
     assert all("not finite" in (sampled.error or "") for sampled in samples[1:])
-    assert all(0 <= token < 300 for token in step.tokens.tolist()), "the next step may look them up"
+    assert all(0 <= token < 300 for token in np.array(step.tokens).tolist()), "the next step may look them up"

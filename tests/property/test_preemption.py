@@ -84,7 +84,8 @@ def advance(scheduler: Scheduler) -> None:
 @given(crowd=crowds)
 def test_every_crowd_is_served_and_nobody_gives_way_too_often(kind: str, crowd: Crowd) -> None:
     """Steps: at most 1 + K times the tokens of all."""
-    scheduler, everyone = begin(crowd, kind), []
+    scheduler = begin(crowd, kind)
+    everyone: list[list[Sequence]] = []
     tokens = 0
     for steps in range(100_000):
         while len(everyone) < len(crowd.jobs) and len(everyone) <= steps * crowd.arrivals:

@@ -214,7 +214,8 @@ def test_compressed_snapshots_round_nothing_else(form: str, tmp_path: Path) -> N
     with LLM(replace(settings, prefix_cache=False, cache_dir=None)) as llm:
         exact = llm.generate(turns, params, progress=False)
     first = [(said(a)[1][0], said(b)[1][0]) for a, b in zip(warm, exact, strict=True)]
-    assert np.allclose(*zip(*first, strict=True), atol=0.05)
+    found, wanted_there = zip(*first, strict=True)
+    assert np.allclose(found, wanted_there, atol=0.05)
     with LLM(replace(settings, state_snapshots=form)) as llm:  # type: ignore[arg-type]
         again = llm.generate(turns, params, progress=False)
     assert [output.cached_tokens for output in again] == [24] * 4

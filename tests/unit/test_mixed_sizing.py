@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from octavo.engine.api.config import EngineConfig
@@ -87,13 +89,17 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_two_pages_are_read_in_16_bits_beside_formats_of_five_bits_and_less(name: str) -> None:
     coarse = name not in ("bf16", "fp16", "int8", "affine8")
-    for settings in ({"kv_format": name}, {"k_format": name}, {"v_format": name}):
+    given: tuple[dict[str, Any], ...] = ({"kv_format": name}, {"k_format": name}, {"v_format": name})
+    for settings in given:
         config = EngineConfig(**settings)
         assert config.residual == (ResidualSpec(residual_pages=2) if coarse else None)
         assert config.residual_is_optional
         assert EngineConfig(**settings, residual_pages=0).residual is None
-    for asked in ({"residual_pages": 2}, {"sink_pages": 1}, {"num_residual_pages": 30}):
-        assert not EngineConfig(kv_format="fp4", **asked).residual_is_optional
+    wishes: tuple[dict[str, Any], ...] = (
+        {"residual_pages": 2}, {"sink_pages": 1}, {"num_residual_pages": 30},
+    )  # fmt: skip
+    for wish in wishes:
+        assert not EngineConfig(kv_format="fp4", **wish).residual_is_optional
 
 
 def test_residual_pages_follow_the_sequences_that_have_room_to_run() -> None:

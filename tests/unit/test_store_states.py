@@ -105,7 +105,7 @@ def test_a_damaged_state_is_dropped_and_computed_again(change: str, reason: str,
     raw = bytearray(path.read_bytes())
     if change == "bit":
         raw[-1] ^= 1
-    path.write_bytes({"bit": raw, "cut": raw[:-1], "other": other.read_bytes()}[change])
+    path.write_bytes({"bit": bytes(raw), "cut": bytes(raw[:-1]), "other": other.read_bytes()}[change])
     (again,), counts, _ = generate(tmp_path, [PROMPT])
     assert (again.cached_tokens, dict(counts.dropped)) == (0, {reason: 1})
     (warm,), counts, _ = generate(tmp_path, [PROMPT])
