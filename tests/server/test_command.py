@@ -154,7 +154,9 @@ async def test_ctrl_c_ends_generate_quietly() -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
-    assert await process.stdout.read(1), "it never began"
+    assert process.stderr is not None
+    if not await process.stdout.read(1):
+        pytest.fail(f"it never began: {(await process.stderr.read()).decode()}")
     process.send_signal(signal.SIGINT)
     _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130
