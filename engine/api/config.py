@@ -166,11 +166,11 @@ class EngineConfig:
     )  # fmt: skip
     draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
     async_steps: AsyncSteps = setting(
-        "auto", "submit a step while another is computed", shown="auto: with Metal",
+        "auto", "submit a step while another is computed", shown="auto: with Metal and pages in place",
         choices=get_args(AsyncSteps),
         more="Where nothing but what follows depends on its tokens; outputs are the same. auto: on the Metal "
         "backend where pages are written in place; on: on the others, too. The native CPU backend then "
-        "builds graphs in the place of recorded programs, which takes longer than it hides.",
+        "builds graphs in the place of recorded programs.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "forget the pages of finished requests", shown="", kind="switch",

@@ -8,6 +8,7 @@ import pytest
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
+from octavo.engine.speculation import drafting
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
@@ -20,3 +21,16 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays or not."""
+
+    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
+        assert 0 <= hold <= 1
+        assert cost >= 0
+        assert others >= 0
+        return most
+
+    monkeypatch.setattr(drafting, "num_drafts", all_of_them)

@@ -20,7 +20,8 @@ from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
 from octavo.engine.frontend.llm import LLM
-from octavo.engine.speculation import drafting
+
+pytestmark = pytest.mark.usefixtures("every_draft_is_computed")
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +34,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another architecture, with sliding windows, that agrees with nobody."""
     folder = tmp_path_factory.mktemp("models") / "mistral"
     return tiny_models.make_model(folder, "mistral", num_hidden_layers=2)
-
-
-@pytest.fixture(autouse=True)
-def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
-        assert 0 <= hold <= 1
-        assert cost >= 0
-        assert others >= 0
-        return most
-
-    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
 
 
 class Cores:

@@ -19,7 +19,7 @@ from attention_backends import BACKENDS, TestedBackend
 from octavo.engine.api.errors import ModelLoadError
 from octavo.engine.executor.adapt import cache_adapter as hook
 from octavo.engine.executor.adapt.output_head import select_rows
-from octavo.engine.executor.load import probe
+from octavo.engine.executor.load import probe, probe_reference
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.model_ops import model_ops
@@ -65,6 +65,27 @@ def test_common_architectures_are_paged(tmp_path: Path, backend: AttentionBacken
 def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
     result = run_probe(tmp_path, name, backend, dtype=mx.float32)
     assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
+@pytest.mark.parametrize("unlucky", [True, False])
+def test_more_roundings_are_tried_where_the_first_explains_too_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlucky: bool
+) -> None:
+    """As where none of its roundings picked another expert, and one of those on the way through pages did."""
+    made: list[probe_reference.Reference] = []
+
+    def first_of_all(*args: Any) -> probe_reference.Reference:
+        reference = probe_reference.make_reference(*args)
+        return dataclasses.replace(reference, worst=-1.0) if unlucky else reference
+
+    def further(*args: Any) -> probe_reference.Reference:
+        made.append(probe_reference.with_more_noise(*args))
+        return made[-1]
+
+    monkeypatch.setattr(probe, "make_reference", first_of_all)
+    monkeypatch.setattr(probe, "with_more_noise", further)
+    assert run_probe(tmp_path, "llama", ReferenceBackend()).tier == "paged"
+    assert [reference.worst > 0 for reference in made] == [True] * unlucky
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])

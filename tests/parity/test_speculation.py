@@ -16,7 +16,8 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams, Speculate
 from octavo.engine.api.stats import Observer
 from octavo.engine.frontend.llm import LLM
-from octavo.engine.speculation import drafting
+
+pytestmark = pytest.mark.usefixtures("every_draft_is_computed")
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3_text", "gpt_oss")
 
@@ -50,19 +51,6 @@ def check(
                 assert answers(llm, seed, count, drafter) == plain, drafter
     assert watched.num_accepted + watched.num_rejected > 10
     assert watched.num_accepted > 0
-
-
-@pytest.fixture(autouse=True)
-def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it pays or not."""
-
-    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
-        assert 0 <= hold <= 1
-        assert cost >= 0
-        assert others >= 0
-        return most
-
-    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

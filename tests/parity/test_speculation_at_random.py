@@ -22,8 +22,9 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
-from octavo.engine.speculation import drafting
 from octavo.engine.structured_output.compiler import ConstraintCompiler
+
+pytestmark = pytest.mark.usefixtures("every_draft_is_computed")
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3_text", "gpt_oss")
 FORMATS = ("bf16", "fp16", "int8", "int4", "fp4", "fp5/fp4")
@@ -153,17 +154,6 @@ def check_round(folder: Path, draft: Path, backend: str, seed: int) -> dict[str,
         compiler.close()
         core.close()
     return counts
-
-
-@pytest.fixture(autouse=True)
-def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
-        assert 0 <= hold <= 1
-        assert cost >= 0
-        assert others >= 0
-        return most
-
-    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
 
 
 def check(tmp_path: Path, architecture: str, backend: str, seeds: range) -> None:

@@ -139,6 +139,18 @@ def test_what_states_cannot_do_yet_is_refused(folder: Path, changes: dict[str, A
         build_core(config(folder, **changes))
 
 
+def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> None:
+    """Neither in the pool nor in the folder, though coarse formats have one by default."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "mamba2", mx.float32)
+    settings = config(folder, kv_format="fp4", cache_dir=tmp_path / "pages")
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    assert settings.residual is not None
+    with LLM(settings) as llm:
+        (output,) = llm.generate([PROMPTS[0]], params, progress=False)
+        assert len(llm.info.groups) <= 1
+    assert len(output.outputs[0].token_ids) == 4
+
+
 @pytest.mark.parametrize(
     ("name", "backend"),
     [("qwen3_5", "cpu"), ("lfm2", "reference"), ("mamba2", "cpu"),
