@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 from itertools import chain
 
@@ -13,13 +13,13 @@ from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
 from .drafts import draft_cost, drop_rejected, plan_drafts
-from .latency_target import LatencyTarget
+from .latency_target import MIN_RUNNING, LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
 from .preemption import has_headroom, lost_work
 from .roster import Roster
 from .step_cost import StepCost, decode_shape, shape_of
-from .types import Lookup, Result, Sequence, Status, Step, Work
+from .types import Lookup, Result, Sequence, Status, Step, StepShape, Work
 from .waiting import LOOK_AHEAD, FirstComeQueue, WaitingQueue
 
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
@@ -147,7 +147,7 @@ class Scheduler:
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
         decodes = None if self._latency is None else decode_shape(work)
-        tightest = self._tightest(work)
+        tightest = self._tightest(item.sequence for item in work)
         time = None if self._latency is None or decodes is None else self._latency.limit(decodes, tightest)
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         chunks = self._roster.waiting.in_turn(chunks)
@@ -258,12 +258,27 @@ class Scheduler:
         """Let the connector keep what it has, within a bounded time. No step may follow."""
         self._connector.close()
 
-    def _tightest(self, work: list[Work]) -> float | None:
-        """The tightest of the targets that those who decode have of their own."""
+    def _tightest(self, sequences: Iterable[Sequence]) -> float | None:
+        """The tightest of the targets that these have of their own."""
         if not self._has_targets:
             return None
-        targets = [target for item in work if (target := item.sequence.target_itl) is not None]
-        return min(targets, default=None)
+        return min((each.target_itl for each in sequences if each.target_itl is not None), default=None)
+
+    def _has_time(self, sequence: Sequence | None = None) -> bool:
+        """Whether the latency target allows for one more that decodes: a given one, or one as long as those
+        that run are on average. A few run whatever it says, so that everybody gets on."""
+        running = self._roster.running
+        if self._latency is None or len(running) < MIN_RUNNING:
+            return True
+        num_rows = num_positions = 0
+        for each in running if sequence is None else (*running, sequence):
+            members = 1 + len(each.siblings)
+            num_rows += members
+            num_positions += members * len(each.tokens)
+        if sequence is None:
+            num_positions += num_positions // num_rows
+            num_rows += 1
+        return self._latency.has_time_for(StepShape(num_rows, 0, num_positions, 0), self._tightest(running))
 
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
@@ -356,7 +371,7 @@ class Scheduler:
     def _may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""
         waiting, refused = self._roster.waiting, self._refused
-        if not waiting or len(self._roster.running) == self.limits.max_running:
+        if not waiting or len(self._roster.running) == self.limits.max_running or not self._has_time():
             return False
         return (
             refused is None
@@ -373,6 +388,8 @@ class Scheduler:
         filling: set[Digest],
     ) -> Admission:
         """Let a waiting sequence in, or say what it waits for."""
+        if not self._has_time(sequence):
+            return Admission.NO_ROOM
         if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
             return Admission.NO_ROOM
         blocks, find = self.blocks, not sequence.recompute

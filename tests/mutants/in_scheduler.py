@@ -220,6 +220,12 @@ MUTANTS = (
         "running.priority < sequence.priority or _are_equals(running, sequence)",
         "running.priority <= sequence.priority",
     ),
+    Mutant(
+        "a latency target lets everybody in",
+        SCHEDULER,
+        "        if not self._has_time(sequence):\n            return Admission.NO_ROOM\n",
+        "",
+    ),
     # a step that is planned before the one before it is committed
     Mutant(
         "a sequence that has ended is planned ahead",
