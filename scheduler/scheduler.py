@@ -15,6 +15,7 @@ from .connector import KVConnector, NoConnector
 from .drafts import draft_cost, drop_rejected, plan_drafts
 from .latency_target import LatencyTarget
 from .limits import Limits, SequenceTooLong
+from .plan_ahead import next_tokens
 from .preemption import has_headroom, lost_work
 from .roster import Roster
 from .step_cost import StepCost, decode_shape, shape_of
@@ -178,12 +179,7 @@ class Scheduler:
 
     def plan_ahead(self) -> Step | None:
         """The step after one that is not committed yet, where that is only the next token of each of its
-        sequences; None where anything else may be decided once it is: ``plan`` then.
-
-        Nobody is let in, preempted or copied in such a step, and it computes no prompt and no drafts. A
-        sequence that is certain to end with the step before is not in it; of one that does end there, what
-        it computes is dropped, and the room for it is given back with the sequence's own.
-        """
+        sequences; None where anything else may be decided once it is: ``plan`` then."""
         (before,) = self._planned
         if (
             not isinstance(self._connector, NoConnector)  # which reads and writes pages between steps
@@ -192,31 +188,9 @@ class Scheduler:
             or self._may_admit()
         ):
             return None
-        places: dict[Sequence, tuple[int, int]] = {}  # where each will stand, and which sample it gets
-        for index, (sequence, _, stop, samples, siblings, drafts) in enumerate(before.work):
-            if not samples or siblings or drafts:
-                return None
-            places[sequence] = stop, index
-        work: list[Work] = []
-        sources: list[int] = []
-        for sequence in self._roster.running:
-            if (place := places.get(sequence)) is None or (table := sequence.table) is None:
-                return None
-            start, index = place
-            if start + 1 - sequence.num_prompt >= sequence.max_tokens:
-                continue
-            if not self.blocks.reserve(table, start + 1):
-                return None
-            work.append(Work(sequence, start, start + 1, True))
-            sources.append(index)
-        if not work:
-            return None
-        shape = predicted_s = None
-        if self._latency is not None:
-            shape = shape_of(work)
-            predicted_s = self._latency.predict(shape)
-        step = Step(tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources))
-        self._planned.append(step)
+        step = next_tokens(before, self._roster.running, self.blocks, self._latency)
+        if step is not None:
+            self._planned.append(step)
         return step
 
     def observe(self, step: Step, seconds: float) -> None:

@@ -19,10 +19,11 @@ class DeficitQueue(FairQueue):
     """DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
 
     Every tenant that waits may be served until its counter reaches a level; those who may are let in
-    in the order of what is cached of their prompts. When nobody who waits may, the level rises by
-    whole quanta until somebody may. So two tenants with something waiting are a quantum further apart
-    than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than ``PrefixOrder``
-    allows.
+    in the order of what is cached of their prompts, and where that is as much, in that of ``FairQueue``;
+    so do prompts under way, for which the cache has done its part. When nobody who waits may, the level
+    rises by whole quanta until somebody may. So two tenants with something waiting are a quantum further
+    apart than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than
+    ``PrefixOrder`` allows.
     """
 
     def __init__(
@@ -48,12 +49,6 @@ class DeficitQueue(FairQueue):
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         return sequence.priority == blocked.priority  # only who may be served is ever offered
-
-    def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        return sorted(running, key=lambda s: (s.priority, self._service(s) >= self._class_of(s).level))
-
-    def _goes_first(self, waiting: Sequence, running: Sequence) -> bool:
-        return self._service(waiting) < self._class_of(running).level <= self._service(running)
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum
@@ -83,6 +78,7 @@ class DeficitQueue(FairQueue):
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
         compared = [list(islice(lane, looked_at)) for lane in able]
         self._order.lengths.refresh(chain.from_iterable(compared))
+        compared.sort(key=lambda lane: service[lane[0].tenant])  # where as much is cached, the least served
         ranks = [rank for lane in compared for rank in self._order.rank(lane)]
         ranks.sort(key=lambda rank: rank[:2])
         return [sequence for _, _, sequence in ranks]

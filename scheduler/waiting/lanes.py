@@ -90,10 +90,10 @@ class TenantLanes(WaitingQueue):
         lane[lane.index(sequence)] = heir
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        return (sequence.priority, sequence.tenant) == (blocked.priority, blocked.tenant)
+        return _are_equals(blocked, sequence)
 
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
-        return running.priority < sequence.priority or self.may_pass(running, sequence)
+        return running.priority < sequence.priority or _are_equals(running, sequence)
 
     def short_rivals(self, running: Sequence) -> Iterable[Sequence]:
         return islice(self._lane(running), LOOK_AHEAD)
@@ -134,3 +134,8 @@ class TenantLanes(WaitingQueue):
 
 
 MAX_IDLE_CLASSES = 64
+
+
+def _are_equals(one: Sequence, other: Sequence) -> bool:
+    """Whether two sequences are of one lane."""
+    return (one.priority, one.tenant) == (other.priority, other.tenant)
