@@ -156,7 +156,8 @@ def crowd(
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
     head = [5] * 1000
     scheduler.add(Sequence("first", list(head), 2))
-    seconds, running = [], []
+    seconds: list[float] = []
+    running: list[int] = []
     for number in range(10_000):
         if number == 3:
             for index in range(64):
