@@ -30,7 +30,7 @@ from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Sample, Update
-from .step_stats import PromptPace, Recorder
+from .step_stats import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,6 @@ class EngineCore:
         self._blocks = blocks
         self._scheduler = scheduler
         self._recorder = Recorder(observer)
-        self._prompt_pace = PromptPace()
         self._clock = clock
         self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens)
         self._draft_model = draft_model
@@ -173,7 +172,7 @@ class EngineCore:
             self._updates = self._publish(flight, began)
 
     def _plan(self, now: float) -> Step | None:
-        step = self._scheduler.plan()
+        step = self._scheduler.plan(now)
         self._pass("plan")
         if step is not None:
             self._note_arrivals(step, now)
@@ -267,8 +266,6 @@ class EngineCore:
         self._runner.close()
 
     def _report(self, step: Step | None, seconds: float) -> list[Update]:
-        if step is not None:
-            self._prompt_pace.observe(step, seconds)
         self.measure()
         for request_id in self._ended:
             self.cache.lookups.ended(request_id)
@@ -410,7 +407,7 @@ class EngineCore:
             residual=self._blocks.residual_counts,
             states=self._blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
-            prompt_token_s=self._prompt_pace.token_s,
+            prompt_token_s=self._scheduler.prompt_token_s,
         )
 
 

@@ -136,7 +136,8 @@ async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> No
     config = small_config(max_running=1, refuse_late=True)
     async with running(config, gate) as (engine, _, observer):
         assert engine._core is not None
-        engine._core._prompt_pace._seconds, engine._core._prompt_pace._tokens = 2e9, 1e9  # 2 s a token
+        pace = engine._core._scheduler._pace
+        pace._seconds, pace._tokens = 2e9, 1e9  # 2 s a token
         engine._core.measure()
         first = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=1))))
         others = [asyncio.create_task(collect(engine.generate([2] * 60, SamplingParams(max_tokens=1))))]
