@@ -17,6 +17,7 @@ from .latency_target import MIN_RUNNING, LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
 from .preemption import has_headroom, lost_work
+from .prompt_pace import Deadlines, PromptPace
 from .roster import Roster
 from .step_cost import StepCost, decode_shape, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, StepShape, Work
@@ -67,10 +68,13 @@ class Scheduler:
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
+        self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._cost = StepCost() if self._latency is None else self._latency.cost
         self._has_targets = False  # whether a sequence had one of its own
+        self._has_deadlines = False
+        self._deadlines = Deadlines(blocks)
         self._weighs_drafts = False
         queue = FirstComeQueue() if waiting is None else waiting
         self._roster = Roster(blocks, limits.max_running, queue)
@@ -106,6 +110,7 @@ class Scheduler:
             assert member.salt == sequence.salt, "siblings share one salt"
             assert member.priority == sequence.priority, "siblings share one priority"
             assert member.tenant == sequence.tenant, "siblings share one tenant"
+            self._has_deadlines = self._has_deadlines or member.first_token_by is not None
             if member.target_itl is not None:
                 self._has_targets = True
                 self._latency = self._latency or LatencyTarget(None, self._cost)
@@ -137,11 +142,15 @@ class Scheduler:
             self._refused = None
             self._roster.abort(sequence)
 
-    def plan(self) -> Step | None:
-        """Decide the next step and reserve its pages; None if there is nothing to do."""
+    def plan(self, now: float | None = None) -> Step | None:
+        """Decide the next step and reserve its pages; None if there is nothing to do. ``now``: seconds of the
+        clock by which sequences want their first tokens (None: nobody is late)."""
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
             self._roster.enqueue(sequence)
+        if self._has_deadlines and now is not None:
+            waiting = self._roster.waiting
+            waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
         work: list[Work] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
@@ -194,7 +203,8 @@ class Scheduler:
         return step
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Learn how long a step took, from its planning to its results, for the latency target and drafts."""
+        """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
+        self.prompt_pace.observe(step, seconds)
         if self._latency is not None:
             self._latency.observe(step.shape or shape_of(step.work), seconds)
         elif self._weighs_drafts:

@@ -29,23 +29,12 @@ class DeficitQueue(FairQueue):
     def __init__(
         self, blocks: BlockManager, costs: Costs | None = None, *, quantum: float = DEFAULT_QUANTUM
     ) -> None:
-        super().__init__(costs)
+        order = PrefixOrder(blocks)
+        super().__init__(costs, order=order)
         if not quantum > 0:
             raise ValueError(f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is usual")
         self.quantum = quantum
-        self._order = PrefixOrder(blocks)
-
-    def put_back(self, sequence: Sequence) -> None:
-        super().put_back(sequence)
-        self._order.interrupt(sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        self._order.leaves(sequence, self._lane(sequence))
-        super().remove(sequence)
-
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        super().replace(sequence, heir)
-        self._order.replace(sequence, heir)
+        self._lengths = order.lengths
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         return sequence.priority == blocked.priority  # only who may be served is ever offered
@@ -77,7 +66,7 @@ class DeficitQueue(FairQueue):
         able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
         compared = [list(islice(lane, looked_at)) for lane in able]
-        self._order.lengths.refresh(chain.from_iterable(compared))
+        self._lengths.refresh(chain.from_iterable(compared))
         compared.sort(key=lambda lane: service[lane[0].tenant])  # where as much is cached, the least served
         ranks = [rank for lane in compared for rank in self._order.rank(lane)]
         ranks.sort(key=lambda rank: rank[:2])

@@ -226,6 +226,18 @@ MUTANTS = (
         "        if not self._has_time(sequence):\n            return Admission.NO_ROOM\n",
         "",
     ),
+    Mutant(
+        "who is late gives way to nobody",
+        "scheduler/waiting/age_order.py",
+        "return 3 if sequence in self.late else 2",
+        "return 2",
+    ),
+    Mutant(
+        "who is late waits for ever",
+        "scheduler/waiting/age_order.py",
+        "self._overtaken[oldest] = self._overtaken.get(oldest, 0) + 1",
+        "self._overtaken[oldest] = 0",
+    ),
     # a step that is planned before the one before it is committed
     Mutant(
         "a sequence that has ended is planned ahead",

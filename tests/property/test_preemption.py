@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
-from octavo.scheduler.waiting import DeficitQueue, FairQueue, FirstComeQueue, LongestPrefixQueue
+from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
-QUEUES = {
-    "fcfs": lambda _blocks: FirstComeQueue(),
-    "vtc": lambda _blocks: FairQueue(),
-    "dlpm": lambda blocks: DeficitQueue(blocks, quantum=24.0),
-    "lpm": LongestPrefixQueue,
-}
 
 
 @dataclass(frozen=True)

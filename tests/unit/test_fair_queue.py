@@ -10,7 +10,7 @@ import pytest
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
 from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
-from octavo.scheduler.waiting.prefix_order import MAX_OVERTAKEN
+from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 
 
 def scheduler(
