@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from format_rows import holds
 from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.cpu.backend import CpuPool
-from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 Floats = NDArray[np.float32]
@@ -80,6 +81,28 @@ def written_pages(
 def make_spec(k_format: str, v_format: str, *, dim: int, value_dim: int, page_size: int) -> PoolSpec:
     layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=value_dim)
     return PoolSpec(layers=(layer,), num_pages=9, page_size=page_size, k_format=k_format, v_format=v_format)
+
+
+def largest_reading_error() -> float:
+    """How far attention to a single position is from the row there, of the row's largest: every format that
+    is not rotated, rows that are hard to store, several dimensions."""
+    worst = 0.0
+    for name, dim in itertools.product(FORMAT_NAMES, (64, 80, 96, 128, 192)):
+        pages = page_format(name)
+        if not holds(name, dim) or pages.rotates(dim):
+            continue
+        rows = hard_rows(44, 2, dim, 3)
+        layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)
+        pool = CpuPool(PoolSpec(layers=(layer,), num_pages=44, page_size=1, k_format=name, v_format=name))
+        pool.begin_step(write_step(np.arange(44, dtype=np.int32), 1))
+        pool.write(0, mx.array(rows), mx.array(rows))
+        mx.eval(pool.pending())
+        read = np.array(pool.attend(0, mx.zeros((44, 2, dim)), AttendOptions(scale=1.0)))
+        codes, scales, _ = pages.store(rows)
+        want = pages.dequantize(codes, scales)
+        largest = np.abs(want).max(axis=-1, keepdims=True)
+        worst = max(worst, float((np.abs(read - want) / np.maximum(largest, 1e-30)).max()))
+    return worst
 
 
 def digest() -> str:

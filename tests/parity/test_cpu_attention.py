@@ -193,6 +193,16 @@ def test_every_instruction_set_equals_truth(level: str) -> None:
     assert float(narrow) < BYTES_TOLERANCE
 
 
+@at_every_level
+def test_a_single_position_is_read_as_it_is_stored(level: str) -> None:
+    code = "from cpu_pages import largest_reading_error; print(largest_reading_error())"
+    error = float(run_at_level(level, code))
+    if level in ("generic", "avx2"):
+        assert error == 0
+    else:
+        assert error < 1e-4, "integers times weights in 16-bit fixed point"
+
+
 class Batch:
     """Sequences with K/V of their own, to be attended to in any company."""
 
