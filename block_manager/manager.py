@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections import abc
 
-from .digests import Hasher, check_strength, extend_chain, pack, sha256_chain, split
+from .digests import Hasher, check_strength, sha256_chain
 from .events import EventLog
 from .invariants import check_books
-from .kv_group import Fill, KVGroup, page_ids
+from .kv_group import Fill, KVGroup
 from .miss_reasons import Miss, MissClassifier
+from .page_copies import PageCopies
 from .page_index import PageContents, PageIndex
 from .page_pool import PagePool
 from .policies import DEFAULT_POLICY, make_policy
+from .prefix_search import PrefixSearch
+from .publisher import Publisher
 from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, check_groups
 from .state_group import StateGroup
 from .types import Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable, TableState
@@ -75,23 +78,30 @@ class BlockManager:
         self.max_pinned = max_pinned
         self.max_chunk = max_chunk
         self.quantize_after = quantize_after
-        self._hasher = hasher
         self._groups = tuple(
             KVGroup(index, spec, page_size, policy=make_policy(policy, spec.num_pages), clock=clock)
             for index, spec in enumerate(specs)
         )
-        self._full = tuple(group for group in self._groups if group.spec.window is None)
         self._windowed = tuple(group for group in self._groups if group.spec.window is not None)
         self._states = (
             None if states is None else StateGroup(len(self._groups), states, page_size, clock=clock)
         )
         self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
-        self._copies: list[PageCopy] = []  # handed out and not yet reported with ``copied``
-        self.miss_reasons = MissClassifier(page_size, specs[0].num_pages, evicted=self._evicted_at)
+        self._copies = PageCopies(self._groups, self._states)
+        self._prefixes = PrefixSearch(self._groups, self._states)
+        self.miss_reasons = MissClassifier(page_size, specs[0].num_pages, evicted=self._prefixes.evicted_at)
         self.page_index = PageIndex(
             specs[0].num_pages,
             is_cached=lambda digest: any(group.pool.is_cached(digest) for group in self._groups),
+        )
+        self._publisher = Publisher(
+            self._groups,
+            self._states,
+            page_size,
+            hasher,
+            miss_reasons=self.miss_reasons,
+            index=self.page_index,
         )
 
     # Pools: how large they are and how their pages stand.
@@ -249,9 +259,9 @@ class BlockManager:
             table.digests = digests
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
-            self._name(table, tokens, num_pages)
+            self._publisher.name(table, tokens, num_pages)
             if find:
-                self._acquire_prefix(table, table.digests[:num_pages])
+                self._prefixes.acquire(table, table.digests[:num_pages])
         self._tables.add(table)
         return table
 
@@ -280,7 +290,7 @@ class BlockManager:
             group.extend(part, goal)
         table.update_capacity()
         if self._states is not None:
-            self._states.start(table, self._copy_slot)
+            self._states.start(table, self._copies.slot)
         return True
 
     @property
@@ -307,7 +317,7 @@ class BlockManager:
         if first == last:
             return
         if self.prefix_cache:
-            self._publish(table, tokens, first, last)
+            self._publisher.publish(table, tokens, first, last)
             if self._states is not None:
                 self._states.commit(table)
         for group in self._windowed:
@@ -335,7 +345,7 @@ class BlockManager:
             parts.append(shared)
             if partial:
                 group.extend(shared, num_full + 1)
-                copies.append(self._copy(group, part.pages[num_full], shared.pages[num_full]))
+                copies.append(self._copies.begin(group, part.pages[num_full], shared.pages[num_full]))
         forked = PageTable(
             self.page_size,
             table.salt,
@@ -345,7 +355,7 @@ class BlockManager:
             quantize_after=table.quantize_after,
         )
         if self._states is not None:
-            forked.state, slot = self._states.fork(table, self._copy_slot)
+            forked.state, slot = self._states.fork(table, self._copies.slot)
             copies.append(slot)
         self._tables.add(forked)
         return Fork(forked, tuple(copies))
@@ -365,7 +375,7 @@ class BlockManager:
         table.reserved_ahead = 0
         if self._states is not None and num_tokens < table.num_written:  # only a snapshot brings a state back
             self._truncate(table, num_full)
-            return self._states.restore(table, len(table.digests), self._copy_slot)
+            return self._states.restore(table, len(table.digests), self._copies.slot)
         if self._has_lost_window(table, num_tokens):
             self._truncate(table, num_full)
             return ()
@@ -376,10 +386,7 @@ class BlockManager:
 
     def copied(self, copies: abc.Iterable[PageCopy]) -> None:
         """Release the pages of copies that have been carried out, or that nobody wants any more."""
-        for copy in copies:
-            self._copies.remove(copy)
-            pool = self._pool_of(copy.group)
-            pool.decref([copy.target, copy.source])
+        self._copies.release(copies)
 
     def close(self, table: PageTable) -> None:
         """Give every page back, tail first, so that a shared head outlives its tails."""
@@ -408,23 +415,7 @@ class BlockManager:
         group             the number behind the last group: snapshots of recurrent state, each after one of
                           these pages, all of which must be cached
         """
-        if self._states is not None and group == self._states.index:
-            if any(g.pool.prefix_length(digests) < len(digests) for g in self._full):
-                return None
-            return self._states.insert(digests, first, fill, salt=salt)
-        contents: list[bytes] = []
-        known = first  # pages before those, which a window does not show, are part of their names
-        if self.page_index.recording:
-            while known and digests[known - 1] not in self.page_index:
-                known -= 1
-            contents = self._contents(tokens, known, len(digests))
-        watched = contents[first - known :] if group == 0 else []
-        new = self._groups[group].insert(digests, first, fill, salt=salt, contents=watched)
-        if new is not None and contents:
-            self.page_index.add(digests[known:], contents, digests[known - 1] if known else None, salt)
-        if group == 0 and first == 0 and new:
-            self.miss_reasons.first_page(tokens, salt)
-        return new
+        return self._publisher.insert(tokens, digests, first, fill, group=group, salt=salt)
 
     # What is cached, and what tables hold.
 
@@ -436,7 +427,7 @@ class BlockManager:
     def num_findable(self, digests: abc.Sequence[Digest], *, quantize_after: int | None = None) -> int:
         """Return after how many of these pages ``open`` would let a sequence go on."""
         after = self.quantize_after if quantize_after is None else quantize_after
-        return self._longest_prefix(digests, len(digests), after)
+        return self._prefixes.longest(digests, len(digests), after)
 
     def needed_pages(
         self, num_pages: int, *, group: int, quantize_after: int | None = None
@@ -454,7 +445,7 @@ class BlockManager:
     ) -> list[Digest]:
         """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
         num_pages = max(len(tokens) - 1, 0) // self.page_size
-        extend_chain(digests, tokens, num_pages, salt=salt, page_size=self.page_size, hasher=self._hasher)
+        self._publisher.extend(digests, tokens, num_pages, salt)
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
@@ -504,97 +495,12 @@ class BlockManager:
 
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""
-        check_books(self._groups, self.page_size, self._tables, self._copies)
+        check_books(self._groups, self.page_size, self._tables, self._copies.pending)
         if self._states is not None:
             index = self._states.index
-            self._states.check(self._tables, [copy for copy in self._copies if copy.group == index])
+            self._states.check(self._tables, [copy for copy in self._copies.pending if copy.group == index])
 
     # All groups together.
-
-    def _acquire_prefix(self, table: PageTable, digests: abc.Sequence[Digest]) -> None:
-        """Give an empty table the longest beginning after which every group can go on."""
-        if (
-            len(self._groups) == 1 and not self._windowed and self._states is None
-        ):  # one pass instead of two: 5 % of a short prompt
-            table.pages.extend(self._pool.acquire(digests))
-            num_pages = len(table.pages)
-        else:
-            after = table.quantize_after
-            num_pages = self._longest_prefix(digests, len(digests), after)
-            if self._states is not None:
-                assert table.state is not None
-                table.state.junction = self._longest_prefix(digests, len(digests), after, with_state=False)
-                self._states.hold_snapshot(table.state, digests, num_pages)
-            table.parts = tuple([group.acquire(digests, num_pages, after) for group in self._groups])
-        table.num_written = table.capacity = num_pages * self.page_size
-
-    def _longest_prefix(
-        self,
-        digests: abc.Sequence[Digest],
-        num_pages: int,
-        quantize_after: int,
-        table: PageTable | None = None,
-        *,
-        with_state: bool = True,
-    ) -> int:
-        """Return the greatest number of pages, at most ``num_pages``, after which every group can go on, with
-        what is cached and, if ``table`` is shortened, with what it holds. ``with_state`` False: as far as
-        pages go, whether or not there is a snapshot of the recurrent state."""
-
-        for group in self._full:  # whatever is shorter does for them, too
-            if table is None:
-                num_pages = group.pool.prefix_length(digests[:num_pages])
-        longer = num_pages + 1
-        states = self._states if with_state else None
-        while (self._windowed or states is not None) and num_pages < longer:
-            longer = num_pages
-            if states is not None:
-                num_pages = states.longest_prefix(digests, num_pages)
-            for group in self._windowed:
-                held = None if table is None else table.parts[group.index]
-                num_pages = group.longest_prefix(digests, num_pages, quantize_after, held)
-        return num_pages
-
-    def _evicted_at(self, table: PageTable, num_pages: int) -> float | None:
-        """Return when a page was evicted without which no sequence can go on after ``num_pages`` pages."""
-        for group in self._groups:
-            missing = group.last_missing(table.digests, num_pages, table.quantize_after)
-            evicted_at = None if missing is None else group.pool.evictions.when(table.digests[missing])
-            if evicted_at is not None:
-                return evicted_at
-        return None
-
-    def _name(self, table: PageTable, tokens: abc.Sequence[int], num_pages: int) -> None:
-        """Make the digests of the first ``num_pages`` pages known."""
-        if len(table.digests) < num_pages:
-            extend_chain(
-                table.digests,
-                tokens,
-                num_pages,
-                salt=table.salt,
-                page_size=self.page_size,
-                hasher=self._hasher,
-            )
-
-    def _publish(self, table: PageTable, tokens: abc.Sequence[int], first: int, last: int) -> None:
-        """Let pages ``[first, last)``, which have become full, be found."""
-        self._name(table, tokens, last)
-        if first == 0:
-            self.miss_reasons.first_page(tokens, table.salt)
-        parent, digests = table.digests[first - 1] if first else None, table.digests[first:last]
-        contents = self._contents(tokens, first, last) if self.page_index.recording else []
-        for group, part in zip(self._groups, table.parts, strict=True):
-            wanted = group.spec.publishable_pages(self.page_size, table.quantize_after)
-            if (count := min(last, wanted) - first) > 0:
-                pages = page_ids(part.pages[first : first + count])
-                watched = contents if group.index == 0 else ()
-                group.pool.publish(pages, digests[:count], parent, salt=table.salt, contents=watched)
-        if contents:  # last: what the index has no room for is what is not cached
-            self.page_index.add(digests, contents, parent, table.salt)
-
-    def _contents(self, tokens: abc.Sequence[int], first: int, last: int) -> list[bytes]:
-        """Return the packed tokens of pages ``[first, last)``, by page."""
-        return split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)
 
     def _trim(self, table: PageTable, num_pages: int) -> None:
         """Give back all but the first ``num_pages`` pages of every group."""
@@ -612,7 +518,7 @@ class BlockManager:
 
     def _truncate(self, table: PageTable, num_pages: int) -> None:
         """Shorten a table to at most so many full pages, so that every group can go on after them."""
-        num_pages = self._longest_prefix(table.digests, num_pages, table.quantize_after, table)
+        num_pages = self._prefixes.longest(table.digests, num_pages, table.quantize_after, table)
         for group in self._groups:
             group.reacquire_window(table, num_pages)
         del table.digests[num_pages:]
@@ -633,7 +539,7 @@ class BlockManager:
         for group, part in foreign:
             page = PageId(part.pages.pop())
             group.extend(part, index + 1)
-            copies.append(self._copy(group, page, part.pages[index]))
+            copies.append(self._copies.begin(group, page, part.pages[index]))
             group.pool.decref([page])
         return tuple(copies)
 
@@ -642,17 +548,3 @@ class BlockManager:
         if self._states is not None and group == self._states.index:
             return self._states.pool
         return self._groups[group].pool
-
-    def _copy_slot(self, source: PageId, target: PageId) -> PageCopy:
-        assert self._states is not None
-        return self._copy(self._states, source, target)
-
-    def _copy(self, group: KVGroup | StateGroup, source: int, target: int) -> PageCopy:
-        """Hold both pages of a copy until it is reported with ``copied``."""
-        copy = PageCopy(PageId(source), PageId(target), group.index)
-        assert all((source, group.index) != (other.target, other.group) for other in self._copies), (
-            f"page {source} is not filled yet"
-        )
-        group.pool.incref((copy.source, copy.target))
-        self._copies.append(copy)
-        return copy

@@ -9,6 +9,7 @@ from octavo.block_manager import BlockManager
 from .latency_target import StepTime
 from .limits import Limits
 from .types import Sequence
+from .waiting import cached_tokens
 
 
 class TokenBudget:
@@ -51,9 +52,7 @@ class TokenBudget:
             if not self._may_hash:
                 return num_tokens
             self._may_hash = False
-        digests = self._blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
-        found = self._blocks.num_findable(digests, quantize_after=sequence.quantize_after)
-        return num_tokens - found * self._blocks.page_size
+        return num_tokens - cached_tokens(sequence, self._blocks)
 
     def grant(
         self,

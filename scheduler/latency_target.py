@@ -1,7 +1,9 @@
-"""Cutting chunks of prompts so that those who decode get their next token in time."""
+"""Cutting chunks of prompts, and letting in no more sequences than a step has time for, so that those who
+decode get their next token in time."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from .step_cost import StepCost, with_chunk, with_drafts
@@ -18,10 +20,18 @@ AUTO_LEAST_S = 0.025
 """But a step may take so long in any case: nobody sees it, and prompts of small models need whole chunks."""
 
 AUTO_MOST_S = 0.2
-"""And no longer, if the decodes leave room for prompts at all: a longer gap is seen as a stall."""
+"""And no longer, if the decodes leave room for prompts at all: a longer gap is seen as a stall. Nor may more
+sequences run than decode in it, or in ``AUTO_FACTOR`` times what one of them takes."""
 
 AUTO_ROOM = 1.3
 """Times what the decodes alone take, that prompts get beside slow ones."""
+
+DECODE_SHARE = 0.7
+"""Of a target that somebody set, what the decodes alone may take when one more sequence is let in: the rest
+is for prompts, and for positions that are yet to be generated."""
+
+MIN_RUNNING = 4
+"""Sequences that run in any case: one by one, they would use the machine badly."""
 
 MIN_CHUNK = 8
 """Prompt tokens that a step takes in any case, so that prompts get on under a target that cannot be met."""
@@ -54,6 +64,19 @@ class LatencyTarget:
             return self.target_s
         alone = self._cost.predict(decodes)
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
+
+    def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
+        """Whether so many sequences may run side by side: whether their step without prompts leaves some of
+        the time. A target that none of them would meet alone counts as "auto". ``tightest``: of their own
+        targets, in seconds."""
+        one = self._cost.predict(StepShape(1, 0, decodes.num_positions // decodes.num_decodes, 0))
+        most = max(AUTO_MOST_S, AUTO_FACTOR * one)
+        limits = [
+            most if target == "auto" or target * DECODE_SHARE < one else target * DECODE_SHARE
+            for target in (self.target_s, tightest)
+            if target is not None
+        ]
+        return self._cost.predict(decodes) <= min(limits, default=math.inf)
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a planned step will take."""

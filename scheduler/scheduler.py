@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 from itertools import chain
 
@@ -13,12 +13,14 @@ from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
 from .drafts import draft_cost, drop_rejected, plan_drafts
-from .latency_target import LatencyTarget
+from .latency_target import MIN_RUNNING, LatencyTarget
 from .limits import Limits, SequenceTooLong
+from .plan_ahead import next_tokens
 from .preemption import has_headroom, lost_work
+from .prompt_pace import Deadlines, PromptPace
 from .roster import Roster
 from .step_cost import StepCost, decode_shape, shape_of
-from .types import Lookup, Result, Sequence, Status, Step, Work
+from .types import Lookup, Result, Sequence, Status, Step, StepShape, Work
 from .waiting import LOOK_AHEAD, FirstComeQueue, WaitingQueue
 
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
@@ -66,10 +68,13 @@ class Scheduler:
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
+        self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._cost = StepCost() if self._latency is None else self._latency.cost
         self._has_targets = False  # whether a sequence had one of its own
+        self._has_deadlines = False
+        self._deadlines = Deadlines(blocks)
         self._weighs_drafts = False
         queue = FirstComeQueue() if waiting is None else waiting
         self._roster = Roster(blocks, limits.max_running, queue)
@@ -105,6 +110,7 @@ class Scheduler:
             assert member.salt == sequence.salt, "siblings share one salt"
             assert member.priority == sequence.priority, "siblings share one priority"
             assert member.tenant == sequence.tenant, "siblings share one tenant"
+            self._has_deadlines = self._has_deadlines or member.first_token_by is not None
             if member.target_itl is not None:
                 self._has_targets = True
                 self._latency = self._latency or LatencyTarget(None, self._cost)
@@ -136,17 +142,21 @@ class Scheduler:
             self._refused = None
             self._roster.abort(sequence)
 
-    def plan(self) -> Step | None:
-        """Decide the next step and reserve its pages; None if there is nothing to do."""
+    def plan(self, now: float | None = None) -> Step | None:
+        """Decide the next step and reserve its pages; None if there is nothing to do. ``now``: seconds of the
+        clock by which sequences want their first tokens (None: nobody is late)."""
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
             self._roster.enqueue(sequence)
+        if self._has_deadlines and now is not None:
+            waiting = self._roster.waiting
+            waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
         work: list[Work] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
         decodes = None if self._latency is None else decode_shape(work)
-        tightest = self._tightest(work)
+        tightest = self._tightest(item.sequence for item in work)
         time = None if self._latency is None or decodes is None else self._latency.limit(decodes, tightest)
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         chunks = self._roster.waiting.in_turn(chunks)
@@ -178,12 +188,7 @@ class Scheduler:
 
     def plan_ahead(self) -> Step | None:
         """The step after one that is not committed yet, where that is only the next token of each of its
-        sequences; None where anything else may be decided once it is: ``plan`` then.
-
-        Nobody is let in, preempted or copied in such a step, and it computes no prompt and no drafts. A
-        sequence that is certain to end with the step before is not in it; of one that does end there, what
-        it computes is dropped, and the room for it is given back with the sequence's own.
-        """
+        sequences; None where anything else may be decided once it is: ``plan`` then."""
         (before,) = self._planned
         if (
             not isinstance(self._connector, NoConnector)  # which reads and writes pages between steps
@@ -192,35 +197,14 @@ class Scheduler:
             or self._may_admit()
         ):
             return None
-        places: dict[Sequence, tuple[int, int]] = {}  # where each will stand, and which sample it gets
-        for index, (sequence, _, stop, samples, siblings, drafts) in enumerate(before.work):
-            if not samples or siblings or drafts:
-                return None
-            places[sequence] = stop, index
-        work: list[Work] = []
-        sources: list[int] = []
-        for sequence in self._roster.running:
-            if (place := places.get(sequence)) is None or (table := sequence.table) is None:
-                return None
-            start, index = place
-            if start + 1 - sequence.num_prompt >= sequence.max_tokens:
-                continue
-            if not self.blocks.reserve(table, start + 1):
-                return None
-            work.append(Work(sequence, start, start + 1, True))
-            sources.append(index)
-        if not work:
-            return None
-        shape = predicted_s = None
-        if self._latency is not None:
-            shape = shape_of(work)
-            predicted_s = self._latency.predict(shape)
-        step = Step(tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources))
-        self._planned.append(step)
+        step = next_tokens(before, self._roster.running, self.blocks, self._latency)
+        if step is not None:
+            self._planned.append(step)
         return step
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Learn how long a step took, from its planning to its results, for the latency target and drafts."""
+        """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
+        self.prompt_pace.observe(step, seconds)
         if self._latency is not None:
             self._latency.observe(step.shape or shape_of(step.work), seconds)
         elif self._weighs_drafts:
@@ -284,12 +268,27 @@ class Scheduler:
         """Let the connector keep what it has, within a bounded time. No step may follow."""
         self._connector.close()
 
-    def _tightest(self, work: list[Work]) -> float | None:
-        """The tightest of the targets that those who decode have of their own."""
+    def _tightest(self, sequences: Iterable[Sequence]) -> float | None:
+        """The tightest of the targets that these have of their own."""
         if not self._has_targets:
             return None
-        targets = [target for item in work if (target := item.sequence.target_itl) is not None]
-        return min(targets, default=None)
+        return min((each.target_itl for each in sequences if each.target_itl is not None), default=None)
+
+    def _has_time(self, sequence: Sequence | None = None) -> bool:
+        """Whether the latency target allows for one more that decodes: a given one, or one as long as those
+        that run are on average. A few run whatever it says, so that everybody gets on."""
+        running = self._roster.running
+        if self._latency is None or len(running) < MIN_RUNNING:
+            return True
+        num_rows = num_positions = 0
+        for each in running if sequence is None else (*running, sequence):
+            members = 1 + len(each.siblings)
+            num_rows += members
+            num_positions += members * len(each.tokens)
+        if sequence is None:
+            num_positions += num_positions // num_rows
+            num_rows += 1
+        return self._latency.has_time_for(StepShape(num_rows, 0, num_positions, 0), self._tightest(running))
 
     def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
@@ -382,7 +381,7 @@ class Scheduler:
     def _may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""
         waiting, refused = self._roster.waiting, self._refused
-        if not waiting or len(self._roster.running) == self.limits.max_running:
+        if not waiting or len(self._roster.running) == self.limits.max_running or not self._has_time():
             return False
         return (
             refused is None
@@ -399,6 +398,8 @@ class Scheduler:
         filling: set[Digest],
     ) -> Admission:
         """Let a waiting sequence in, or say what it waits for."""
+        if not self._has_time(sequence):
+            return Admission.NO_ROOM
         if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
             return Admission.NO_ROOM
         blocks, find = self.blocks, not sequence.recompute

@@ -33,6 +33,7 @@ class Sequence:
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
     target_itl   seconds between two of its tokens that it asks for (None: whatever others want)
+    first_token_by  when its first token is wanted, by the clock of ``Scheduler.plan`` (None: whenever)
     tenant       whose it is, where several share a server
     num_preempted  how often it had to give its pages back
     num_charged  tokens that the tenant has paid for, where accounts are kept
@@ -51,6 +52,7 @@ class Sequence:
     quantize_after: int | None = None
     tenant: str = ""
     target_itl: float | None = None
+    first_token_by: float | None = None
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)

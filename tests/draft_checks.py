@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Observer, StepRecord
 from octavo.engine.api.structured_output import Structured
+from octavo.engine.core.build import build_core
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.request import Request
 
 SCHEMA = {
     "type": "object",
@@ -43,6 +47,22 @@ class Drafts(Observer):
 
     def rejected(self, reason: str) -> None:
         raise AssertionError(reason)
+
+
+class Cores:
+    """Builds a core and keeps it."""
+
+    def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
+        self.core = build_core(config, observer)
+        return self.core
+
+    def check(self) -> None:
+        """Every page of the draft model is idle, and its books are right."""
+        assert self.core._draft_model is not None
+        blocks = self.core._draft_model.blocks
+        blocks.check()
+        assert blocks.num_held == 0
+        assert not self.core._guesses
 
 
 def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
@@ -81,3 +101,46 @@ def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
 def essence(output: RequestOutput) -> object:
     """All of it that is not time."""
     return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
+
+
+def request_of(core: EngineCore, number: int, prompt: list[int], params: SamplingParams) -> Request:
+    return Request(
+        str(number),
+        prompt,
+        params,
+        max_tokens=params.max_tokens or 16,
+        tokenizer=core.tokenizer,
+        vocab_size=core.info.vocab_size,
+        arrived_at=0.0,
+    )
+
+
+def serve_and_cancel(config: EngineConfig) -> int:
+    """Serve random requests and cancel some at any time; no page of the drafter's is left. The most that were
+    held."""
+    rng, cores = random.Random(3), Cores()
+    core = cores(config)
+    try:
+        requests = [
+            request_of(core, number, prompt, random_params(rng))
+            for number, prompt in enumerate(random_prompts(rng, 30))
+        ]
+        requests[0] = request_of(
+            core, 0, [rng.randrange(250) for _ in range(130)], SamplingParams(max_tokens=20)
+        )
+        most_held = 0
+        waiting = list(requests)
+        assert core._draft_model is not None
+        while core.has_work or waiting:
+            while waiting and rng.random() < 0.5:
+                core.add(waiting.pop(0))
+            core.step()
+            core._draft_model.blocks.check()
+            most_held = max(most_held, core._draft_model.blocks.num_held)
+            if rng.random() < 0.2:
+                core.abort(rng.choice(requests[1:]))
+        cores.check()
+        assert core._blocks.num_held == 0
+    finally:
+        core.close()
+    return most_held

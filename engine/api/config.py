@@ -160,9 +160,11 @@ class EngineConfig:
     )
     speculate: str = setting(
         "off", "guess the next tokens and check several in one step: from the text before, also from recent "
-        "outputs, or by a small model of the same tokenizer", metavar="off|ngram|suffix|draft:PATH",
+        "outputs, by the model's own head or by a small model of the same tokenizer",
+        metavar="off|ngram|suffix|mtp|draft:PATH",
         more="ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
-        "outputs; draft:PATH: a model with as many pages of its own; a request may have one of the others.",
+        "outputs; mtp: the head for multi-token prediction that the checkpoint has; draft:PATH: a model. "
+        "The last two have as many pages of their own; a request may have one of the others.",
     )  # fmt: skip
     draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
     async_steps: AsyncSteps = setting(
@@ -221,9 +223,10 @@ class EngineConfig:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
         for name, (declared, default) in settings_of(EngineConfig).items():
             declared.check(name, getattr(self, name), default)
-        if self.speculate not in get_args(Speculate) and not self.draft_model:
+        if self.speculate not in (*get_args(Speculate), "mtp") and not self.draft_model:
             raise InvalidConfig(
-                f"speculate must be {', '.join(get_args(Speculate))} or draft:PATH, got {self.speculate!r}"
+                f"speculate must be {', '.join(get_args(Speculate))}, mtp or draft:PATH, "
+                f"got {self.speculate!r}"
             )
         if any(not name.strip() or not name.isprintable() for name in self.served_model_name):
             raise InvalidConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import sys
@@ -15,7 +16,8 @@ from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
 from ..api.config import EngineConfig
 from ..api.engine_info import ModelInfo
-from ..api.setting import settings_of
+from ..api.sampling_params import PARAMETERS
+from ..api.setting import Setting, settings_of
 from .usage import checked
 
 DEFAULTS = EngineConfig()
@@ -23,6 +25,11 @@ FORMATS = ("kv_format", "k_format", "v_format")
 RESIDUAL = ("sink_pages", "residual_pages", "quantize_after")
 ATTENTION_SINKS = ("max_kv_size", "keep_tokens")
 _SETTINGS = settings_of(EngineConfig)
+_PARAMETERS = {
+    name: (declared, default)
+    for name, (declared, default) in PARAMETERS.items()
+    if declared.flag != "" and name not in _SETTINGS
+}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,23 +48,52 @@ def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> Non
             if declared.exclusive not in exclusive:
                 exclusive[declared.exclusive] = group.add_mutually_exclusive_group()
             to = exclusive[declared.exclusive]
-        flag = "--" + name.replace("_", "-")
-        if declared.kind == "switch":
-            if default:
-                flag = flag.replace("--", "--no-", 1)
-            how: dict[str, Any] = {"action": "store_const", "const": not default}
-        elif declared.kind == "names":
-            how = {"action": _Names, "nargs": "+"}
-        else:
-            how = {"type": _PARSERS[declared.kind], "choices": declared.choices or None}
-        if declared.metavar is not None:
-            how["metavar"] = declared.metavar
-        text = declared.explained(default).replace("%", "%%")
-        to.add_argument(flag, *declared.aliases, dest=name, default=None, help=text, **how)
+        _add_option(to, _flag(name), name, declared, default)
 
 
-class _Names(argparse.Action):
-    """Several names after one option, or the option several times."""
+def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -> None:
+    """One option per sampling parameter that is not a setting of the engine too. All default to None;
+    ``sampling_arguments`` gives what was said.
+
+    defaults   the command's own
+    """
+    for name, (declared, default) in _PARAMETERS.items():
+        told = dataclasses.replace(declared, shown=str(defaults[name])) if name in defaults else declared
+        _add_option(group, declared.flag or _flag(name), name, told, default)
+
+
+def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were given on the command line."""
+    return {name: value for name in _PARAMETERS if (value := getattr(args, name)) is not None}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _add_option(
+    group: argparse._ActionsContainer, flag: str, name: str, declared: Setting, default: Any
+) -> None:
+    if declared.kind == "switch":
+        if default:
+            flag = flag.replace("--", "--no-", 1)
+        how: dict[str, Any] = {"action": "store_const", "const": not default}
+    elif declared.kind == "names":
+        how = {"action": _Several, "nargs": "+"}
+    elif declared.kind in ("texts", "ints"):
+        how = {"action": _Several, "type": int if declared.kind == "ints" else str}
+    elif declared.kind == "biases":
+        how = {"action": _Biases, "type": _bias}
+    else:
+        how = {"type": _PARSERS[declared.kind], "choices": declared.choices or None}
+    if declared.metavar is not None:
+        how["metavar"] = declared.metavar
+    text = declared.explained(default).replace("%", "%%")
+    group.add_argument(flag, *declared.aliases, dest=name, default=None, help=text, **how)
+
+
+class _Several(argparse.Action):
+    """Several values: after one option, or of an option that is given several times."""
 
     def __call__(
         self,
@@ -66,7 +102,32 @@ class _Names(argparse.Action):
         values: Any,
         _option: Any = None,
     ) -> None:
-        setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *values))
+        given = values if isinstance(values, list) else (values,)
+        setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *given))
+
+
+class _Biases(argparse.Action):
+    """Pairs of a token id and its bias, of an option that is given several times."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        _option: Any = None,
+    ) -> None:
+        token, bias = values
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), token: bias})
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a token id and a number, such as 42=-1.5"
+        ) from None
 
 
 VLLM_FORMATS = {

@@ -11,7 +11,7 @@ import argparse
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits
@@ -47,6 +47,14 @@ def flood(rng: random.Random) -> list[Arrival]:
     return burst + light(rng)
 
 
+def crowd(rng: random.Random) -> list[Arrival]:
+    """64 requests behind one beginning of 2,000 tokens, after it has been cached: little to compute before
+    they decode, and much to attend to."""
+    head = _prompt(rng, 2000)
+    requests = [Arrival(10.0, "crowd", head + _prompt(rng, 32), 256) for _ in range(64)]
+    return [Arrival(0.0, "first", head, 1), *requests]
+
+
 def shared(rng: random.Random) -> list[Arrival]:
     """Four tenants with eight long beginnings each, more than the pool holds, in bursts."""
     heads = {(t, h): _prompt(rng, 1024) for t in range(4) for h in range(8)}
@@ -62,6 +70,7 @@ TRAFFIC: dict[str, Callable[[random.Random], list[Arrival]]] = {
     "light": light,
     "flood": flood,
     "shared": shared,
+    "crowd": crowd,
 }
 
 
@@ -76,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-pages", type=int, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
     add("--max-running", type=int, default=64, metavar="N", help="(64)")
     add("--max-step-tokens", type=int, default=512, metavar="N", help="(512)")
-    add("--target-itl", type=float, metavar="MS", help="cut prompts to this target (whole chunks)")
+    add("--target-itl", type=_target, metavar="MS|auto", help="cut prompts to this target (whole chunks)")
     add("--good-ttft", type=float, default=10.0, metavar="S", help="goodput: time to first token (10)")
     add("--good-itl", type=float, default=1.5, metavar="S", help="goodput: longest gap between tokens (1.5)")
     for name, value, text in (
@@ -96,7 +105,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     limits = Limits(
         args.max_step_tokens,
         min(args.max_running, args.max_step_tokens),
-        target_itl=None if args.target_itl is None else args.target_itl / 1e3,
+        target_itl=args.target_itl,
     )
     results: dict[str, dict[str, Any]] = {}
     times: dict[str, list[float]] = {}
@@ -111,6 +120,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.plot is not None:
         _plot(times, args.plot)
     return {"bench": "schedule", "page_size": PAGE_SIZE, "num_pages": args.num_pages, "traffic": results}
+
+
+def _target(text: str) -> float | Literal["auto"]:
+    """Milliseconds, in seconds."""
+    return "auto" if text == "auto" else float(text) / 1e3
 
 
 def _traffic(args: argparse.Namespace) -> dict[str, list[Arrival]]:
@@ -138,7 +152,8 @@ def _print_row(traffic: str, order: str, figures: dict[str, Any]) -> None:
     print(
         f"{traffic:>12} {order:>5}: {figures['tokens_per_s']:7.1f} tokens/s, goodput "
         f"{figures['goodput_per_s']:.3f}/s, hits {figures['hit_ratio']:6.1%}, preemptions "
-        f"{figures['preemptions']}, service gap {figures['service_gap']:.0f}, p95 TTFT (s): {ttft}"
+        f"{figures['preemptions']}, service gap {figures['service_gap']:.0f}, p99 gap "
+        f"{figures['itl_p99_s'] * 1e3:.0f} ms, p95 TTFT (s): {ttft}"
     )
 
 

@@ -52,7 +52,7 @@ class Served:
     sequence: Sequence
     first_at: float | None = None
     last_at: float = 0.0
-    worst_gap: float = 0.0
+    gaps: list[float] = field(default_factory=list)  # between two tokens
 
     @property
     def ttft(self) -> float:
@@ -74,7 +74,7 @@ class Outcome:
 
     def to_json(self, ttft_s: float, itl_s: float) -> dict[str, Any]:
         """Figures for programs; goodput is the rate of requests within both targets."""
-        good = sum(each.ttft <= ttft_s and each.worst_gap <= itl_s for each in self.served)
+        good = sum(each.ttft <= ttft_s and max(each.gaps, default=0.0) <= itl_s for each in self.served)
         tokens = (
             sum(each.arrival.output_tokens for each in self.served) + self.prompt_tokens - self.hit_tokens
         )
@@ -88,6 +88,7 @@ class Outcome:
             "goodput_per_s": good / self.seconds,
             "hit_ratio": self.hit_tokens / self.prompt_tokens,
             "preemptions": self.preemptions,
+            "itl_p99_s": quantile([gap for each in self.served for gap in each.gaps] or [0.0], 0.99),
             "longest_wait_s": max(each.ttft for each in self.served),
             "service_gap": self.gap,
             "ttft_p95_s": {tenant: quantile(times, 0.95) for tenant, times in sorted(by_tenant.items())},
@@ -159,5 +160,5 @@ def _note_tokens(step: Step, served: dict[Sequence, Served], now: float) -> None
         if each.first_at is None:
             each.first_at = now
         else:
-            each.worst_gap = max(each.worst_gap, now - each.last_at)
+            each.gaps.append(now - each.last_at)
         each.last_at = now

@@ -15,10 +15,12 @@ from ..arguments.options import (
     add_engine_arguments,
     add_json_argument,
     add_log_level_argument,
+    add_sampling_arguments,
     engine_config,
     engine_flags,
     given_settings,
     print_json,
+    sampling_arguments,
     set_up_logging,
 )
 from ..arguments.security import add_connection_arguments, credentials_of
@@ -27,6 +29,8 @@ from ..client.credentials import ClientCredentials
 from ..grpc.interface import Prompt
 from .answer import Answer
 from .structured import add_structured_arguments, structured_of
+
+MAX_TOKENS = 128  # unless --max-tokens says otherwise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,21 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     add("--chat", action="store_true", help="send the prompt as a user's message")
     add("--system", metavar="S", help="system message; implies --chat")
-    add("--max-tokens", type=int, default=128, metavar="N", help="tokens to generate at most")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
-    add("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to P together")
-    add("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all")
-    add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the likeliest")
-    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="1 is none")
-    add("--presence-penalty", type=float, default=0.0, metavar="X", help="0 is none")
-    add("--frequency-penalty", type=float, default=0.0, metavar="X", help="0 is none")
-    add("--seed", type=int, metavar="N", help="make the draw reproducible")
-    add("--n", type=int, default=1, metavar="N", help="independent samples of the same prompt")
-    add("--stop", action="append", default=[], metavar="S", help="string that ends the output; repeatable")
-    add("--stop-id", action="append", type=int, default=[], metavar="N", help="token id that ends it")
-    add("--ignore-eos", action="store_true", help="go on after the model's end tokens")
-    add("--logprobs", type=int, metavar="K", help="log probabilities of the K likeliest tokens, in the JSON")
-    add("--prompt-logprobs", type=int, metavar="K", help="the same for each token of the prompt")
+    add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
     add_structured_arguments(parser)
     add_json_argument(parser)
     add_log_level_argument(parser, "warning")
@@ -101,25 +91,10 @@ def prompt_of(args: argparse.Namespace) -> Prompt:
 
 def params_of(args: argparse.Namespace) -> SamplingParams:
     """Sampling parameters; InvalidRequest names the first that is out of its range."""
-    return SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        seed=args.seed,
-        n=args.n,
-        stop=tuple(args.stop),
-        stop_ids=tuple(args.stop_id),
-        ignore_eos=args.ignore_eos,
-        logprobs=args.logprobs,
-        prompt_logprobs=args.prompt_logprobs,
-        quantize_after=args.quantize_after if args.connect is not None else None,
-        structured=structured_of(args),
-    )
+    given = {"max_tokens": MAX_TOKENS} | sampling_arguments(args)
+    if args.connect is not None and args.quantize_after is not None:
+        given["quantize_after"] = args.quantize_after  # the engine's own is the server's to choose
+    return SamplingParams(**given, structured=structured_of(args))
 
 
 async def _generate(

@@ -20,13 +20,15 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from ..api.sampling_params import Speculate
 from ..api.stats import Observer
-from ..executor.base import ModelRunner, load_runner
+from ..executor.base import HeadRunner, ModelRunner, load_runner, load_runner_with_head
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .draft_model import DraftModel
+from .draft_tables import BatchDrafter
 from .engine_core import EngineCore
+from .mtp_drafts import MTPDrafts
 
 
 def build_core(config: EngineConfig, observer: Observer | None = None) -> EngineCore:
@@ -36,11 +38,19 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
     """
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before anything slow
-    runner = load_runner(config)
-    drafts: DraftModel | None = None
+    head: HeadRunner | None = None
+    if config.speculate == "mtp":
+        runner, head = load_runner_with_head(config)
+    else:
+        runner = load_runner(config)
+    drafts: BatchDrafter | None = None
     try:
         tokenizer = load_tokenizer(runner.info.path, config.chat_template)
-        drafts = None if config.draft_model is None else load_draft_model(config, runner, tokenizer)
+        if config.draft_model is not None:
+            drafts = load_draft_model(config, runner, tokenizer)
+        elif head is not None:
+            blocks = BlockManager(head.num_pages, head.page_size, prefix_cache=False)
+            drafts = MTPDrafts(head, blocks, max_tokens=config.max_step_tokens)
         return assemble(config, runner, tokenizer, observer, drafts)
     except BaseException:
         if drafts is not None:
@@ -102,7 +112,7 @@ def assemble(
     runner: ModelRunner,
     tokenizer: Tokenizer,
     observer: Observer | None = None,
-    draft_model: DraftModel | None = None,
+    draft_model: BatchDrafter | None = None,
 ) -> EngineCore:
     """An engine around a runner that is ready."""
     info = runner.info

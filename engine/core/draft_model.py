@@ -8,37 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
-from octavo.block_manager import BlockManager, PageTable
+from octavo.block_manager import BlockManager
 from octavo.scheduler import Sequence as Served
 from octavo.scheduler import Step, Work
 
 from ..executor.base import ModelRunner
 from ..executor.batch import build_batch
-from ..executor.sampling.sampler import SampleState
+from .draft_tables import Ask, DraftTables, Guesses
 
 _LEARNING = 0.1  # weight of the latest round
-
-
-@dataclass(slots=True, eq=False)
-class Guesses:
-    """What a draft model knows of one sample: its pages, and what was fed to it."""
-
-    salt: bytes
-    served: Served | None = None  # with a table of the draft model's pages
-    failed: bool = False  # the draft model cannot compute this text
-    fed: list[int] = field(default_factory=list)  # the tokens that were guessed for, and guesses behind them
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """``count`` guesses at what follows ``tokens``, drawn as ``state`` will draw the tokens."""
-
-    guesses: Guesses
-    tokens: Sequence[int]
-    state: SampleState
-    count: int
 
 
 class DraftModel:
@@ -65,7 +44,10 @@ class DraftModel:
         self._vocab_size = min(vocab_size, runner.info.vocab_size)
         self._max_model_len = runner.info.max_model_len
         self._clock = clock
-        self._tables: dict[Guesses, None] = {}  # those with pages, who asked last at the end
+        self._tables = DraftTables(blocks)
+
+    def begin(self, sequence: Served) -> Guesses:
+        return Guesses(sequence)
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
         """For each, as many guesses as asked for; fewer where the model has to read first, has no pages, or
@@ -93,14 +75,10 @@ class DraftModel:
 
     def close(self, guesses: Guesses) -> None:
         """Give the pages of a sample back; what it published may be found again."""
-        self._tables.pop(guesses, None)
-        if guesses.served is not None and guesses.served.table is not None:
-            self.blocks.close(guesses.served.table)
-        guesses.served = None
+        self._tables.close(guesses)
 
     def shut_down(self) -> None:
-        for guesses in list(self._tables):
-            self.close(guesses)
+        self._tables.close_all()
         self._runner.close()
 
     def _begin(self, ask: Ask, busy: set[Guesses]) -> bool:
@@ -114,31 +92,16 @@ class DraftModel:
         if guesses.failed or end > self._max_model_len:
             self.close(guesses)
             return False
+        table = self._tables.open(guesses, tokens)
         if served is None:
-            served = guesses.served = Served("draft", list(tokens), 1, salt=guesses.salt)
-            served.table = self.blocks.open(served.tokens, salt=guesses.salt)
-            guesses.fed = list(tokens[: served.num_written])
-        self._tables.pop(guesses, None)
-        self._tables[guesses] = None  # the last one to ask
-        table = served.table
-        assert table is not None
+            guesses.fed = list(tokens[: table.num_written])
+        assert guesses.served is not None
+        served = guesses.served
         served.tokens[:] = tokens
         right = _num_common(guesses.fed, tokens, start=table.num_written)
         self.blocks.commit(table, served.tokens, min(right, len(tokens) - 1, table.capacity))
         del guesses.fed[table.num_written :]
-        if self._reserve(table, end, busy):
-            return True
-        self.close(guesses)
-        return False
-
-    def _reserve(self, table: PageTable, num_tokens: int, busy: set[Guesses]) -> bool:
-        """Pages of those who did not ask are taken, the longest ago first."""
-        while not self.blocks.reserve(table, num_tokens):
-            victim = next((guesses for guesses in self._tables if guesses not in busy), None)
-            if victim is None:
-                return False
-            self.close(victim)
-        return True
+        return self._tables.reserve(guesses, end, busy)
 
     def _round(
         self, rows: list[tuple[int, Ask, Work]], given: dict[int, list[int]]

@@ -23,12 +23,14 @@ from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
 from ..speculation.model_drafter import ModelDrafter
 from ..tokenizer.tokenizer import Tokenizer
-from .draft_model import Ask, DraftModel, Guesses
+from .draft_tables import Ask, BatchDrafter, Guesses
+from .hidden_rows import HiddenRows, Wanted
+from .mtp_drafts import MTPDrafts
 from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Sample, Update
-from .step_stats import PromptPace, Recorder
+from .step_stats import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class _InFlight:
     step: Step
     batch: Batch
     pending: Pending
+    hidden: HiddenRows
 
 
 class EngineCore:
@@ -51,7 +54,7 @@ class EngineCore:
 
     speculate      what drafts for requests that do not say
     draft_tokens   drafts of a sequence in one step, at most
-    draft_model    drafts for requests that do not say, if there is one
+    draft_model    drafts for requests that do not say, if there is one: a model, or a head of the runner's
     overlaps       a step may be submitted before the one before it is resolved, see overlap.py
     """
 
@@ -67,7 +70,7 @@ class EngineCore:
         observer: Observer | None = None,
         speculate: Speculate = "off",
         draft_tokens: int = 8,
-        draft_model: DraftModel | None = None,
+        draft_model: BatchDrafter | None = None,
         overlaps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +80,6 @@ class EngineCore:
         self._blocks = blocks
         self._scheduler = scheduler
         self._recorder = Recorder(observer)
-        self._prompt_pace = PromptPace()
         self._clock = clock
         self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens)
         self._draft_model = draft_model
@@ -141,7 +143,8 @@ class EngineCore:
         for sample, drafting in zip(request.samples, made, strict=True):
             sample.drafting = drafting
             if drafting is not None and drafting.by_model is not None:
-                self._guesses[sample] = Guesses(sample.sequence.salt)
+                assert self._draft_model is not None
+                self._guesses[sample] = self._draft_model.begin(sample.sequence)
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
@@ -169,7 +172,7 @@ class EngineCore:
             self._updates = self._publish(flight, began)
 
     def _plan(self, now: float) -> Step | None:
-        step = self._scheduler.plan()
+        step = self._scheduler.plan(now)
         self._pass("plan")
         if step is not None:
             self._note_arrivals(step, now)
@@ -184,19 +187,28 @@ class EngineCore:
         self._pass("plan")
         return self._submit(step, flight.pending)
 
-    def _build_batch(self, step: Step) -> Batch:
+    def _build_batch(self, step: Step, hidden: HiddenRows) -> Batch:
         batch = build_batch(step, self._blocks.page_size)
         scored = self._scores.rows_of(step, self._samples)
         batch = batch if scored is None else replace(batch, scored=scored)
-        embedded = self._embeddings.rows_of(step, self._samples)
+        embedded = hidden.rows
         batch = batch if embedded is None else replace(batch, embedded=embedded)
         self._pass("batch")
         return batch
 
+    def _hidden_rows(self, step: Step) -> HiddenRows:
+        """Whose hidden states the step is asked for."""
+        rows, drafts = self._embeddings.rows_of(step, self._samples), self._draft_model
+        wanted: list[Wanted] = [] if rows is None else [(rows, self._embeddings.record)]
+        if isinstance(drafts, MTPDrafts) and (rows := drafts.rows_of(step)) is not None:
+            wanted.append((rows, drafts.record))
+        return HiddenRows(tuple(wanted))
+
     def _submit(self, step: Step | None, after: Pending | None = None) -> _InFlight | None:
         if step is None:
             return None
-        batch = self._build_batch(step)
+        hidden = self._hidden_rows(step)
+        batch = self._build_batch(step, hidden)
         states: list[SampleState] = []
         for sequence, drafts in step.draws():
             state = self._samples[sequence].state
@@ -206,13 +218,13 @@ class EngineCore:
             states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
         pending = self._runner.submit(batch, states, after)
         self._pass("run")
-        return _InFlight(step, batch, pending)
+        return _InFlight(step, batch, pending, hidden)
 
     def _commit(self, flight: _InFlight) -> None:
         step, batch, output = flight.step, flight.batch, flight.pending.resolve()
         self._pass("run")
         self._scores.record(output.scores)
-        self._embeddings.record(output.hidden)
+        flight.hidden.deliver(output.hidden)
         results = self._accept(step, batch, output)
         self._pass("accept")
         self._scheduler.commit(step, results)
@@ -254,8 +266,6 @@ class EngineCore:
         self._runner.close()
 
     def _report(self, step: Step | None, seconds: float) -> list[Update]:
-        if step is not None:
-            self._prompt_pace.observe(step, seconds)
         self.measure()
         for request_id in self._ended:
             self.cache.lookups.ended(request_id)
@@ -331,7 +341,7 @@ class EngineCore:
                 sample.sequence.drafts = drafts
             sample.state.prepare(drafts)
 
-    def _guess(self, model: DraftModel, step: Step, going_on: list[Sample]) -> None:
+    def _guess(self, model: BatchDrafter, step: Step, going_on: list[Sample]) -> None:
         """Let the draft model guess for all samples that it drafts for, side by side."""
         began = self._clock()
         asks: list[Ask] = []
@@ -397,7 +407,8 @@ class EngineCore:
             residual=self._blocks.residual_counts,
             states=self._blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
-            prompt_token_s=self._prompt_pace.token_s,
+            prompt_token_s=self._scheduler.prompt_pace.token_s,
+            prompt_miss_share=self._scheduler.prompt_pace.miss_share,
         )
 
 

@@ -74,6 +74,9 @@ class Request:
                     recompute=params.prompt_logprobs is not None or params.pooling == "mean",
                     tenant=tenant,
                     target_itl=None if params.target_itl is None else params.target_itl / 1e3,
+                    first_token_by=None
+                    if params.target_ttft is None
+                    else arrived_at + params.target_ttft / 1e3,
                 ),
                 # Each sample has a seed of its own, or all n would say the same.
                 SampleState(

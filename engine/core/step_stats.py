@@ -14,28 +14,6 @@ from .request import Request, Sample
 logger = logging.getLogger(__name__)
 
 
-class PromptPace:
-    """How fast prompts get on: seconds of steps that had prompt tokens over these tokens, those of the last
-    fifty such steps mostly."""
-
-    def __init__(self) -> None:
-        self._seconds = self._tokens = 0.0
-
-    @property
-    def token_s(self) -> float | None:
-        """Seconds per prompt token; None before there was one."""
-        return self._seconds / self._tokens if self._tokens else None
-
-    def observe(self, step: Step, seconds: float) -> None:
-        """A step took so long."""
-        tokens = sum(
-            item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples
-        )
-        if tokens:
-            self._seconds = 0.98 * self._seconds + seconds
-            self._tokens = 0.98 * self._tokens + tokens
-
-
 class Recorder:
     """Times are seconds of the engine's clock; ``now`` is when the step's tokens were known."""
 

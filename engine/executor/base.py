@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,45 @@ class ModelRunner(Protocol):
     def close(self) -> None:
         """Give the weights and the pool back."""
         ...
+
+
+class HeadRunner(Protocol):
+    """A model's own head for multi-token prediction, with a page pool. Calls come from the runner's thread.
+
+    num_pages      of ``page_size`` positions
+    max_model_len  positions of a sequence, at most
+    """
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
+        """One forward: row t has the hidden state ``hidden[t]`` of a position, and the token after it. A draw
+        per entry of ``batch.sample_rows``, and in ``RunOutput.hidden`` what stands for the hidden state of
+        the position after each."""
+        ...
+
+
+class WithHead(NamedTuple):
+    """A runner, and the head of its model."""
+
+    runner: ModelRunner
+    head: HeadRunner
+
+
+def load_runner_with_head(config: EngineConfig) -> WithHead:
+    """As ``load_runner``. InvalidConfig, too, where the model has no head for multi-token prediction."""
+    from .load.load import load_paged_runner
+
+    runner = load_paged_runner(config)
+    assert runner.head is not None, "load_paged_runner did not load what speculate='mtp' asks for"
+    return WithHead(runner, runner.head)
 
 
 def load_runner(config: EngineConfig) -> ModelRunner:

@@ -24,6 +24,7 @@ from .base import Pending, Resolved, RunOutput
 from .batch import Batch, ScoredRows
 from .device_step import DeviceStep
 from .failures import with_failures
+from .mtp.runner import MTPRunner
 from .paged_model import FIRST_ROW, PagedModel, slice_rows
 from .sampling.logit_rows import NumpySampling, Sampling, Target
 from .sampling.sampler import Sampled, SampleState, chosen
@@ -41,7 +42,7 @@ class PagedRunner:
     GATHER_BYTES. With ``chooses`` the model's head chooses the tokens of steps in which every token
     is plainly greedy; ``sampling`` draws those of all others, in NumPy if it is not given.
     ``on_device``: in the paged tier, tokens are drawn where the logits are, in the step's graph, and
-    with ``feeds`` the next step may take them from there.
+    with ``feeds`` the next step may take them from there. ``head``: the model's own, which guesses.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class PagedRunner:
         sampling: Sampling | None = None,
         on_device: bool = False,
         feeds: bool = False,
+        head: MTPRunner | None = None,
     ) -> None:
+        self.head = head
         self._model = model
         self._info = info
         self._dense_row_bytes = dense_row_bytes
@@ -271,7 +274,7 @@ class PagedRunner:
 
     def close(self) -> None:
         """Drop the weights and the pool; the runner must not be used afterwards."""
-        del self._model
+        del self._model, self.head
         mx.clear_cache()
 
 

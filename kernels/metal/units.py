@@ -32,8 +32,8 @@ _COMMENT = re.compile(r"//.*")
 class FormatSource:
     """Where a page format's Metal twin is: a struct in the last of ``files``. ``tile_bytes``: of a value
     in a threadgroup tile, whose type holds every code's value exactly (with scales per group: every
-    value; float32 for affine codes). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where it is 1 (or codes
-    are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
+    value; float32 for affine codes). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where
+    it is 1 (or codes are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
 
     struct: str
     files: tuple[str, ...]

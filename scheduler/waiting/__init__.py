@@ -1,6 +1,7 @@
 """Who is let in next: the queues of waiting sequences, one policy a file."""
 
 from .base import WaitingQueue
+from .cached_lengths import cached_tokens
 from .deficits import DeficitQueue
 from .fair import Costs, FairQueue
 from .first_come import LOOK_AHEAD, FirstComeQueue
@@ -14,4 +15,5 @@ __all__ = [
     "FirstComeQueue",
     "LongestPrefixQueue",
     "WaitingQueue",
+    "cached_tokens",
 ]

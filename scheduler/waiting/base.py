@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from collections.abc import Sequence as Run
 
 from ..types import Sequence, Work
+from .age_order import AgeOrder
 
 
 class WaitingQueue(ABC):
@@ -15,6 +16,15 @@ class WaitingQueue(ABC):
     The order also says which of those that run gives way, and which gets on with its prompt first. A queue
     that keeps accounts is told what has been let in and computed.
     """
+
+    def __init__(self, order: AgeOrder) -> None:
+        """``order``: among those who wait with equal rights."""
+        self._order = order
+
+    def set_late(self, late: Set[Sequence]) -> None:
+        """These, who never ran, can no longer have their first token when it is wanted: they give way to
+        those who can, within what ``AgeOrder`` allows."""
+        self._order.late = late
 
     @abstractmethod
     def offers(self) -> Iterator[Sequence]:

@@ -42,11 +42,12 @@ class CachedLengths:
                     continue
                 may_hash -= missing
             self._known.pop(sequence, None)
-            self._known[sequence] = self._look_up(sequence)
+            self._known[sequence] = cached_tokens(sequence, self._blocks)
 
-    def _look_up(self, sequence: Sequence) -> int:
-        if sequence.recompute or not self._blocks.prefix_cache:
-            return 0
-        digests = self._blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
-        found = self._blocks.num_findable(digests, quantize_after=sequence.quantize_after)
-        return found * self._blocks.page_size
+
+def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
+    """Tokens of a waiting sequence that the prefix cache has now."""
+    if sequence.recompute or not blocks.prefix_cache:
+        return 0
+    digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
+    return blocks.num_findable(digests, quantize_after=sequence.quantize_after) * blocks.page_size

@@ -19,41 +19,25 @@ class DeficitQueue(FairQueue):
     """DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
 
     Every tenant that waits may be served until its counter reaches a level; those who may are let in
-    in the order of what is cached of their prompts. When nobody who waits may, the level rises by
-    whole quanta until somebody may. So two tenants with something waiting are a quantum further apart
-    than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than ``PrefixOrder``
-    allows.
+    in the order of what is cached of their prompts, and where that is as much, in that of ``FairQueue``;
+    so do prompts under way, for which the cache has done its part. When nobody who waits may, the level
+    rises by whole quanta until somebody may. So two tenants with something waiting are a quantum further
+    apart than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than
+    ``PrefixOrder`` allows.
     """
 
     def __init__(
         self, blocks: BlockManager, costs: Costs | None = None, *, quantum: float = DEFAULT_QUANTUM
     ) -> None:
-        super().__init__(costs)
+        order = PrefixOrder(blocks)
+        super().__init__(costs, order=order)
         if not quantum > 0:
             raise ValueError(f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is usual")
         self.quantum = quantum
-        self._order = PrefixOrder(blocks)
-
-    def put_back(self, sequence: Sequence) -> None:
-        super().put_back(sequence)
-        self._order.interrupt(sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        self._order.leaves(sequence, self._lane(sequence))
-        super().remove(sequence)
-
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        super().replace(sequence, heir)
-        self._order.replace(sequence, heir)
+        self._lengths = order.lengths
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         return sequence.priority == blocked.priority  # only who may be served is ever offered
-
-    def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        return sorted(running, key=lambda s: (s.priority, self._service(s) >= self._class_of(s).level))
-
-    def _goes_first(self, waiting: Sequence, running: Sequence) -> bool:
-        return self._service(waiting) < self._class_of(running).level <= self._service(running)
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum
@@ -82,7 +66,8 @@ class DeficitQueue(FairQueue):
         able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
         compared = [list(islice(lane, looked_at)) for lane in able]
-        self._order.lengths.refresh(chain.from_iterable(compared))
+        self._lengths.refresh(chain.from_iterable(compared))
+        compared.sort(key=lambda lane: service[lane[0].tenant])  # where as much is cached, the least served
         ranks = [rank for lane in compared for rank in self._order.rank(lane)]
         ranks.sort(key=lambda rank: rank[:2])
         return [sequence for _, _, sequence in ranks]

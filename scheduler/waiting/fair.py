@@ -6,9 +6,11 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ..types import Sequence, Work
-from .lanes import PriorityClass, TenantLanes
+from .age_order import AgeOrder
+from .lanes import LOOK_AHEAD, PriorityClass, TenantLanes
 
 SHORT_STEPS = 8
 """Steps for each one that ends with a tenant's first token, however much of others' prompts would fit in."""
@@ -58,10 +60,13 @@ class FairQueue(TenantLanes):
     far two tenants can be apart, with a proof: docs/guides/fairness.md.
     """
 
-    def __init__(self, costs: Costs | None = None, *, head_start: float = 0.0) -> None:
+    def __init__(
+        self, costs: Costs | None = None, *, head_start: float = 0.0, order: AgeOrder | None = None
+    ) -> None:
         """``head_start``: how far below the others a tenant comes back, as long as it has had no more: with
-        the cost of a step's prompt tokens, a short prompt need not wait for a chunk of a long one."""
-        super().__init__()
+        the cost of a step's prompt tokens, a short prompt need not wait for a chunk of a long one.
+        ``order``: among those of one tenant."""
+        super().__init__(order)
         self.costs = costs or Costs()
         self.head_start = head_start
         self._since_short = SHORT_STEPS  # steps
@@ -178,17 +183,18 @@ class FairQueue(TenantLanes):
             del service[name]
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
-        """The oldest of the least served tenant, over and over."""
-        lanes, service = priority_class.lanes, priority_class.service
-        heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(lanes)]
+        """The first of the least served tenant, over and over."""
+        service = priority_class.service
+        heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(priority_class.lanes)]
         heapq.heapify(heap)
+        lines: dict[str, Run[Sequence]] = {}  # of those who have come first so far, as they were then
         while heap:
             _, index, tenant, passed = heap[0]
-            lane = lanes.get(tenant)
-            if lane is None or passed >= len(lane):
+            line = lines.get(tenant)
+            if line is None:
+                line = lines[tenant] = tuple(islice(self._line(priority_class.lanes[tenant]), LOOK_AHEAD))
+            if passed == len(line):
                 heapq.heappop(heap)
                 continue
-            sequence = lane[passed]
-            yield sequence
-            stays = passed < len(lane) and lane[passed] is sequence  # it was not let in
-            heapq.heapreplace(heap, (service[tenant], index, tenant, passed + stays))
+            yield line[passed]
+            heapq.heapreplace(heap, (service[tenant], index, tenant, passed + 1))

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import groupby, islice
 
 from ..types import Sequence
+from .age_order import AgeOrder
 from .base import WaitingQueue
 
 LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
 
 
 class FirstComeQueue(WaitingQueue):
-    """By priority, the oldest first among equals. A short prompt may pass long ones of its priority."""
+    """By priority, the oldest first among equals, but those that are late after the others; see
+    ``AgeOrder``. A short prompt may pass long ones of its priority."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: AgeOrder | None = None) -> None:
+        super().__init__(order or AgeOrder())
         self._waiting: deque[Sequence] = deque()
 
     def offers(self) -> Iterator[Sequence]:
-        return iter(tuple(self._waiting))
+        return self._by_rank() if self._order.late else iter(tuple(self._waiting))
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._waiting)
@@ -39,12 +42,15 @@ class FirstComeQueue(WaitingQueue):
     def put_back(self, sequence: Sequence) -> None:
         before = (i for i, s in enumerate(self._waiting) if s.priority >= sequence.priority)
         self._waiting.insert(next(before, len(self._waiting)), sequence)
+        self._order.interrupt(sequence)
 
     def remove(self, sequence: Sequence) -> None:
+        self._order.leaves(sequence, (s for s in self._waiting if s.priority == sequence.priority))
         self._waiting.remove(sequence)
 
     def replace(self, sequence: Sequence, heir: Sequence) -> None:
         self._waiting[self._waiting.index(sequence)] = heir
+        self._order.replace(sequence, heir)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         return sequence.priority == blocked.priority
@@ -54,3 +60,10 @@ class FirstComeQueue(WaitingQueue):
 
     def short_rivals(self, _running: Sequence) -> Iterable[Sequence]:
         return islice(self._waiting, LOOK_AHEAD)
+
+    def _by_rank(self) -> Iterator[Sequence]:
+        """Of each priority the first ``LOOK_AHEAD`` in their order, and the others behind them."""
+        for _, group in groupby(tuple(self._waiting), key=lambda s: s.priority):
+            equals = list(group)
+            yield from self._order.in_order(equals[:LOOK_AHEAD])
+            yield from equals[LOOK_AHEAD:]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from ..types import Sequence
+from .age_order import AgeOrder
 from .base import WaitingQueue
 
 LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
@@ -32,11 +34,13 @@ class PriorityClass:
 class TenantLanes(WaitingQueue):
     """Tenants take turns inside each priority; who has the next turn is left to a subclass.
 
-    A sequence that has to wait, for a long prompt of its own tenant or for a page that is being computed,
-    is passed by its own tenant's only: nobody gains on a tenant whose turn it is.
+    Those that are late give way to others of their tenant, see ``AgeOrder``. A sequence that has to wait, for
+    a long prompt of its own tenant or for a page that is being computed, is passed by its own tenant's
+    only: nobody gains on a tenant whose turn it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: AgeOrder | None = None) -> None:
+        super().__init__(order or AgeOrder())
         self._classes: dict[int, PriorityClass] = {}
         self._size = 0
 
@@ -72,9 +76,11 @@ class TenantLanes(WaitingQueue):
     def put_back(self, sequence: Sequence) -> None:
         self._open_lane(sequence).appendleft(sequence)
         self._size += 1
+        self._order.interrupt(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         lane = self._lane(sequence)
+        self._order.leaves(sequence, lane)
         if lane[0] is sequence:
             lane.popleft()
         else:
@@ -88,21 +94,26 @@ class TenantLanes(WaitingQueue):
     def replace(self, sequence: Sequence, heir: Sequence) -> None:
         lane = self._lane(sequence)
         lane[lane.index(sequence)] = heir
+        self._order.replace(sequence, heir)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        return (sequence.priority, sequence.tenant) == (blocked.priority, blocked.tenant)
+        return _are_equals(blocked, sequence)
 
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
-        return running.priority < sequence.priority or self.may_pass(running, sequence)
+        return running.priority < sequence.priority or _are_equals(running, sequence)
 
     def short_rivals(self, running: Sequence) -> Iterable[Sequence]:
         return islice(self._lane(running), LOOK_AHEAD)
 
     def first_claims(self, running: Sequence) -> Iterable[Sequence]:
         lanes = self._class_of(running).lanes
-        others = (lane for tenant, lane in lanes.items() if tenant != running.tenant)
+        others = (self._line(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
         behind = (lane for lane in others if self._goes_first(lane[0], running))
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
+
+    def _line(self, lane: deque[Sequence]) -> Run[Sequence]:
+        """The first ``LOOK_AHEAD`` of a lane at least, in their order."""
+        return self._order.in_order(islice(lane, LOOK_AHEAD)) if self._order.late else lane
 
     def _class_of(self, sequence: Sequence) -> PriorityClass:
         return self._class(sequence.priority)
@@ -134,3 +145,8 @@ class TenantLanes(WaitingQueue):
 
 
 MAX_IDLE_CLASSES = 64
+
+
+def _are_equals(one: Sequence, other: Sequence) -> bool:
+    """Whether two sequences are of one lane."""
+    return (one.priority, one.tenant) == (other.priority, other.tenant)

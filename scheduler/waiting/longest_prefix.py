@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby, islice
+from itertools import islice
 
 from octavo.block_manager import BlockManager
 
@@ -20,25 +20,10 @@ class LongestPrefixQueue(FirstComeQueue):
     """
 
     def __init__(self, blocks: BlockManager) -> None:
-        super().__init__()
-        self._order = PrefixOrder(blocks)
+        order = PrefixOrder(blocks)
+        super().__init__(order)
+        self._lengths = order.lengths
 
     def offers(self) -> Iterator[Sequence]:
-        self._order.lengths.refresh(islice(self._waiting, LOOK_AHEAD))
-        for _, group in groupby(tuple(self._waiting), key=lambda s: s.priority):
-            equals = list(group)
-            ranks = sorted(self._order.rank(equals[:LOOK_AHEAD]), key=lambda rank: rank[:2])
-            yield from (sequence for _, _, sequence in ranks)
-            yield from equals[LOOK_AHEAD:]
-
-    def put_back(self, sequence: Sequence) -> None:
-        super().put_back(sequence)
-        self._order.interrupt(sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        self._order.leaves(sequence, (s for s in self._waiting if s.priority == sequence.priority))
-        super().remove(sequence)
-
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        super().replace(sequence, heir)
-        self._order.replace(sequence, heir)
+        self._lengths.refresh(islice(self._waiting, LOOK_AHEAD))
+        return self._by_rank()

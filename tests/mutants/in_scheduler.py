@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
+PLAN_AHEAD = "scheduler/plan_ahead.py"
 ROSTER = "scheduler/roster.py"
 FAIR = "scheduler/waiting/fair.py"
 TYPES = "scheduler/types.py"
@@ -213,10 +214,34 @@ MUTANTS = (
         "if find and _next_digest(table) in filling:",
         "if table is None:",
     ),
+    Mutant(
+        "another tenant's long prompt holds others up",
+        "scheduler/waiting/lanes.py",
+        "running.priority < sequence.priority or _are_equals(running, sequence)",
+        "running.priority <= sequence.priority",
+    ),
+    Mutant(
+        "a latency target lets everybody in",
+        SCHEDULER,
+        "        if not self._has_time(sequence):\n            return Admission.NO_ROOM\n",
+        "",
+    ),
+    Mutant(
+        "who is late gives way to nobody",
+        "scheduler/waiting/age_order.py",
+        "return 3 if sequence in self.late else 2",
+        "return 2",
+    ),
+    Mutant(
+        "who is late waits for ever",
+        "scheduler/waiting/age_order.py",
+        "self._overtaken[oldest] = self._overtaken.get(oldest, 0) + 1",
+        "self._overtaken[oldest] = 0",
+    ),
     # a step that is planned before the one before it is committed
     Mutant(
         "a sequence that has ended is planned ahead",
-        SCHEDULER,
+        PLAN_AHEAD,
         "if start + 1 - sequence.num_prompt >= sequence.max_tokens:",
         "if start + 1 - sequence.num_prompt > sequence.max_tokens:",
     ),
@@ -228,11 +253,9 @@ MUTANTS = (
     ),
     Mutant(
         "a step ahead takes the tokens of others",
-        SCHEDULER,
+        PLAN_AHEAD,
         "sources.append(index)",
         "sources.append(len(sources))",
     ),
-    Mutant(
-        "a step ahead has no room", SCHEDULER, "if not self.blocks.reserve(table, start + 1):", "if False:"
-    ),
+    Mutant("a step ahead has no room", PLAN_AHEAD, "if not blocks.reserve(table, start + 1):", "if False:"),
 )

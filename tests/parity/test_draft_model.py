@@ -11,14 +11,20 @@ from typing import Any
 import pytest
 
 import tiny_models
-from draft_checks import FORMS, Drafts, essence, random_params, random_prompts
+from draft_checks import (
+    FORMS,
+    Cores,
+    Drafts,
+    essence,
+    random_params,
+    random_prompts,
+    request_of,
+    serve_and_cancel,
+)
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.api.stats import Observer
 from octavo.engine.core.build import build_core
-from octavo.engine.core.engine_core import EngineCore
-from octavo.engine.core.request import Request
 from octavo.engine.frontend.llm import LLM
 
 pytestmark = pytest.mark.usefixtures("every_draft_is_computed")
@@ -34,22 +40,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another architecture, with sliding windows, that agrees with nobody."""
     folder = tmp_path_factory.mktemp("models") / "mistral"
     return tiny_models.make_model(folder, "mistral", num_hidden_layers=2)
-
-
-class Cores:
-    """Builds a core and keeps it."""
-
-    def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
-        self.core = build_core(config, observer)
-        return self.core
-
-    def check(self) -> None:
-        """Every page of the draft model is idle, and its books are right."""
-        assert self.core._draft_model is not None
-        blocks = self.core._draft_model.blocks
-        blocks.check()
-        assert blocks.num_held == 0
-        assert not self.core._guesses
 
 
 def config_of(folder: Path, draft: Path, **settings: Any) -> EngineConfig:
@@ -97,47 +87,10 @@ def test_windows_and_other_formats(folder: Path, windowed: Path, backend: str) -
             check(*pair, backend=backend, kv_format=kv_format, seeds=range(4 if quick else 1))
 
 
-def request_of(core: EngineCore, number: int, prompt: list[int], params: SamplingParams) -> Request:
-    return Request(
-        str(number),
-        prompt,
-        params,
-        max_tokens=params.max_tokens or 16,
-        tokenizer=core.tokenizer,
-        vocab_size=core.info.vocab_size,
-        arrived_at=0.0,
-    )
-
-
 def test_cancelled_requests_give_the_draft_models_pages_back(folder: Path, windowed: Path) -> None:
     """In the middle of prompts, of outputs and of preemption; prompts longer than a step are read bit by
     bit."""
-    rng, cores = random.Random(3), Cores()
-    core = cores(config_of(folder, windowed, num_pages=30))
-    try:
-        requests = [
-            request_of(core, number, prompt, random_params(rng))
-            for number, prompt in enumerate(random_prompts(rng, 30))
-        ]
-        requests[0] = request_of(
-            core, 0, [rng.randrange(250) for _ in range(130)], SamplingParams(max_tokens=20)
-        )
-        most_held = 0
-        waiting = list(requests)
-        assert core._draft_model is not None
-        while core.has_work or waiting:
-            while waiting and rng.random() < 0.5:
-                core.add(waiting.pop(0))
-            core.step()
-            core._draft_model.blocks.check()
-            most_held = max(most_held, core._draft_model.blocks.num_held)
-            if rng.random() < 0.2:
-                core.abort(rng.choice(requests[1:]))
-        assert most_held > 10
-        cores.check()
-        assert core._blocks.num_held == 0
-    finally:
-        core.close()
+    assert serve_and_cancel(config_of(folder, windowed, num_pages=30)) > 10
 
 
 def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
@@ -178,5 +131,5 @@ def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_settings_that_name_no_model_are_refused(folder: Path) -> None:
     for speculate in ("draft", "draft:", "medusa"):
-        with pytest.raises(InvalidConfig, match="speculate must be off, ngram, suffix or draft:PATH"):
+        with pytest.raises(InvalidConfig, match="speculate must be off, ngram, suffix, mtp or draft:PATH"):
             EngineConfig(model=str(folder), speculate=speculate)

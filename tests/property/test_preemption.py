@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
-from octavo.scheduler.waiting import DeficitQueue, FairQueue, FirstComeQueue, LongestPrefixQueue
+from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
-QUEUES = {
-    "fcfs": lambda _blocks: FirstComeQueue(),
-    "vtc": lambda _blocks: FairQueue(),
-    "dlpm": lambda blocks: DeficitQueue(blocks, quantum=24.0),
-    "lpm": LongestPrefixQueue,
-}
 
 
 @dataclass(frozen=True)
@@ -29,6 +23,7 @@ class Crowd:
     budget: int
     arrivals: int  # per step
     prefix_cache: bool
+    target_itl: float | None  # seconds, where a step takes 10 ms and 1 ms for each position in it
 
     @property
     def num_pages(self) -> int:
@@ -54,6 +49,7 @@ crowds = st.builds(
     budget=st.integers(6, 40),
     arrivals=st.integers(1, 3),
     prefix_cache=st.booleans(),
+    target_itl=st.sampled_from([None, None, 0.001, 0.018]),
 )
 
 
@@ -69,7 +65,8 @@ def sequences(crowd: Crowd, number: int) -> list[Sequence]:
 
 def begin(crowd: Crowd, kind: str) -> Scheduler:
     blocks = BlockManager(crowd.num_pages, PAGE_SIZE, prefix_cache=crowd.prefix_cache)
-    return Scheduler(blocks, Limits(crowd.budget, crowd.max_running), waiting=QUEUES[kind](blocks))
+    limits = Limits(crowd.budget, crowd.max_running, target_itl=crowd.target_itl)
+    return Scheduler(blocks, limits, waiting=QUEUES[kind](blocks))
 
 
 def advance(scheduler: Scheduler) -> None:
@@ -77,6 +74,7 @@ def advance(scheduler: Scheduler) -> None:
     assert step is not None
     scheduler.blocks.check()
     scheduler.commit(step, [Result(7) for _ in step.sampled()])
+    scheduler.observe(step, 0.01 + 0.001 * step.num_tokens)
 
 
 @pytest.mark.parametrize("kind", QUEUES)

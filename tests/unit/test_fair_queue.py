@@ -10,7 +10,7 @@ import pytest
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
 from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
-from octavo.scheduler.waiting.prefix_order import MAX_OVERTAKEN
+from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 
 
 def scheduler(
@@ -18,6 +18,12 @@ def scheduler(
 ) -> Scheduler:
     queue = FairQueue() if queue is None else queue
     return Scheduler(BlockManager(num_pages, 4), Limits(budget, running), waiting=queue)
+
+
+def scheduler_of(blocks: BlockManager, kind: str) -> Scheduler:
+    """Of 16 tokens a step, and a quantum that nobody here uses up."""
+    queue = DeficitQueue(blocks, quantum=1e9) if kind == "dlpm" else FairQueue(head_start=16.0)
+    return Scheduler(blocks, Limits(16, 4), waiting=queue)
 
 
 def fair(s: Scheduler) -> FairQueue:
@@ -201,6 +207,18 @@ def test_a_prompt_under_way_leaves_the_step_to_who_has_had_less() -> None:
         step = advance(s)
         assert {work.sequence.sequence_id: work.stop - work.start for work in step.work} == expected
         assert names(advance(s)) == ["along"]
+
+
+@pytest.mark.parametrize("kind", ["vtc", "dlpm"])
+def test_a_long_prompt_under_way_holds_up_no_other_tenants(kind: str) -> None:
+    """As long as the other has had less; with a quantum that the one under way has not used up, too."""
+    blocks = BlockManager(64, 4)
+    s = scheduler_of(blocks, kind)
+    s.add(request("along1", 60))
+    s.add(request("along2", 60))
+    advance(s)
+    s.add(request("blong", 20))
+    assert names(advance(s)) == ["blong"]
 
 
 def test_nobody_but_its_own_tenant_passes_a_long_prompt_whose_turn_it_is() -> None:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Result, Scheduler, Sequence
-from octavo.scheduler.latency_target import MIN_CHUNK, LatencyTarget
+from octavo.scheduler.latency_target import (
+    AUTO_MOST_S,
+    AUTO_ROOM,
+    MIN_CHUNK,
+    MIN_RUNNING,
+    LatencyTarget,
+)
 from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
 from octavo.scheduler.types import StepShape, Work
 
@@ -139,6 +145,83 @@ def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
             break
         advance(scheduler)
     assert prompt.status.name == "FINISHED"
+
+
+def crowd(
+    target_itl: float | Literal["auto"] | None, own: float | None = None
+) -> tuple[list[float], list[int]]:
+    """64 sequences behind a cached beginning, so that they could all decode at once: seconds of the steps, in
+    which attending to a sequence's 1,000 positions takes 3 ms, and how many ran, until all have ended."""
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=target_itl)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+    head = [5] * 1000
+    scheduler.add(Sequence("first", list(head), 2))
+    seconds: list[float] = []
+    running: list[int] = []
+    for number in range(10_000):
+        if number == 3:
+            for index in range(64):
+                scheduler.add(Sequence(f"s{index}", [*head, index], 60, target_itl=own))
+        if (step := scheduler.plan()) is None:
+            return seconds, running
+        shape = shape_of(step.work)
+        seconds.append(machine(shape) + 3e-6 * (shape.num_positions + shape.chunk_positions / 100))
+        running.append(scheduler.num_running)
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, seconds[-1])
+    raise AssertionError("somebody starves")
+
+
+@pytest.mark.parametrize(("server", "own"), [(0.1, None), (None, 0.1), ("auto", 0.1)])
+def test_no_more_run_than_decode_within_the_target(
+    server: float | Literal["auto"] | None, own: float | None
+) -> None:
+    seconds, running = crowd(server, own)
+    assert max(seconds[10:]) <= 0.1
+    assert max(running[20:]) > 10, "and no fewer either"
+    without, _ = crowd(None)
+    assert max(without[10:]) > 0.2
+
+
+def test_auto_lets_no_more_run_than_keep_a_step_from_being_a_stall() -> None:
+    seconds, running = crowd("auto")
+    assert max(seconds[10:]) <= AUTO_MOST_S * AUTO_ROOM
+    assert max(running) > 40
+
+
+def test_a_long_sequence_waits_where_short_ones_would_not() -> None:
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.05)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+    head = [5] * 12_000
+
+    def advance_with_positions() -> None:
+        step = scheduler.plan()
+        assert step is not None
+        shape = shape_of(step.work)
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, machine(shape) + 3e-6 * shape.num_positions)
+
+    scheduler.add(Sequence("first", list(head), 40))
+    while scheduler.has_work:
+        advance_with_positions()
+    for index in range(5):
+        scheduler.add(Sequence(f"s{index}", [index], 100))
+    for _ in range(10):
+        advance_with_positions()
+    long, short = Sequence("long", [*head, 1], 2), Sequence("short", [1, 2], 2)
+    scheduler.add(long)
+    advance_with_positions()
+    assert long.status.name == "WAITING"
+    scheduler.abort(long)
+    scheduler.add(short)
+    advance_with_positions()
+    assert short.status.name == "RUNNING"
+
+
+def test_a_few_run_even_if_the_target_leaves_room_for_one() -> None:
+    seconds, running = crowd(0.029)
+    assert max(running[20:]) == MIN_RUNNING
+    assert max(seconds[10:]) > 0.029 > machine(StepShape(1, 0, 1000, 0)) + 0.003
 
 
 def test_prompts_alone_take_whole_chunks() -> None:

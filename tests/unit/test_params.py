@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import struct
 
 import pytest
 
 from octavo.engine import InvalidRequest, SamplingParams
+from octavo.engine.arguments.options import add_sampling_arguments, sampling_arguments
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,27 @@ def test_the_ends_of_the_ranges_are_allowed() -> None:
     SamplingParams(repetition_penalty=0.01)
     SamplingParams(repetition_penalty=struct.unpack("f", struct.pack("f", 0.01))[0])  # as it is sent
     SamplingParams(temperature=100, top_p=1e-9, min_p=1, n=1, seed=0, logprobs=0, stop=("x" * 1024,) * 16)
+
+
+def test_options_are_made_from_what_is_declared() -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_arguments(parser, max_tokens=7)
+    assert sampling_arguments(parser.parse_args([])) == {}
+    line = "--min-tokens 2 --top-p 0.5 --logit-bias 3=-1.5 --logit-bias 4=2 --stop a --stop b --stop-id 9"
+    assert sampling_arguments(parser.parse_args([*line.split(), "--ignore-eos"])) == {
+        "min_tokens": 2, "top_p": 0.5, "logit_bias": {3: -1.5, 4: 2.0}, "stop": ("a", "b"), "stop_ids": (9,),
+        "ignore_eos": True,
+    }  # fmt: skip
+    assert "tokens to generate at most (7)" in parser.format_help()
+
+
+@pytest.mark.parametrize("text", ["3", "x=1", "3=", "=2"])
+def test_a_bias_is_a_token_and_a_number(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--logit-bias", text])
+    assert f"'{text}' is not a token id and a number, such as 42=-1.5" in capsys.readouterr().err
 
 
 def test_one_stop_string_is_not_a_list_of_letters() -> None:

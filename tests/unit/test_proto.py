@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from smg_grpc_proto.generated import vllm_engine_pb2
 
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
-from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
 from octavo.engine.api.structured_output import Structured
 from octavo.engine.client.client import make_request
 from octavo.engine.grpc.octavo_v1 import messages
@@ -60,6 +61,17 @@ def test_every_number_of_the_contract_is_kept() -> None:
         "stop_string": 7, "stop_id": 8, "usage": 9, "error": 10,
         "prompt_logprobs": 11,
     }  # fmt: skip
+
+
+def test_every_parameter_travels_in_a_field_of_its_name() -> None:
+    fields = set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
+    assert fields == set(PARAMETERS) - {"pooling"}  # which Embed has, for itself
+    theirs = set(vllm_engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    assert {declared.vllm for declared, _ in PARAMETERS.values() if declared.vllm} <= theirs
+    of_their_own = {
+        "structured", "quantize_after", "speculate", "pooling", "target_itl", "target_ttft", "stop_ids",
+    }  # fmt: skip
+    assert set(PARAMETERS) - theirs == of_their_own
 
 
 def test_every_number_of_the_cache_service_is_kept() -> None:

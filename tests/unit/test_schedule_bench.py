@@ -19,11 +19,19 @@ def results(*options: str) -> dict[str, Any]:
 
 
 def test_a_flood_hardly_delays_another_tenant_under_fairness() -> None:
-    found = results("--traffic", "light", "--traffic", "flood", "--order", "fcfs", "--order", "vtc")
+    orders = [option for order in ("fcfs", "vtc", "dlpm") for option in ("--order", order)]
+    found = results("--traffic", "light", "--traffic", "flood", *orders)
     alone = found["light"]["fcfs"]["ttft_p95_s"]["light"]
     assert found["flood"]["fcfs"]["ttft_p95_s"]["light"] > 10 * alone, "first come, first served"
-    assert found["flood"]["vtc"]["ttft_p95_s"]["light"] <= 2 * alone
-    assert found["flood"]["vtc"]["tokens_per_s"] >= 0.99 * found["flood"]["fcfs"]["tokens_per_s"]
+    for order in ("vtc", "dlpm"):
+        assert found["flood"][order]["ttft_p95_s"]["light"] <= 2 * alone
+        assert found["flood"][order]["tokens_per_s"] >= 0.99 * found["flood"]["fcfs"]["tokens_per_s"]
+
+
+def test_deficits_keep_the_hits_of_the_longest_prefix() -> None:
+    found = results("--traffic", "shared", "--order", "lpm", "--order", "dlpm", "--num-pages", "1024")
+    hits = {order: figures["hit_ratio"] for order, figures in found["shared"].items()}
+    assert hits["dlpm"] >= 0.97 * hits["lpm"]
 
 
 def test_a_trace_is_served(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from google.protobuf import descriptor_pb2
 
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.api.setting import settings_of
+from octavo.engine.api.setting import default_of, settings_of
 from octavo.engine.cli import COMMANDS, command_parser
 from octavo.engine.cli.bench import BENCHES
 from octavo.engine.observability.prometheus import Metrics
@@ -98,42 +97,18 @@ def config() -> str:
 def _fields(cls: type) -> Iterator[tuple[str, str, str]]:
     meanings = meanings_of(cls)
     for field in dataclasses.fields(cls):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+        default = default_of(field)
         shown = "required" if default is dataclasses.MISSING else f"`{default!r}`"
         yield f"`{field.name}`", shown, meanings.get(field.name, "")
 
 
 def meanings_of(cls: type) -> dict[str, str]:
-    """What each field of a dataclass means: as it is declared as a setting, or as the docstring says."""
-    meanings = documented_fields(cls)
+    """What each field of a configuration means, as it is declared."""
+    meanings = {}
     for name, (declared, default) in settings_of(cls).items():
         text = declared.explained(default)
         meanings[name] = f"{text[:1].upper()}{text[1:]}. {declared.more}".strip()
     return meanings
-
-
-def documented_fields(cls: type) -> dict[str, str]:
-    """The meanings that a dataclass's docstring gives: ``name   text`` lines and their continuations.
-
-    One line may name several fields (``tls, auth_token_file   who may ...``), which then share the text.
-    """
-    names = {field.name for field in dataclasses.fields(cls)}
-    meanings: dict[str, list[str]] = {}
-    current: list[str] = []
-    for line in (cls.__doc__ or "").splitlines():
-        found = re.match(r"\s*(\w+(?:, \w+)*)\s+(\S.*)", line)
-        listed = found.group(1).split(", ") if found else []
-        if found and listed and set(listed) <= names and not line.startswith(" " * 8):
-            current = listed
-            meanings.update({name: [found.group(2)] for name in listed})
-        elif current and line.startswith(" " * 8):
-            for name in current:
-                meanings[name].append(line.strip())
-        else:
-            current = []
-    return {name: " ".join(texts) for name, texts in meanings.items()}
 
 
 def metrics() -> str:

@@ -35,6 +35,7 @@ from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.snapshot_store import snapshot_bytes
 from ..recurrent.state_pool import StatePool
 from .discover import CacheLayout, discover_layout
+from .head import load_mtp
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .prepare import choose_device, make_ready
@@ -108,6 +109,11 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         states=0 if pool is None else pool.nbytes,
     )
     set_memory_limits(budget.workspace)
+    head = None
+    if config.speculate == "mtp":
+        head = load_mtp(
+            config, choice, loaded, probed, ready, num_pages=num_pages, max_model_len=max_model_len
+        )
     groups = size.page_groups(num_pages)
     info = replace(
         _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
@@ -123,6 +129,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
         sampling=ops.sampler(),
         on_device=not choice.backend.has_model_ops or config.async_steps == "on",
         feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
+        head=head,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import octavo
 from octavo.proto import generation_pb2 as pb
@@ -16,13 +15,10 @@ from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
 from ..interface import Prompt, Tokenizer
 from ..request_handler import check_num_ids
+from ..sampling_fields import SamplingFields
 from ..structured_messages import structured_message, structured_of
 
-_SCALARS = (
-    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "n", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs",
-    "quantize_after", "speculate", "target_itl", "target_ttft",
-)  # fmt: skip
+_FIELDS = SamplingFields(pb.SamplingParams.DESCRIPTOR)
 _FINISH: Mapping[FinishReason, pb.FinishReason] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -64,32 +60,19 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
 
 def params_of(sampling: pb.SamplingParams) -> SamplingParams:
     """Sampling parameters, with the defaults of SamplingParams for what is not set."""
-    given: dict[str, Any] = {name: getattr(sampling, name) for name in _SCALARS if sampling.HasField(name)}
     structured = None
     if sampling.HasField("structured"):
         kind = sampling.structured.WhichOneof("constraint")
         structured = structured_of(kind, getattr(sampling.structured, kind) if kind else None)
         if structured is None:
             raise InvalidRequest("structured says nothing; set one of its fields, or leave it out")
-    return SamplingParams(
-        **given,
-        structured=structured,
-        logit_bias=dict(sampling.logit_bias),
-        stop=tuple(sampling.stop),
-        stop_ids=tuple(sampling.stop_ids),
-    )
+    return SamplingParams(**_FIELDS.read(sampling), structured=structured)
 
 
 def params_message(params: SamplingParams) -> pb.SamplingParams:
     """The other way round, for clients; ``params_of(params_message(p)) == p``."""
-    given = {name: value for name in _SCALARS if (value := getattr(params, name)) is not None}
-    return pb.SamplingParams(
-        **given,
-        logit_bias=dict(params.logit_bias),
-        stop=params.stop,
-        stop_ids=params.stop_ids,
-        structured=None if params.structured is None else structured_message(params.structured),
-    )
+    structured = None if params.structured is None else structured_message(params.structured)
+    return pb.SamplingParams(**_FIELDS.write(params), structured=structured)
 
 
 def is_final_only(request: pb.GenerateRequest) -> bool:

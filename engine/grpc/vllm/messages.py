@@ -19,8 +19,10 @@ from ...api.outputs import Delta, TokenLogprob
 from ...api.sampling_params import SamplingParams
 from ..interface import Prompt
 from ..request_handler import check_num_ids
+from ..sampling_fields import SamplingFields
 from ..structured_messages import structured_of
 
+_FIELDS = SamplingFields(pb.SamplingParams.DESCRIPTOR, vllm=True)
 _UNSUPPORTED_INPUTS = (
     "kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "extra_mm_inputs", "media_refs",
 )  # fmt: skip
@@ -62,26 +64,10 @@ def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
 def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> SamplingParams:
     """Sampling parameters; an unset temperature is the model's own."""
     kind = sampling.WhichOneof("constraint")
-    return SamplingParams(
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature if sampling.HasField("temperature") else default_temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p or 1.0,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        seed=sampling.seed % 2**64 if sampling.HasField("seed") else None,
-        n=sampling.n or 1,
-        stop=tuple(sampling.stop),
-        stop_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
-        structured=structured_of(kind, getattr(sampling, kind) if kind else None),
-    )
+    given = {"temperature": default_temperature} | _FIELDS.read(sampling)
+    if "seed" in given:
+        given["seed"] %= 2**64  # vLLM's are signed
+    return SamplingParams(**given, structured=structured_of(kind, getattr(sampling, kind) if kind else None))
 
 
 def chunk_of(delta: Delta) -> pb.GenerateResponse:

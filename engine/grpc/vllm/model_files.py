@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...api.sampling_params import PARAMETERS
 from ...tokenizer.tokenizer import read_json
 
 CHUNK_BYTES = 64 * 2**10
@@ -19,7 +20,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt",
     "config.json", "generation_config.json",
 )  # fmt: skip
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_SAMPLING = tuple(name for name, (declared, _) in PARAMETERS.items() if declared.recommended)
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same time for all: equal files make equal archives
 
 

@@ -1,0 +1,224 @@
+"""Guesses by the model's own head for multi-token prediction.
+
+The head reads, for each position, the model's hidden state there and the token after it. So it is fed with
+what the model's steps computed, rows of right tokens. Behind them, guesses are made of the head's own
+outputs; their K/V is written over by the next rows of the model.
+
+Its pages begin where hidden states do: what a sequence found in the prefix cache was not computed, so the
+head does not see it. Rotary positions count from there; attention depends on their differences alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.block_manager import BlockManager
+from octavo.kernels.metadata import Ints
+from octavo.scheduler import Sequence, Step, Work
+
+from ..executor.base import HeadRunner
+from ..executor.batch import build_batch
+from ..executor.sampling.sampler import SampleState
+from .draft_tables import Ask, DraftTables, Guesses
+from .hidden_rows import States
+
+READ_AT = 64
+"""Rows of one sample that wait to be read before it is read without a guess: fewer are read with the next."""
+
+_LEARNING = 0.1  # weight of the latest round
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """What the head gets of one sample.
+
+    first    position of the sample's tokens that is the head's position 0
+    num_fed  positions that it was fed with
+    waiting  [n, D]  hidden states of those behind
+    """
+
+    guesses: Guesses
+    first: int = 0
+    num_fed: int = 0
+    waiting: list[States] = field(default_factory=list)
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether all that was fed is there: where pages were short, others may have taken them."""
+        served = self.guesses.served
+        return self.num_fed == (0 if served is None else served.num_written)
+
+    def add(self, position: int, states: States) -> bool:
+        """Hidden states from ``position`` on, of which some may be known; False, and nothing added, if some
+        before them are not."""
+        known = self.first + self.num_fed + len(self.waiting)
+        if not (self.has_pages and self.first <= position <= known):
+            return False
+        self.waiting.extend(states[known - position :].copy())
+        return True
+
+    def begin(self, position: int) -> None:
+        """Forget everything: the next hidden states are those from ``position`` on."""
+        self.first, self.num_fed = position, 0
+        self.waiting.clear()
+
+    def keep(self, num_positions: int) -> None:
+        """Only what belongs to so many positions of the sample: others had wrong tokens."""
+        del self.waiting[max(0, num_positions - self.first - self.num_fed) :]
+
+
+class MTPDrafts:
+    """``BatchDrafter`` by a head. max_tokens: rows of one forward, at most."""
+
+    def __init__(
+        self,
+        head: HeadRunner,
+        blocks: BlockManager,
+        *,
+        max_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.blocks = blocks
+        self.round_s = 0.0
+        self._head = head
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._tables = DraftTables(blocks)
+        self._readers: dict[Sequence, _Reader] = {}
+        self._owners: list[tuple[list[Sequence], int, int]] = []  # of rows: whose, first position, count
+
+    def begin(self, sequence: Sequence) -> Guesses:
+        guesses = Guesses(sequence)
+        self._readers[sequence] = _Reader(guesses)
+        return guesses
+
+    def close(self, guesses: Guesses) -> None:
+        self._tables.close(guesses)
+        self._readers.pop(guesses.sequence, None)
+
+    def shut_down(self) -> None:
+        self._tables.close_all()
+        self._readers.clear()
+
+    def rows_of(self, step: Step) -> Ints | None:
+        """Rows of the step, ascending, whose hidden states the head is to get; None: none."""
+        self._owners = []
+        rows: list[int] = []
+        first = 0
+        for item in step.work:
+            stop = first + item.end - item.start
+            sharing = [each for each in (item.sequence, *item.siblings) if each in self._readers]
+            if sharing:
+                rows += range(first, stop)
+                self._owners.append((sharing, item.start, stop - first))
+            first = stop
+        return np.array(rows, np.int32) if rows else None
+
+    def record(self, states: States) -> None:
+        """The hidden states [P, D] of those rows."""
+        first = 0
+        for sharing, position, count in self._owners:
+            own = states[first : first + count]
+            first += count
+            for reader in [self._readers[each] for each in sharing if each in self._readers]:
+                if not reader.add(position, own):
+                    self._tables.close(reader.guesses)
+                    reader.begin(position)
+                    reader.add(position, own)
+
+    def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
+        """As ``BatchDrafter.guess``; ``asks`` are of every sample that got tokens from the step whose hidden
+        states came last, for these tell what was wrong."""
+        asks = list(asks)
+        for ask in asks:
+            self._readers[ask.guesses.sequence].keep(len(ask.tokens) - 1)
+        rounds = _Rounds(self, asks)
+        while rounds.rows:
+            began, guesses_only = self._clock(), all(item.samples for item, _, _ in rounds.rows)
+            rounds.compute()
+            if guesses_only:
+                self.round_s += (_LEARNING if self.round_s else 1.0) * (self._clock() - began - self.round_s)
+        return [tuple(given) for given in rounds.given]
+
+
+class _Rounds:
+    """The forwards of one call of ``guess``: each gives everybody who still asks one token."""
+
+    def __init__(self, drafts: MTPDrafts, asks: list[Ask]) -> None:
+        self.given: list[list[int]] = [[] for _ in asks]
+        self.rows: list[tuple[Work, int | None, list[States]]] = []  # work, index of the ask, hidden states
+        self._drafts = drafts
+        self._asks = asks
+        budget = drafts._max_tokens
+        self._busy = {ask.guesses: index for index, ask in enumerate(asks) if ask.count > 0}
+        for reader in drafts._readers.values():
+            index = self._busy.get(reader.guesses)
+            if len(reader.waiting) < (READ_AT if index is None else 1) or budget < 1:
+                continue
+            if (work := self._begin(reader, index, budget)) is not None:
+                count = work.stop - work.start
+                self.rows.append((work, index, reader.waiting[:count]))
+                del reader.waiting[:count]
+                reader.num_fed += count
+                budget -= count
+
+    def _begin(self, reader: _Reader, index: int | None, budget: int) -> Work | None:
+        """What is to be read of a sample, in its table; None where there is no room."""
+        guesses, start = reader.guesses, reader.num_fed
+        stop = start + min(len(reader.waiting), budget)
+        asked = 0 if index is None or stop < start + len(reader.waiting) else self._asks[index].count
+        tokens = guesses.sequence.tokens[reader.first + 1 + start : reader.first + 1 + stop]
+        end = stop + max(0, asked - 1)
+        if end > self._drafts._head.max_model_len or not reader.has_pages:
+            return None
+        table = self._drafts._tables.open(guesses, tokens)
+        served = guesses.served
+        assert served is not None
+        served.tokens[start:] = tokens
+        if not self._drafts._tables.reserve(guesses, end, self._busy):
+            return None
+        assert table.num_written == start
+        return Work(served, start, stop, asked > 0)
+
+    def compute(self) -> None:
+        """One forward; ``rows`` become those of the next one."""
+        step = Step(tuple(work for work, _, _ in self.rows))
+        states: list[SampleState] = []
+        for work, index, _ in self.rows:
+            if work.samples:
+                assert index is not None
+                states.append(self._asks[index].state.guessing(self.given[index]))
+        hidden = np.stack([row for _, _, rows in self.rows for row in rows])
+        output = self._drafts._head.run(build_batch(step, self._drafts.blocks.page_size), hidden, states)
+        failed = set(output.failed_rows)
+        rows, self.rows = self.rows, []
+        drawn, first = 0, 0
+        for work, index, _ in rows:
+            stop = first + work.stop - work.start
+            sampled = None
+            if work.samples:
+                assert output.hidden is not None
+                sampled, further = output.samples[drawn].token, output.hidden[drawn]
+                drawn += 1
+            own, first = range(first, stop), stop
+            if failed.intersection(own) or (work.samples and sampled is None):
+                continue  # and behind a gap it begins anew
+            self._read(work, index)
+            if index is None or sampled is None:
+                continue
+            given = self.given[index]
+            given.append(sampled)
+            if len(given) < self._asks[index].count:
+                work.sequence.tokens.append(sampled)
+                self.rows.append((Work(work.sequence, work.stop, work.stop + 1, True), index, [further]))
+
+    def _read(self, work: Work, index: int | None) -> None:
+        """Rows of the model's own hidden states stay; those of guesses do not."""
+        if index is not None and self.given[index]:
+            return
+        assert work.sequence.table is not None
+        self._drafts.blocks.commit(work.sequence.table, work.sequence.tokens, work.stop)

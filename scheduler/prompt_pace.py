@@ -1,0 +1,72 @@
+"""How fast prompts get on, and who of those who wait is too late for its first token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from octavo.block_manager import BlockManager
+
+from .types import Sequence, Step
+from .waiting import cached_tokens
+
+LOOKUPS = 16  # prompts that a step looks up in the prefix cache for this
+
+
+class PromptPace:
+    """Seconds of steps with prompt tokens over these tokens, mostly those of the last fifty such steps."""
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = 0.0
+        self._looked_up = self._missed = 0.0
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per prompt token; None before there was one."""
+        return self._seconds / self._tokens if self._tokens else None
+
+    @property
+    def miss_share(self) -> float:
+        """Of the tokens of prompts that were let in lately, how many were not cached; 1 before any was."""
+        return self._missed / self._looked_up if self._looked_up else 1.0
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """A step took so long."""
+        for lookup in step.lookups:
+            self._looked_up = 0.98 * self._looked_up + lookup.num_tokens
+            self._missed = 0.98 * self._missed + lookup.num_tokens - lookup.num_hit
+        tokens = sum(
+            item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples
+        )
+        if tokens:
+            self._seconds = 0.98 * self._seconds + seconds
+            self._tokens = 0.98 * self._tokens + tokens
+
+
+class Deadlines:
+    """Which of those who wait would not have their first token in time if they were let in now.
+
+    Whoever was late stays so: time only passes, and looking everybody up again would take some of it.
+    """
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._late: Set[Sequence] = frozenset()
+
+    def late(self, waiting: Iterable[Sequence], now: float, token_s: float | None) -> Set[Sequence]:
+        """Those who have a deadline, never ran, and could not keep it by themselves: at ``token_s`` seconds
+        (None: nothing is known yet) for each prompt token that is not cached."""
+        late: set[Sequence] = set()
+        lookups = LOOKUPS
+        for sequence in waiting:
+            if (deadline := sequence.first_token_by) is None or sequence.num_cached is not None:
+                continue
+            left = deadline - now
+            if left <= 0 or sequence in self._late:
+                late.add(sequence)
+            elif token_s is not None and len(sequence.tokens) * token_s > left and lookups:
+                lookups -= 1
+                missing = len(sequence.tokens) - cached_tokens(sequence, self._blocks)
+                if missing * token_s > left:
+                    late.add(sequence)
+        self._late = late
+        return late

@@ -1,0 +1,111 @@
+"""Who gives way because the first token will not be there when it is wanted."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
+from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
+from waiting_queues import QUEUES
+
+TOKEN_S = 0.1  # of a prompt
+
+
+class Clock:
+    """A scheduler that lets one sequence run at a time, 100 ms for each token."""
+
+    def __init__(self, kind: str, *, num_pages: int = 256, running: int = 1) -> None:
+        blocks = BlockManager(num_pages, 4)
+        self.scheduler = Scheduler(blocks, Limits(64, running), waiting=QUEUES[kind](blocks))
+        self.now = 0.0
+        self.order: list[str] = []  # in which they were let in
+        self.add("before", 20)
+        self.step()
+        self.order.clear()
+
+    def add(self, name: str, length: int = 10, *, within: float | None = None, tenant: str = "") -> Sequence:
+        """``within``: seconds from now."""
+        by = None if within is None else self.now + within
+        prompt = [zlib.crc32(name.encode()), *range(length - 1)]
+        sequence = Sequence(name, prompt, 1, tenant=tenant, first_token_by=by)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> None:
+        step = self.scheduler.plan(self.now)
+        assert step is not None
+        self.scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        seconds = TOKEN_S * step.num_tokens
+        self.scheduler.observe(step, seconds)
+        self.now += seconds
+        if step.lookups:
+            self.order += [lookup.sequence.sequence_id for lookup in step.lookups]
+
+    def serve(self) -> list[str]:
+        while self.scheduler.has_work:
+            self.step()
+        return self.order
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_who_cannot_be_in_time_gives_way_to_who_can(kind: str) -> None:
+    clock = Clock(kind)
+    clock.add("late", within=0.9)  # its own ten tokens take a second
+    clock.add("whenever")
+    clock.add("soon", within=2.1)  # in time, after the one before it
+    clock.add("too late by then", within=2.9)
+    assert clock.serve() == ["whenever", "soon", "late", "too late by then"]
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_what_is_cached_makes_a_prompt_early_enough(kind: str) -> None:
+    clock = Clock(kind)
+    clock.add("before", 20, within=1.0)  # two seconds, were it not cached
+    clock.add("other")
+    assert clock.serve() == ["before", "other"]
+
+
+def test_nobody_loses_to_another_tenant_by_a_deadline() -> None:
+    clock = Clock("vtc")
+    clock.add("a1", tenant="a", within=0.1)
+    clock.add("a2", tenant="a")
+    clock.add("b1", tenant="b")
+    clock.add("b2", tenant="b")
+    assert clock.serve() == ["a2", "b1", "a1", "b2"]
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_who_is_late_is_overtaken_so_often_and_no_more(kind: str) -> None:
+    clock = Clock(kind, num_pages=1000)
+    clock.add("late", within=0.1)
+    while "late" not in clock.order:
+        clock.add(f"other {len(clock.order)}", within=1.5)
+        clock.step()
+    assert len(clock.order) == 1 + MAX_OVERTAKEN
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_who_ran_before_is_never_late(kind: str) -> None:
+    """It is the first to come back, or what it lost would be lost again and again."""
+    clock = Clock(kind, num_pages=8, running=3)
+    oldest = clock.add("oldest", 12, within=10.0)
+    victim = clock.add("victim", 12, within=10.0)
+    oldest.max_tokens = victim.max_tokens = 12
+    while not victim.num_preempted:
+        clock.step()
+    clock.now += 1000.0
+    clock.add("other", within=1000.0)
+    clock.serve()
+    assert clock.order == ["oldest", "victim", "other"]
+    assert victim.status is Status.FINISHED
+
+
+def test_the_share_of_prompts_that_is_computed_is_known() -> None:
+    clock = Clock("fcfs")
+    assert clock.scheduler.prompt_pace.miss_share == 1.0
+    clock.add("before", 20)
+    clock.serve()
+    assert clock.scheduler.prompt_pace.miss_share == pytest.approx((0.98 * 20 + 4) / (0.98 * 20 + 20))

@@ -1,0 +1,143 @@
+"""What a head for multi-token prediction is fed with: right tokens beside the hidden states before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.block_manager import BlockManager
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.draft_tables import Ask, Guesses
+from octavo.engine.core.hidden_rows import HiddenRows, States
+from octavo.engine.core.mtp_drafts import READ_AT, MTPDrafts
+from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.sampling.sampler import Sampled, SampleState
+from octavo.scheduler import Sequence as Served
+from octavo.scheduler import Step, Work
+
+GUESS = 7
+
+
+class FakeHead:
+    """Notes (position, token, hidden state) of each row; says GUESS, and -1 for its hidden state."""
+
+    num_pages, page_size, max_model_len = 16, 4, 200
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, float]] = []
+
+    def run(self, batch: Batch, hidden: States, states: Sequence[SampleState]) -> RunOutput:
+        self.rows += zip(
+            batch.attention.positions.tolist(), batch.token_ids.tolist(), hidden[:, 0].tolist(), strict=True
+        )
+        return RunOutput(
+            tuple(Sampled(GUESS) for _ in states), hidden=np.full((len(states), 1), -1, np.float32)
+        )
+
+    def take(self) -> list[tuple[int, int, float]]:
+        rows, self.rows = self.rows, []
+        return rows
+
+
+class Engine:
+    """Feeds hidden states that are their positions, as the steps of one sequence would."""
+
+    def __init__(self, tokens: list[int], num_pages: int = 16) -> None:
+        self.head = FakeHead()
+        self.drafts = MTPDrafts(self.head, BlockManager(num_pages, 4, prefix_cache=False), max_tokens=100)
+        self.sequence = Served("a", tokens, 100)
+        self.guesses = self.drafts.begin(self.sequence)
+
+    def compute(self, start: int, stop: int, drafts: tuple[int, ...] = ()) -> None:
+        rows = self.drafts.rows_of(Step((Work(self.sequence, start, stop, True, drafts=drafts),)))
+        assert rows is not None
+        assert rows.tolist() == list(range(stop - start + len(drafts)))
+        self.drafts.record(np.arange(start, stop + len(drafts), dtype=np.float32)[:, None])
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        return self.drafts.guess([ask(self.guesses, count)])[0]
+
+
+def ask(guesses: Guesses, count: int) -> Ask:
+    state = SampleState(SamplingParams(), seed=0, prompt_ids=[], vocab_size=50)
+    return Ask(guesses, guesses.sequence.tokens, state, count)
+
+
+def test_rows_are_the_models_and_guesses_follow_the_heads_own() -> None:
+    engine = Engine([10, 11, 12, 13, 14])
+    engine.compute(0, 4)
+    assert engine.guess(3) == (GUESS,) * 3
+    assert engine.head.take() == [
+        (0, 11, 0), (1, 12, 1), (2, 13, 2), (3, 14, 3), (4, GUESS, -1), (5, GUESS, -1),
+    ]  # fmt: skip
+
+
+def test_hidden_states_of_wrong_guesses_are_not_read() -> None:
+    engine = Engine([10, 11, 12])
+    engine.compute(0, 2)
+    engine.guess(2)
+    engine.head.take()
+    engine.compute(2, 3, drafts=(GUESS, GUESS))
+    engine.sequence.tokens += [GUESS, 20]  # the first one held
+    assert engine.guess(0) == ()
+    engine.compute(4, 5)
+    engine.sequence.tokens += [21]
+    assert engine.guess(1) == (GUESS,)
+    assert engine.head.take() == [(2, GUESS, 2), (3, 20, 3), (4, 21, 4)]
+
+
+def test_a_long_prompt_is_read_before_anybody_asks() -> None:
+    engine = Engine(list(range(2 * READ_AT)))
+    engine.compute(0, READ_AT - 1)
+    assert engine.drafts.guess([]) == []
+    assert not engine.head.take()
+    engine.compute(READ_AT - 1, READ_AT)
+    engine.drafts.guess([])
+    assert engine.head.take() == [(i, i + 1, i) for i in range(READ_AT)]
+
+
+def test_behind_what_was_not_computed_it_begins_anew() -> None:
+    engine = Engine(list(range(40)))
+    engine.compute(0, 5)
+    del engine.sequence.tokens[6:]
+    engine.guess(1)
+    engine.head.take()
+    engine.sequence.tokens += range(6, 33)
+    engine.compute(30, 32)  # after preemption, the rest was in the prefix cache
+    engine.guess(1)
+    assert engine.head.take() == [(0, 31, 30), (1, 32, 31)]
+    engine.drafts.close(engine.guesses)
+    assert engine.drafts.blocks.num_held == 0
+
+
+def test_a_sample_whose_pages_were_taken_begins_anew() -> None:
+    engine = Engine(list(range(20)), num_pages=6)
+    engine.compute(0, 19)
+    engine.guess(1)
+    other = Served("b", list(range(20)), 100)
+    guesses = engine.drafts.begin(other)
+    engine.drafts.rows_of(Step((Work(other, 0, 19, True),)))
+    engine.drafts.record(np.arange(19, dtype=np.float32)[:, None])
+    assert engine.drafts.guess([ask(guesses, 1)]) == [(GUESS,)]
+    engine.head.take()
+    engine.compute(19, 20)
+    engine.sequence.tokens.append(99)
+    engine.guess(1)
+    assert engine.head.take() == [(0, 99, 19)]
+
+
+def test_rows_that_several_want_are_asked_for_once() -> None:
+    got: dict[str, list[float]] = {}
+
+    def reader(name: str) -> object:
+        return lambda states: got.update({name: states[:, 0].tolist()})
+
+    rows = HiddenRows(
+        ((np.array([1, 4], np.int32), reader("a")), (np.array([0, 4], np.int32), reader("b")))  # type: ignore[arg-type]
+    )
+    assert rows.rows is not None
+    assert rows.rows.tolist() == [0, 1, 4]
+    rows.deliver(np.array([[0.0], [1.0], [4.0]], np.float32))
+    assert got == {"a": [1, 4], "b": [0, 4]}

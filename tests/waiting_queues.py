@@ -1,0 +1,21 @@
+"""Every order of admission, for tests that hold for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler.waiting import (
+    DeficitQueue,
+    FairQueue,
+    FirstComeQueue,
+    LongestPrefixQueue,
+    WaitingQueue,
+)
+
+QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
+    "fcfs": lambda _blocks: FirstComeQueue(),
+    "vtc": lambda _blocks: FairQueue(),
+    "dlpm": lambda blocks: DeficitQueue(blocks, quantum=24.0),
+    "lpm": LongestPrefixQueue,
+}
