@@ -145,6 +145,8 @@ def _rooms(
     """What each kind of layer needs, slots of recurrent states, and pages of the first kind."""
     size = _sizing(config, layout.layers, max_model_len)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
+    if states is None and config.state_memory is not None:
+        log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)
     return size, states, _num_pages(config, size, max_model_len, states, available)
 
 
