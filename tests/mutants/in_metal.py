@@ -274,8 +274,10 @@ CHUNK = (
         "((threadgroup half4*)to)[0] = half4(low)",
         "((threadgroup half4*)to)[0] = half4(high)",
     ),
-    Mutant("old outputs keep their weight", "chunk", "output[n].thread_elements()[1] *= factor;", ""),
-    Mutant("old sums keep their weight", "chunk", "    sum *= factor;\n", ""),
+    Mutant(
+        "old outputs of a chunk keep their weight", "chunk", "output[n].thread_elements()[1] *= factor;", ""
+    ),
+    Mutant("old sums of a chunk keep their weight", "chunk", "    sum *= factor;\n", ""),
     Mutant(
         "rows past the tile's tokens are written",
         "chunk",
@@ -283,7 +285,7 @@ CHUNK = (
         "if (true) {  // the whole",
     ),
     Mutant(
-        "simdgroups without rows load nothing",
+        "half a tile is loaded",
         "chunk",
         "      if (unit < UNITS) {\n        put",
         "      if (unit < UNITS / 2) {\n        put",
