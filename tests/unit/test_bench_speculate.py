@@ -45,7 +45,8 @@ def test_models_guess_what_the_model_itself_says(tmp_path: Path) -> None:
     for drafter in ("mtp", f"draft:{folder}"):
         result = run("--model", folder, "--speculate", drafter, "--page-size", "8", *short)
         assert result["speculate"] == drafter
-        (row,) = result["results"]  # type: ignore[misc]
+        assert isinstance(result["results"], list)
+        (row,) = result["results"]
         assert row["text"] == "own"
         assert row["accepted_share"] > 0.8
 
