@@ -17,14 +17,23 @@ class PromptPace:
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
+        self._looked_up = self._missed = 0.0
 
     @property
     def token_s(self) -> float | None:
         """Seconds per prompt token; None before there was one."""
         return self._seconds / self._tokens if self._tokens else None
 
+    @property
+    def miss_share(self) -> float:
+        """Of the tokens of prompts that were let in lately, how many were not cached; 1 before any was."""
+        return self._missed / self._looked_up if self._looked_up else 1.0
+
     def observe(self, step: Step, seconds: float) -> None:
         """A step took so long."""
+        for lookup in step.lookups:
+            self._looked_up = 0.98 * self._looked_up + lookup.num_tokens
+            self._missed = 0.98 * self._missed + lookup.num_tokens - lookup.num_hit
         tokens = sum(
             item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples
         )

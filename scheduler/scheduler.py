@@ -68,13 +68,13 @@ class Scheduler:
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
+        self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
         self._cost = StepCost() if self._latency is None else self._latency.cost
         self._has_targets = False  # whether a sequence had one of its own
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
-        self._pace = PromptPace()
         self._weighs_drafts = False
         queue = FirstComeQueue() if waiting is None else waiting
         self._roster = Roster(blocks, limits.max_running, queue)
@@ -90,11 +90,6 @@ class Scheduler:
         """Sequences in the queue or waiting for pages; siblings that wait for another sequence are not
         counted."""
         return len(self._roster.waiting) + len(self._roster.loading)
-
-    @property
-    def prompt_token_s(self) -> float | None:
-        """Seconds per prompt token lately, whatever else the steps did; None before there was one."""
-        return self._pace.token_s
 
     @property
     def has_work(self) -> bool:
@@ -155,7 +150,7 @@ class Scheduler:
             self._roster.enqueue(sequence)
         if self._has_deadlines and now is not None:
             waiting = self._roster.waiting
-            waiting.set_late(self._deadlines.late(waiting, now, self._pace.token_s))
+            waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
         work: list[Work] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
@@ -209,7 +204,7 @@ class Scheduler:
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
-        self._pace.observe(step, seconds)
+        self.prompt_pace.observe(step, seconds)
         if self._latency is not None:
             self._latency.observe(step.shape or shape_of(step.work), seconds)
         elif self._weighs_drafts:

@@ -40,7 +40,8 @@ class DraftRecord(NamedTuple):
 class Gauges:
     """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, ``states``: slots of
     recurrent layers, and ``store``: of the pages on disk, if there are any. ``prompt_token_s``: seconds per
-    prompt token lately, whatever else the steps did; None before there was one."""
+    prompt token lately, whatever else the steps did; None before there was one. ``prompt_miss_share``: of the
+    tokens of prompts that were let in lately, how many were not in the prefix cache."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -51,6 +52,7 @@ class Gauges:
     states: PageCounts | None = None
     store: StoreCounts | None = None
     prompt_token_s: float | None = None
+    prompt_miss_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

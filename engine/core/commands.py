@@ -191,6 +191,15 @@ class FindPrefix(Command[CachedPrefix]):
 
 
 @dataclass(frozen=True, slots=True)
+class CountCached(Command[int]):
+    """Tokens of a prompt that are in the prefix cache now, of those that it would start from."""
+
+    tokens: tuple[int, ...]
+    salt: bytes
+    quantize_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadPages(Command[tuple[PagePart, ...]]):
     """Copies of what can be found now, per group of layers.
 

@@ -6,6 +6,8 @@ from typing import Any, cast
 
 from octavo.block_manager import EventsLost, PageEvent
 from octavo.block_manager.pins import PinLimit
+from octavo.scheduler import Sequence
+from octavo.scheduler.waiting import cached_tokens
 
 from ..api.errors import EventsGone
 from ..inspection.prefix_cache_inspector import PrefixCache
@@ -61,6 +63,9 @@ class CommandDispatcher:
                 return transfer.kind
             case ask.FindPrefix(digests):
                 return transfer.find_prefix(digests)
+            case ask.CountCached(tokens, salt, quantize_after):
+                prompt = Sequence("", list(tokens), 1, salt, quantize_after=quantize_after)
+                return cached_tokens(prompt, cache.blocks)
             case ask.ReadPages(digests, wanted):
                 return transfer.read(digests, wanted)
             case ask.InsertPages(tokens, pages, salt, first, group):

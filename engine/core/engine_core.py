@@ -407,7 +407,8 @@ class EngineCore:
             residual=self._blocks.residual_counts,
             states=self._blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
-            prompt_token_s=self._scheduler.prompt_token_s,
+            prompt_token_s=self._scheduler.prompt_pace.token_s,
+            prompt_miss_share=self._scheduler.prompt_pace.miss_share,
         )
 
 

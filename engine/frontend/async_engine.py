@@ -15,7 +15,7 @@ from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
 from ..api.tenant import NO_TENANT, Tenant
-from ..core.commands import AnswerT, Command
+from ..core.commands import AnswerT, Command, CountCached
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request
@@ -225,9 +225,9 @@ class AsyncEngine:
                     priority=priority,
                     tenant=place.tenant.name,
                 )
+                await self._check_deadline(request)
             self._check_open(request_id)  # once more: encoding may have taken a while
             self._open.gate.check(request.num_prompt)
-            self._open.gate.check_deadline(request, self.gauges().prompt_token_s)
             place.admit(request)
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
@@ -270,6 +270,17 @@ class AsyncEngine:
             tenant=tenant,
             constraint=constraint,
         )
+
+    async def _check_deadline(self, request: Request) -> None:
+        """TooLate if the first token is expected too late. What of the prompt is cached is asked only where
+        that decides, for the answer comes between two steps."""
+        gate, sequence = self._open.gate, request.samples[0].sequence
+        num_cached = 0
+        least, most = (gate.is_late(request, self.gauges(), cached) for cached in (request.num_prompt, 0))
+        if least != most and not sequence.recompute:
+            ids = tuple(request.prompt_ids)
+            num_cached = await self.ask(CountCached(ids, sequence.salt, sequence.quantize_after))
+        gate.check_deadline(request, self.gauges(), num_cached)
 
     def _give_up(self, request: Request) -> None:
         """Nobody has begun it in the time it may wait."""

@@ -15,8 +15,10 @@ from ..api.errors import (
     RequestTooLong,
     TooLate,
 )
+from ..api.stats import Gauges
 from ..core.request import Request
 from .stream import Stream, UnreadOutput
+from .ttft_forecast import TtftForecast
 
 
 class Gate:
@@ -29,6 +31,7 @@ class Gate:
         self._max_tokens = config.max_waiting_tokens
         self._max_unread_bytes = config.max_unread_bytes
         self._refuse_late = config.refuse_late
+        self._forecast = TtftForecast(config, unfinished)
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
@@ -80,19 +83,23 @@ class Gate:
                 max_waiting_tokens=self._max_tokens,
             )
 
-    def check_deadline(self, request: Request, prompt_token_s: float | None) -> None:
-        """TooLate if the first token is expected after the request's ``target_ttft``: what waits and what is
-        being computed of others' prompts comes first, at ``prompt_token_s`` seconds a token (None: nothing
-        is known yet), as if nothing of them was cached."""
+    def is_late(self, request: Request, gauges: Gauges, num_cached: int = 0) -> bool:
+        """Whether the first token is expected after the request's ``target_ttft``, and late requests are
+        refused. ``num_cached``: tokens of its prompt that are in the prefix cache."""
         target_ms = request.params.target_ttft
-        if not self._refuse_late or target_ms is None or prompt_token_s is None:
-            return
-        num_tokens = request.num_prompt + sum(map(_prompt_backlog, self._unfinished))
-        expected_ms = num_tokens * prompt_token_s * 1e3
-        if expected_ms > target_ms:
+        if not self._refuse_late or target_ms is None:
+            return False
+        expected_ms = self._forecast.expected_ms(request, gauges, num_cached)
+        return expected_ms is not None and expected_ms > target_ms
+
+    def check_deadline(self, request: Request, gauges: Gauges, num_cached: int) -> None:
+        """TooLate if it ``is_late``."""
+        if self.is_late(request, gauges, num_cached):
+            expected_ms = self._forecast.expected_ms(request, gauges, num_cached)
+            assert expected_ms is not None
             raise TooLate(
                 f"the first token is expected in {expected_ms:.0f} ms, and this request wants it within "
-                f"{target_ms:g} (target_ttft); try again later, or another server",
+                f"{request.params.target_ttft:g} (target_ttft); try again later, or another server",
                 expected_ttft_ms=round(expected_ms),
             )
 
@@ -119,14 +126,6 @@ class Gate:
                     "try again later, or another server"
                 )
             )
-
-
-def _prompt_backlog(request: Request) -> int:
-    """Prompt tokens that are yet to be computed, as the engine's thread last said."""
-    if request.first_token_at is not None:
-        return 0
-    table = request.samples[0].sequence.table  # read once: it may be taken away meanwhile
-    return max(0, request.num_prompt - (table.num_written if table is not None else 0))
 
 
 def refusal_label(error: Exception) -> str:

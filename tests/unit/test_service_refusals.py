@@ -9,6 +9,7 @@ import pytest
 from engines import Gate, collect, running, turns, until
 from fakes import small_config
 from octavo.engine import (
+    AsyncEngine,
     FinishReason,
     InvalidRequest,
     Overloaded,
@@ -135,10 +136,7 @@ async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> No
     gate = Gate()
     config = small_config(max_running=1, refuse_late=True)
     async with running(config, gate) as (engine, _, observer):
-        assert engine._core is not None
-        pace = engine._core._scheduler._pace
-        pace._seconds, pace._tokens = 2e9, 1e9  # 2 s a token
-        engine._core.measure()
+        set_pace(engine, 2.0)
         first = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=1))))
         others = [asyncio.create_task(collect(engine.generate([2] * 60, SamplingParams(max_tokens=1))))]
         await asyncio.sleep(0)
@@ -152,6 +150,25 @@ async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> No
         others += [asyncio.create_task(collect(engine.generate([4] * 10, late)))]
         gate.open()
         await asyncio.gather(first, *others)
+        assert observer.reasons == ["late"]
+
+
+def set_pace(engine: AsyncEngine, token_s: float) -> None:
+    """As if so many prompt tokens had been computed at so many seconds each that no step changes that."""
+    assert engine._core is not None
+    pace = engine._core._scheduler.prompt_pace
+    pace._seconds, pace._tokens = token_s * 1e9, 1e9
+    engine._core.measure()
+
+
+async def test_who_is_expected_in_time_for_its_prompt_is_cached_is_let_in() -> None:
+    async with running(small_config(refuse_late=True)) as (engine, _, observer):
+        prompt, soon = list(range(40)), SamplingParams(max_tokens=1, target_ttft=10_000)
+        await collect(engine.generate(prompt, SamplingParams(max_tokens=1)))
+        set_pace(engine, 1.0)
+        with pytest.raises(TooLate, match="expected in 40000 ms"):
+            await anext(engine.generate(prompt[::-1], soon))
+        assert await collect(engine.generate(prompt, soon)), "36 tokens are cached"
         assert observer.reasons == ["late"]
 
 

@@ -1,0 +1,51 @@
+"""When the first token of a new request can be expected."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from ..api.config import EngineConfig
+from ..api.stats import Gauges
+from ..core.request import Request
+
+
+class TtftForecast:
+    """What is to be computed before a request's first token, at what a prompt token took lately.
+
+    Before it come prompts of its priority and of smaller ones. Those that wait will find as much in the
+    prefix cache as others did lately. With fairness another tenant's come before it as far as that is
+    served as much as its own meanwhile, by their weights.
+    """
+
+    def __init__(self, config: EngineConfig, unfinished: Collection[Request]) -> None:
+        """``unfinished``: requests that were admitted and have not ended, a live view."""
+        self._unfinished = unfinished
+        self._is_fair = config.fairness != "off"
+        self._weights = config.tenant_weight_by_name
+
+    def expected_ms(self, request: Request, gauges: Gauges, num_cached: int = 0) -> float | None:
+        """Milliseconds until the first token of a request that is let in now; None before any prompt was
+        computed. ``num_cached``: tokens of it that are in the prefix cache."""
+        if gauges.prompt_token_s is None:
+            return None
+        mine = request.samples[0].sequence
+        waiting: dict[str, float] = defaultdict(float)  # tokens by tenant
+        num_tokens = 0.0  # of those that run
+        for other in self._unfinished:
+            sequence = other.samples[0].sequence
+            if other.first_token_at is not None or sequence.priority > mine.priority:
+                continue
+            table = sequence.table  # read once: it may be taken away meanwhile
+            if table is not None:
+                num_tokens += max(0, other.num_prompt - table.num_written)
+            else:
+                waiting[sequence.tenant] += other.num_prompt * gauges.prompt_miss_share
+        own = waiting.pop(mine.tenant, 0.0) + request.num_prompt - num_cached
+        if self._is_fair:
+            weight = self._weights.get(mine.tenant, 1.0)
+            turns = (own * self._weights.get(tenant, 1.0) / weight for tenant in waiting)
+            num_tokens += sum(map(min, waiting.values(), turns))
+        else:
+            num_tokens += sum(waiting.values())
+        return (num_tokens + own) * gauges.prompt_token_s * 1e3
