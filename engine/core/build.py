@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Literal, cast
 
 from octavo.block_manager import BlockManager
@@ -123,6 +125,8 @@ def assemble(
         max_running=config.max_running,
         target_itl=_target_itl(config),
     )
+    if config.save_dir is not None:
+        _make_folder("save_dir", config.save_dir)
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
         _ = runner.page_kind  # hashes the weights: now, and not between two steps
@@ -168,7 +172,21 @@ def _disk_tier(
     try:
         return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:
-        raise InvalidConfig(
-            f"cache_dir {config.cache_dir} cannot be used: {error.strerror or error}; give a folder that "
-            "this process may write, or leave it out"
-        ) from error
+        raise _unusable("cache_dir", config.cache_dir, error) from error
+
+
+def _make_folder(name: str, folder: Path) -> None:
+    """InvalidConfig if files cannot be written there: now, and not when somebody asks for one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _unusable(name, folder, error) from error
+
+
+def _unusable(name: str, folder: Path, error: OSError) -> InvalidConfig:
+    return InvalidConfig(
+        f"{name} {folder} cannot be used: {error.strerror or error}; give a folder that this process may "
+        "write, or leave it out"
+    )

@@ -151,6 +151,8 @@ def _rooms(
     ``Sizing``."""
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
+    if states is None and config.state_memory is not None:
+        log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)
     return size, states, _num_pages(config, size, max_model_len, states, available)
 
 
