@@ -459,10 +459,6 @@ class BlockManager:
             held += [(self._states.index, slot) for slot in self._states.held(table)]
         return held
 
-    def held_indices(self, table: PageTable, group: int) -> list[int]:
-        """Return which of a sequence's pages its table holds in a group, rising."""
-        return self._groups[group].live_indices(table.parts[group])
-
     def flush(self) -> int:
         """Forget the contents of every idle page of all groups; return how many there were."""
         slots = 0 if self._states is None else self._states.pool.flush()

@@ -36,7 +36,8 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
 
     ``threads`` is for the native CPU kernels (None: all cores this process may use), and so is ``exact``:
     attention over 4-bit pages that rounds queries and weights to 15 bits, not to 8.
-    Raises ValueError for an unknown name, and for one that cannot run here.
+    Raises ValueError for an unknown name, for one that cannot run here, and for an ``OCTAVO_CPU_*`` variable
+    that says what cannot be.
     """
     if name not in get_args(BackendName):
         raise ValueError(f"backend {name!r} is not known; use one of {', '.join(get_args(BackendName))}")
@@ -115,6 +116,8 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, st
     try:
         from . import _ext
     except ImportError as error:  # not built, or built for another MLX: both say so
+        if str(error).startswith("OCTAVO_CPU_"):  # a variable of the user's: nothing to make do without
+            raise ValueError(str(error)) from error
         return None, f"the native CPU extension does not load ({error})"
     built = getattr(_ext, "ABI_VERSION", 0)
     if built != ABI_VERSION:  # left over from a build of other sources

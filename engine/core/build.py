@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import tempfile
+from pathlib import Path
 from typing import Literal, cast
 
 from octavo.block_manager import BlockManager
@@ -21,6 +22,7 @@ from ..api.errors import InvalidConfig
 from ..api.sampling_params import Speculate
 from ..api.stats import Observer
 from ..executor.base import HeadRunner, ModelRunner, load_runner, load_runner_with_head
+from ..executor.draft_config import draft_config
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.chat_template import read_chat_template
@@ -62,24 +64,8 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
     """The model that guesses for ``runner``'s, with as many pages. InvalidConfig if it cannot."""
     assert config.draft_model is not None
-    own = replace(
-        config,
-        model=config.draft_model,
-        revision=None,
-        speculate="off",
-        num_pages=runner.info.num_pages,
-        kv_memory=None,
-        max_model_len=None,
-        max_pinned_pages=0,
-        residual_pages=0,
-        sink_pages=0,
-        num_residual_pages=None,
-        served_model_name=(),
-        chat_template=None,
-        cache_dir=None,
-        save_dir=None,
-    )
-    drafter = load_runner(own)
+    own = draft_config(config, num_pages=runner.info.num_pages)
+    drafter = load_runner(own, is_draft=True)
     try:
         if drafter.info.states is not None or runner.info.states is not None:
             name = drafter.info.name if drafter.info.states is not None else runner.info.name
@@ -139,6 +125,8 @@ def assemble(
         max_running=config.max_running,
         target_itl=_target_itl(config),
     )
+    if config.save_dir is not None:
+        _make_folder("save_dir", config.save_dir)
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
         _ = runner.page_kind  # hashes the weights: now, and not between two steps
@@ -184,7 +172,21 @@ def _disk_tier(
     try:
         return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
     except OSError as error:
-        raise InvalidConfig(
-            f"cache_dir {config.cache_dir} cannot be used: {error.strerror or error}; give a folder that "
-            "this process may write, or leave it out"
-        ) from error
+        raise _unusable("cache_dir", config.cache_dir, error) from error
+
+
+def _make_folder(name: str, folder: Path) -> None:
+    """InvalidConfig if files cannot be written there: now, and not when somebody asks for one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _unusable(name, folder, error) from error
+
+
+def _unusable(name: str, folder: Path, error: OSError) -> InvalidConfig:
+    return InvalidConfig(
+        f"{name} {folder} cannot be used: {error.strerror or error}; give a folder that this process may "
+        "write, or leave it out"
+    )

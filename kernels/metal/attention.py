@@ -14,7 +14,7 @@ import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata
-from .attention_units import REDUCE_SIMDGROUPS, AttentionConfig
+from .attention_units import CHUNK_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
 from .launch import KernelLibrary, Launch, padded
 from .plan import (
     ChunkPlan,
@@ -214,7 +214,7 @@ class PagedAttention:
         count, spec = len(routes.chunks.tiles), config.layer
         if not count:
             return []
-        threads = 32 * config.chunk_simdgroups
+        threads = 32 * CHUNK_SIMDGROUPS
         shape = (len(routes.chunks.rows), spec.num_kv_heads * config.group, spec.value_dim)
         launch = Launch(
             grid=(threads * count, spec.num_kv_heads, 1),

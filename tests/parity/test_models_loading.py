@@ -102,6 +102,14 @@ def test_residual_pages_that_nobody_asked_for_are_left_out_where_they_cannot_be_
     asked.close()
 
 
+def test_room_for_states_that_a_model_does_not_have_is_said_to_be_unused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_models.make_model(tmp_path, "llama")
+    load(path, "reference", state_memory=2**20).close()
+    assert "no layer is recurrent, so state_memory is not used" in caplog.text
+
+
 def test_a_backend_without_residual_windows_serves_without_unless_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,15 @@ def test_wrong_variables_are_refused_at_import(variable: str, value: str, messag
     assert value in last
 
 
+def test_a_wrong_variable_does_not_lead_to_the_slow_path() -> None:
+    done = run_python(
+        "from octavo.engine.cli import main; raise SystemExit(main(['generate', 'x']))", OCTAVO_CPU_ISA="sse9"
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("octavo generate: error: OCTAVO_CPU_ISA must be one of")
+    assert "\n" not in done.stderr.strip()
+
+
 def test_threads_follow_the_variable_and_the_affinity_mask() -> None:
     assert run_python(SHOW, OCTAVO_CPU_THREADS="7").stdout.split()[1] == "7"
     if not hasattr(os, "sched_setaffinity"):

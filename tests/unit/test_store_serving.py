@@ -295,6 +295,8 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
         EngineConfig(cache_dir=tmp_path, cache_dir_bytes=0)
     with pytest.raises(InvalidConfig, match=r"file.* cannot be used"):
         LLM(small_config(cache_dir=tmp_path / "file"), core_factory=FakeCore())
+    with pytest.raises(InvalidConfig, match=r"save_dir .*file cannot be used: .*; give a folder"):
+        LLM(small_config(save_dir=tmp_path / "file"), core_factory=FakeCore())
 
 
 def test_the_step_does_not_wait_for_the_end_of_writing(tmp_path: Path) -> None:

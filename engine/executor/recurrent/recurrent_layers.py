@@ -98,7 +98,6 @@ class RecurrentLayers:
         self.mixers = tuple(mixers)
         self.kernels = kernels
         self.tier = tier
-        self.num_ragged = sum(mixer.can_be_ragged for mixer in mixers) if tier == "ragged" else 0
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
         for mixer in mixers:

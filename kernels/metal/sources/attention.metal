@@ -5,6 +5,8 @@
 #define LOG2_E 1.44269504088896340736f
 // Arrays of a thread are registers only if nothing but constants indexes them.
 #define UNROLL _Pragma("clang loop unroll(full)")
+// Compilers that load or unpack a stage all at once need more registers than there are.
+#define KEEP_ORDER simdgroup_barrier(mem_flags::mem_none);
 
 // Octet `octet` of row `row` of D values, as it is stored.
 template <typename Format, int D>

@@ -8,9 +8,6 @@
 // weighted with the lanes across rows again. Scales of rows never meet the codes: K's multiply the products,
 // V's the weights. Scales of groups in a row multiply the codes, read by one lane of each group.
 
-// Compilers that unpack a stage's codes all at once need more registers than there are.
-#define KEEP_ORDER simdgroup_barrier(mem_flags::mem_none);
-
 // Rows of D values, D / 8 octets, over the next power of two of lanes.
 template <int D>
 struct Across {
