@@ -258,7 +258,7 @@ class Scheduler:
                     tokens += more
                     stop += len(more)
                 commit_pages(table, tokens, stop)
-                if len(more) < len(drafts):
+                if drafts and len(more) < len(drafts):
                     drop_rejected(table, self.blocks)
                 if finished or len(tokens) - sequence.num_prompt >= sequence.max_tokens:
                     ended.append(sequence)
