@@ -143,7 +143,7 @@ MUTANTS = (
         "min(len(sequence.drafts), share)",
     ),
     Mutant("wrong drafts are committed", SCHEDULER, "stop += len(more)", "stop += len(drafts)"),
-    Mutant("wrong drafts keep their pages", SCHEDULER, "if len(more) < len(drafts):", "if False:"),
+    Mutant("wrong drafts keep their pages", SCHEDULER, "if drafts and len(more) < len(drafts):", "if False:"),
     Mutant(
         "preempted sequences keep their pages",
         ROSTER,
