@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..formats import page_format
@@ -27,6 +28,16 @@ REDUCE_SIMDGROUPS = 8
 CHUNK_SIMDGROUPS = 8
 CHUNK_BYTES = 28672
 """Threadgroup memory for K and V of a chunk's tile at most: a core has about 60 KiB."""
+
+
+def chunk_parts(layer: LayerSpec) -> int:
+    """How many simdgroups share 8 rows of a chunk: their queries and sums are registers."""
+    return 2 if max(layer.head_dim, layer.value_dim) > 128 else 1
+
+
+def chunk_tokens(layer: LayerSpec, group: int) -> int:
+    """Tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
+    return 8 * CHUNK_SIMDGROUPS // chunk_parts(layer) // group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +90,7 @@ class AttentionConfig:
 
     @property
     def chunk_parts(self) -> int:
-        """How many simdgroups share 8 rows of a chunk: their queries and sums are registers."""
-        return 2 if self._widest > 128 else 1
+        return chunk_parts(self.layer)
 
     @property
     def chunk_keys(self) -> int:
@@ -94,8 +104,7 @@ class AttentionConfig:
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
-        return 8 * CHUNK_SIMDGROUPS // self.chunk_parts // self.group
+        return chunk_tokens(self.layer, self.group)
 
     def _tile_bytes(self, keys: int) -> tuple[int, int]:
         """Of K and of V in threadgroup memory, rows padded."""
@@ -185,16 +194,21 @@ class AttentionConfig:
             "RANGES": self.ranges,
             "SHARED_QUADS": shared // 4,
             "PAGES_PER_TILE": max(1, DECODE_TILE // self.page_size),
-            "SPLIT": int(split),
         }
+        return self._reading_unit("decode", "items", macros, split=split)
+
+    def _reading_unit(self, kernel: str, plan: str, macros: Mapping[str, int | str], *, split: bool) -> Unit:
+        """Of a kernel that reads pages."""
+        inputs = self._inputs(plan)
         if split:  # sinks join at the end, once
-            macros |= {"SINKS": 0, "SINK(head)": "0.0f"}
+            inputs = tuple(name for name in inputs if name != "sinks")
+            macros = {**macros, "SINKS": 0, "SINK(head)": "0.0f"}
         return make_unit(
-            "decode",
+            kernel,
             f"{self._suffix}{'_split' if split else ''}",
-            self._inputs("items") if not split else tuple(n for n in self._inputs("items") if n != "sinks"),
+            inputs,
             ("partial", "stats") if split else ("out",),
-            macros,
+            {**macros, "SPLIT": int(split)},
             {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
             ("rows", "attention"),
         )
@@ -204,8 +218,8 @@ class AttentionConfig:
         macros = self._macros() | {"NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
         return make_unit("reduce", self._suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
-    def chunk_unit(self) -> Unit:
-        """See sources/chunk.metal."""
+    def chunk_unit(self, *, split: bool) -> Unit:
+        """See sources/chunk.metal; with ``split`` as of ``decode_unit``."""
         keys = self.chunk_keys
         key_bytes, value_bytes = self._tile_bytes(keys)
         row_group = 8 * (self._widest + 4) * 4  # bytes of its queries, or outputs
@@ -220,7 +234,4 @@ class AttentionConfig:
             "STAGED": min(CHUNK_SIMDGROUPS // self.chunk_parts, shared // row_group),
             "UNUSED": "0xFFFFFFFFu",
         }
-        formats = {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)}
-        return make_unit(
-            "chunk", self._suffix, self._inputs("tiles"), ("out",), macros, formats, ("rows", "attention")
-        )
+        return self._reading_unit("chunk", "tiles", macros, split=split)

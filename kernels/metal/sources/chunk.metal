@@ -340,8 +340,12 @@ for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
     if (token < tokens) {  // the whole simdgroup
       float x[VALUE_LANE];
       load_row<VALUE_DIM, VALUE_LANE>(rows + i * OUT_STRIDE, lane, x);
-      const ulong at = ulong(out_row + token) * NUM_HEADS + first_head + r % GROUP;
-      write_output(x, normalizer(row_top, row_sum, SINK(first_head + r % GROUP)), lane, out + at * VALUE_DIM);
+      const uint at = (out_row + token) * NUM_HEADS + first_head + r % GROUP;
+#if SPLIT
+      write_part(x, row_top, row_sum, lane, at, partial, stats);
+#else
+      write_output(x, normalizer(row_top, row_sum, SINK(first_head + r % GROUP)), lane, out + ulong(at) * VALUE_DIM);
+#endif
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the next turn's overwrite them

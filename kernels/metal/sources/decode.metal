@@ -405,18 +405,7 @@ for (uint head = simd_index; head < GROUP; head += NUM_SIMDGROUPS) {
   }
   const uint at = item * NUM_HEADS + first_head + head;
 #if SPLIT
-  UNROLL
-  for (uint i = 0; i < VALUE_LANE; ++i) {
-    if (lane * VALUE_LANE + i < VALUE_DIM) {
-      partial[at * VALUE_DIM + lane * VALUE_LANE + i] = x[i];
-    }
-  }
-  if (lane == 0) {
-    stats[4 * at] = joint;
-    stats[4 * at + 1] = total;
-    stats[4 * at + 2] = 0.0f;  // four each, so that no launch has fewer than 8
-    stats[4 * at + 3] = 0.0f;
-  }
+  write_part(x, joint, total, lane, at, partial, stats);
 #else
   write_output(x, normalizer(joint, total, SINK(first_head + head)), lane, out + at * VALUE_DIM);
 #endif
