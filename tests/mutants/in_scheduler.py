@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant(
         "outputs are free",
         FAIR,
-        "service[tenant] = service.get(tenant, 0.0) + (stop - start) * costs[tenant]",
-        "pass",
+        "service[tenant] += (stop - start) * costs[tenant]",
+        "service[tenant] += 0.0",
     ),
     Mutant(
         "samples pay for the prompt again",
