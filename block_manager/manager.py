@@ -313,9 +313,9 @@ class BlockManager:
         before, page_size = table.num_written, self.page_size
         assert before <= num_written <= table.capacity, "written where no page is reserved"
         table.num_written = num_written
+        if num_written - before <= num_written % page_size:
+            return  # no page is full now that was not: most rows of most steps
         first, last = before // page_size, num_written // page_size
-        if first == last:
-            return
         if self.prefix_cache:
             self._publisher.publish(table, tokens, first, last)
             if self._states is not None:

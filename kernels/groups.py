@@ -15,27 +15,29 @@ from .residual import ResidualSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """window, keep   as in LayerSpec, the same for all of them
-    members        their indices among the model's layers, rising
+    """window, keep, chunked   as in LayerSpec, the same for all of them
+    members                 their indices among the model's layers, rising
     """
 
     window: int | None
     keep: int
     members: tuple[int, ...]
+    chunked: bool = False
 
 
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerGroup, ...]:
     """Layers by what their queries can see: those that see everything first, then a group for each
     window, smallest last. A window that no sequence of ``max_model_len`` positions outgrows is none.
     """
-    members: dict[tuple[int | None, int], list[int]] = {}
+    members: dict[tuple[int | None, int, bool], list[int]] = {}
     for index, layer in enumerate(layers):
         bounded = layer.window is not None and layer.window < max_model_len
-        kind = (layer.window, layer.keep) if bounded else (None, 0)
+        kind = (layer.window, layer.keep, layer.chunked) if bounded else (None, 0, False)
         members.setdefault(kind, []).append(index)
-    kinds = sorted(members, key=lambda kind: (kind[0] is not None, -(kind[0] or 0), -kind[1]))
+    kinds = sorted(members, key=lambda kind: (kind[0] is not None, -(kind[0] or 0), -kind[1], kind[2]))
     return tuple(
-        LayerGroup(window=window, keep=keep, members=tuple(members[window, keep])) for window, keep in kinds
+        LayerGroup(window=kind[0], keep=kind[1], chunked=kind[2], members=tuple(members[kind]))
+        for kind in kinds
     )
 
 

@@ -27,6 +27,8 @@ class LayerSpec:
 
     window   a query at position p sees positions > p - window (None: all up to p)
     keep     the first ``keep`` positions stay visible whatever the window (sinks)
+    chunked  the window does not slide: a query sees the positions of its own chunk of ``window`` positions,
+             up to p (chunked.py)
     """
 
     num_kv_heads: int
@@ -34,6 +36,7 @@ class LayerSpec:
     value_dim: int
     window: int | None = None
     keep: int = 0
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

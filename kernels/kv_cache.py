@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .chunked import ChunkedKVCache
 from .groups import LayerGroup
 from .interface import AttendOptions, AttentionBackend, PagedKVCache, PageStorage, PoolSpec
 from .metadata import AttentionMetadata
@@ -39,6 +40,10 @@ def create_kv_cache(
         caches = [backend.create_residual_pool(*both) for both in zip(specs, beside, strict=True)]
     else:
         caches = [backend.create_pool(some) for some in specs]
+    caches = [
+        ChunkedKVCache(cache, group.window) if group.chunked and group.window else cache
+        for cache, group in zip(caches, groups, strict=True)
+    ]
     return caches[0] if len(caches) == 1 else GroupedKVCache(caches, [group.members for group in groups])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 from itertools import chain
@@ -96,6 +96,13 @@ class Scheduler:
         """Whether ``plan`` would do something; nothing, while all that is left waits for pages."""
         roster = self._roster
         return bool(roster.running or roster.waiting) or self._connector.has_news
+
+    def tenant_loads(self) -> dict[str, tuple[int, int]]:
+        """Sequences of each tenant that run, and that ``num_waiting`` counts."""
+        roster = self._roster
+        running = Counter(sequence.tenant for sequence in roster.running)
+        waiting = Counter(sequence.tenant for sequence in chain(roster.waiting, roster.loading))
+        return {tenant: (running[tenant], waiting[tenant]) for tenant in {**running, **waiting}}
 
     def on_news(self, wake: Callable[[], None]) -> None:
         """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
@@ -251,7 +258,7 @@ class Scheduler:
                     tokens += more
                     stop += len(more)
                 commit_pages(table, tokens, stop)
-                if len(more) < len(drafts):
+                if drafts and len(more) < len(drafts):
                     drop_rejected(table, self.blocks)
                 if finished or len(tokens) - sequence.num_prompt >= sequence.max_tokens:
                     ended.append(sequence)

@@ -97,6 +97,26 @@ LATENT: dict[str, dict[str, Any]] = {
 }
 """Architectures that cache latents."""
 
+CHUNK = 16
+CHUNKED: dict[str, dict[str, Any]] = {
+    "llama4": {
+        "text_config": _COMMON
+        | {
+            "model_type": "llama4_text",
+            "attention_chunk_size": CHUNK,
+            "floor_scale": 8,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "rope_scaling": None,
+            "use_qk_norm": True,
+        }
+    }
+}
+"""Architectures whose layers see chunks."""
+
 GATHERED: dict[str, dict[str, Any]] = {
     "gear": {"layer_types": ["full_attention"] * 4, "attn_logit_softcapping": 2.0}
 }
@@ -108,7 +128,10 @@ def make_model(
 ) -> Path:
     """Write a model folder: config, random weights, byte tokenizer. Returns ``folder``."""
     config = (
-        _COMMON | (CONFIGS | LATENT | GATHERED).get(architecture, {}) | {"model_type": architecture} | changes
+        _COMMON
+        | (CONFIGS | LATENT | CHUNKED | GATHERED).get(architecture, {})
+        | {"model_type": architecture}
+        | changes
     )
     module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(architecture, architecture)}")
     mx.random.seed(seed)

@@ -29,11 +29,11 @@ SHAPES = tuple(
     for group in (1, 4, 8)
 )
 LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256))
-"""Format and head dim of those whose decode kernels must get along without scratch memory."""
+"""Format and head dim of those whose decode and chunk kernels must get along without scratch memory."""
 
 
-def examine(name: str, dim: int, group: int) -> dict[str, Resources]:
-    """By kernel (quantize, decode, reduce, chunk), of K and V in one format."""
+def examine(name: str, dim: int, group: int, *, only: str | None = None) -> dict[str, Resources]:
+    """By kernel (quantize, decode, reduce, chunk; or ``only`` one), of K and V in one format."""
     found: dict[str, Resources] = {}
 
     def compile_kernel(
@@ -45,7 +45,10 @@ def examine(name: str, dim: int, group: int) -> dict[str, Resources]:
             *, inputs: Any, output_shapes: Any, output_dtypes: Any, threadgroup: Any, **_: Any
         ) -> list[mx.array]:
             kind = name.split("_")[1]
-            if kind not in found:  # decode of splits comes before decode of whole rows
+            if kind not in found and only in (
+                None,
+                kind,
+            ):  # decode of splits comes before decode of whole rows
                 found[kind] = measure(kernel, inputs, output_dtypes, threadgroup)
             return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
 
@@ -63,7 +66,7 @@ def main() -> int:
         for kernel, found in examine(name, dim, group).items():
             largest = max(found.loops, key=lambda loop: loop.total(), default=None)
             kinds = "" if largest is None else ", ".join(f"{n} {kind}" for kind, n in largest.most_common())
-            over = kernel == "decode" and found.scratch_bytes > 0 and (name, dim) in LIMITED
+            over = kernel in ("decode", "chunk") and found.scratch_bytes > 0 and (name, dim) in LIMITED
             failed += over
             print(
                 f"{kernel:8} {name:5} D={dim:3} G={group:2}: {found.registers:3} registers, "

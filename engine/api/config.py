@@ -164,7 +164,7 @@ class EngineConfig:
         metavar="off|ngram|suffix|mtp|draft:PATH",
         more="ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
         "outputs; mtp: the head for multi-token prediction that the checkpoint has; draft:PATH: a model. "
-        "The last two have as many pages of their own; a request may have one of the others.",
+        "The last two have as many pages of their own, out of --kv-memory; a request may have another one.",
     )  # fmt: skip
     draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
     async_steps: AsyncSteps = setting(

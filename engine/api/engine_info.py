@@ -11,13 +11,14 @@ from octavo.block_manager import KVGroupSpec, RecurrentState
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
     """Bytes, printed at start; the pool is allocated once and never grows. ``residual``: of ``pages``, those
-    in 16 bits beside quantized ones."""
+    in 16 bits beside quantized ones; ``drafts``: pages of a draft model or head, out of the same budget."""
 
     weights: int
     pages: int
     workspace: int
     states: int = 0
     residual: int = 0
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,12 +36,27 @@ class DraftRecord(NamedTuple):
     num_accepted: int
 
 
+class TenantLoad(NamedTuple):
+    """Sequences of a tenant."""
+
+    running: int
+    waiting: int
+
+
+class TenantTokens(NamedTuple):
+    """What a step was for a tenant: prompt tokens that it computed, and tokens that it generated."""
+
+    prompt: int
+    output: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
     """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, ``states``: slots of
     recurrent layers, and ``store``: of the pages on disk, if there are any. ``prompt_token_s``: seconds per
-    prompt token lately, whatever else the steps did; None before there was one. ``prompt_miss_share``: of the
-    tokens of prompts that were let in lately, how many were not in the prefix cache."""
+    prompt token lately, whatever else the steps did; None before there was one. ``prompt_miss_share``: of
+    the tokens of prompts that were let in lately, how many were not in the prefix cache. ``tenants``: of
+    those who have a name, at most a second old."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -53,6 +68,7 @@ class Gauges:
     store: StoreCounts | None = None
     prompt_token_s: float | None = None
     prompt_miss_share: float = 1.0
+    tenants: Mapping[str, TenantLoad] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +79,7 @@ class StepRecord:
     miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
     ttft_s, inter_token_s, queue_s   one entry per event of this step
     drafts                     one entry per sequence that had some in this step
+    tenant_tokens              of those who have a name
     predicted_s                what the scheduler expected; None without a latency target
     """
 
@@ -81,6 +98,7 @@ class StepRecord:
     queue_s: tuple[float, ...] = ()
     ended: tuple[RequestRecord, ...] = ()
     drafts: tuple[DraftRecord, ...] = ()
+    tenant_tokens: Mapping[str, TenantTokens] = field(default_factory=dict)
     predicted_s: float | None = None
 
 

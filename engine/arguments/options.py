@@ -254,12 +254,19 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
+def _drafts(info: ModelInfo) -> str:
+    """What else has pages, if anything has."""
+    from ..memory.budget import format_size
+
+    return f"as many for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
+
+
 def budget_lines(info: ModelInfo) -> list[str]:
     """What a started engine is and where its memory goes, for people."""
     from ..memory.budget import format_size
 
     memory = info.memory
-    total = memory.weights + memory.pages + memory.workspace + memory.states
+    total = memory.weights + memory.pages + memory.drafts + memory.workspace + memory.states
     return [
         f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
         f"{info.tier} tier, length up to {info.max_model_len}"
@@ -267,5 +274,5 @@ def budget_lines(info: ModelInfo) -> list[str]:
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
         f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
         f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
-        f"{info.kv_format}), {_states(info)}workspace {format_size(memory.workspace)}",
+        f"{info.kv_format}), {_drafts(info)}{_states(info)}workspace {format_size(memory.workspace)}",
     ]

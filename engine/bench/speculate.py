@@ -2,32 +2,22 @@
 
 What is said decides what can be guessed, so it is dictated: the model computes every row and draws every
 token, and then the next token of a text that was made up before takes the drawn one's place. So any model's
-steps can be timed on any text, one of random weights, too. The texts:
-
-    copy         long pieces of the prompt, in another order
-    edit         the prompt again, with a token in 25 changed
-    form         records whose field names repeat and whose values do not
-    json         records like these, under a schema: it checks drafts, and forces the names' ends
-    adversarial  tokens from a small alphabet: something like the end has always been there, and says nothing
-    free         tokens that never come twice
+steps can be timed on any text, one of random weights, too. What a draft model or the model's own head
+guesses cannot be dictated: they are timed on what the model itself says. The texts: draft_texts.py.
 
 Beside tokens per second there are tokens per second of processor time, which other programs change less: on a
 machine that does something else too, their ratio says more.
-
-``edit`` and ``form`` are what code edits and lists look like to a drafter; ``adversarial`` is the worst that
-can happen to one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -37,7 +27,6 @@ from ..api.errors import InvalidConfig, RequestFailed
 from ..api.outputs import FinishReason
 from ..api.sampling_params import SamplingParams, Speculate
 from ..api.stats import DraftRecord, Observer, StepRecord
-from ..api.structured_output import Structured
 from ..arguments.options import add_engine_arguments, given_settings
 from ..arguments.usage import positive
 from ..core.build import build_core
@@ -50,6 +39,7 @@ from ..plots.figure import require_matplotlib
 from ..structured_output.compiler import ConstraintCompiler
 from ..structured_output.constraint import Constraint
 from .arguments import counts
+from .draft_texts import OWN, TEXTS
 
 SEED = 1
 
@@ -60,33 +50,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=positive, default=256, metavar="N", help="of each prompt")
     parser.add_argument("--output-tokens", type=positive, default=128, metavar="N", help="of each sequence")
     parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="of each kind of text")
-    parser.add_argument("--texts", default=",".join(TEXTS), metavar="T,T", help=", ".join(TEXTS))
+    parser.add_argument(
+        "--texts", metavar="T,T", help=f"{', '.join(TEXTS)} (all but own; of a model's guesses, own)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios into this file")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, return what --json prints."""
     require_matplotlib(args.plot)
-    texts = args.texts.split(",")
+    settings = given_settings(args)
+    speculate: str = settings.setdefault("speculate", "ngram")
+    by_model = speculate == "mtp" or speculate.startswith("draft")
+    texts = args.texts.split(",") if args.texts else [OWN] if by_model else [n for n in TEXTS if n != OWN]
     if unknown := set(texts) - TEXTS.keys():
         raise InvalidConfig(f"no text is called {min(unknown)!r}; choose from {', '.join(TEXTS)}")
-    settings = given_settings(args)
-    asked: str = settings.pop("speculate", "ngram")
-    if asked.startswith("draft"):
-        raise InvalidConfig(
-            f"speculate is {asked}, and a model cannot guess what is dictated; say ngram or suffix"
-        )
-    speculate = cast("Speculate", asked)
     if speculate == "off":
         raise InvalidConfig(
-            "speculate is off, and this is about drafts; leave it out, or say ngram or suffix"
+            "speculate is off, and this is about drafts; leave it out, or say ngram, suffix, mtp or "
+            "draft:PATH"
+        )
+    if by_model and texts != [OWN]:
+        raise InvalidConfig(
+            f"speculate is {speculate}, and a model cannot guess what is dictated; leave texts out, or "
+            f"say {OWN}"
         )
     counter = DraftCounter()
     config = _config(settings, args)
     core = build_core(config, counter)
     try:
         info = core.info
-        rows = _measure(core, counter, args, texts, speculate)
+        rows = _measure(core, counter, args, texts)
     finally:
         core.close()
     result = {
@@ -132,7 +126,7 @@ class DraftCounter(Observer):
 
 
 class Dictation:
-    """A runner whose samples are those of given texts."""
+    """A runner whose samples are those of given texts; without one, the model's own."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -145,7 +139,9 @@ class Dictation:
     def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         output = self._runner.run(batch, states)
         told = [
-            sampled if sampled.token is None else sampled._replace(token=self._next(state))
+            sampled._replace(token=self._next(state))
+            if sampled.token is not None and state.seed in self.texts
+            else sampled
             for sampled, state in zip(output.samples, states, strict=True)
         ]
         return replace(output, samples=tuple(told))
@@ -170,13 +166,13 @@ def _config(settings: dict[str, Any], args: argparse.Namespace) -> EngineConfig:
 
 
 def _measure(
-    core: EngineCore, counter: DraftCounter, args: argparse.Namespace, texts: list[str], speculate: Speculate
+    core: EngineCore, counter: DraftCounter, args: argparse.Namespace, texts: list[str]
 ) -> list[dict[str, Any]]:
     dictation = Dictation(core._runner)
     core._runner = dictation
     compiler = ConstraintCompiler(core.tokenizer, vocab_size=core.info.vocab_size)
     try:
-        return _measure_texts(core, counter, dictation, compiler, args, texts, speculate)
+        return _measure_texts(core, counter, dictation, compiler, args, texts)
     finally:
         compiler.close()
 
@@ -188,7 +184,6 @@ def _measure_texts(
     compiler: ConstraintCompiler,
     args: argparse.Namespace,
     texts: list[str],
-    speculate: Speculate,
 ) -> list[dict[str, Any]]:
     rng = np.random.default_rng(SEED)
     rows = []
@@ -197,15 +192,15 @@ def _measure_texts(
             structured = TEXTS[name].structured
             form = None if structured is None else compiler.compile(structured)
             for batch in args.batch:
-                rates: dict[Speculate, list[_Rate]] = {"off": [], speculate: []}
+                rates: dict[Speculate | None, list[_Rate]] = {"off": [], None: []}  # None: the engine's
                 counter.drafts.clear()
                 for number in range(args.rounds):
                     work = [_made_up(name, rng, core, args) for _ in range(batch)]
-                    order: tuple[Speculate, ...] = ("off", speculate)
+                    order: tuple[Speculate | None, ...] = ("off", None)
                     for how in order if number % 2 else order[::-1]:
-                        rates[how].append(_rate(core, dictation, work, how, form))
+                        rates[how].append(_rate(core, dictation, work, how, form, args.output_tokens))
                     bar.update()
-                rows.append(_row(name, batch, rates["off"], rates[speculate], counter.drafts))
+                rows.append(_row(name, batch, rates["off"], rates[None], counter.drafts))
     return rows
 
 
@@ -221,19 +216,20 @@ def _rate(
     core: EngineCore,
     dictation: Dictation,
     work: list[tuple[list[int], list[int]]],
-    how: Speculate,
+    how: Speculate | None,
     form: Constraint | None,
+    length: int,
 ) -> _Rate:
     """Of the steps after everybody's first token."""
-    dictation.texts = {index: text for index, (_, text) in enumerate(work)}
+    dictation.texts = {index: text for index, (_, text) in enumerate(work) if text}
     waiting = set()
-    for index, (prompt, text) in enumerate(work):
-        params = SamplingParams(max_tokens=len(text), ignore_eos=True, seed=index, speculate=how)
+    for index, (prompt, _) in enumerate(work):
+        params = SamplingParams(max_tokens=length, ignore_eos=True, seed=index, speculate=how)
         request = Request(
             f"{how}/{index}",
             prompt,
             params,
-            max_tokens=len(text),
+            max_tokens=length,
             tokenizer=core.tokenizer,
             vocab_size=core.info.vocab_size,
             arrived_at=time.monotonic(),
@@ -308,113 +304,3 @@ def _print_table(result: dict[str, Any]) -> None:
             f"{row['tokens_per_s']:17.1f} "
             f"{row['ratio']:6.2f} {row['cpu_ratio']:12.2f} {held:>5s} {row['mean_acceptance_length']:10.2f}"
         )
-
-
-class Text(NamedTuple):
-    """A kind of text: from a random prompt, a length and the engine, a prompt and what is said after it; and
-    the form that it has."""
-
-    make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
-    structured: Structured | None = None
-
-
-def _copy(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
-    said: list[int] = []
-    while len(said) < length:
-        start = int(rng.integers(0, max(1, len(prompt) - 40)))
-        said += [
-            *rng.integers(300, core.info.vocab_size, 2).tolist(),
-            *prompt[start : start + int(rng.integers(30, 90))],
-        ]
-    return prompt, said[:length]
-
-
-def _edit(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
-    said = (prompt * -(-length // len(prompt)))[:length]
-    for place in np.flatnonzero(rng.random(length) < 1 / 25).tolist():
-        said[place] = int(rng.integers(300, core.info.vocab_size))
-    return prompt, said
-
-
-def _form(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
-    names = [rng.integers(300, core.info.vocab_size, 4).tolist() for _ in range(6)]
-    said: list[int] = []
-    while len(said) < len(prompt) + length:
-        for name in names:
-            said += [*name, *rng.integers(300, core.info.vocab_size, int(rng.integers(1, 4))).tolist()]
-    return said[: len(prompt)], said[len(prompt) : len(prompt) + length]
-
-
-def _adversarial(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
-    alphabet = rng.integers(300, core.info.vocab_size, 6)
-    said: list[int] = alphabet[rng.integers(0, len(alphabet), len(prompt) + length)].tolist()
-    return said[: len(prompt)], said[len(prompt) :]
-
-
-def _free(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
-    return prompt, rng.integers(300, core.info.vocab_size, length).tolist()
-
-
-NAMES = ("customer_name", "account_number", "opening_balance", "is_overdrawn")
-LEDGER = Structured(
-    json_schema={
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {
-                "customer_name": {"type": "string"},
-                "account_number": {"type": "integer"},
-                "opening_balance": {"type": "number"},
-                "is_overdrawn": {"type": "boolean"},
-            },
-            "required": list(NAMES),
-            "additionalProperties": False,
-        },
-    }
-)
-
-
-def _json(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
-    said: list[int] = []
-    num_records = 0
-    while len(said) < length:
-        num_records += max(1, length // 32)
-        records = [
-            dict(
-                zip(
-                    NAMES,
-                    (
-                        "".join(map(chr, rng.integers(97, 123, 6).tolist())),
-                        int(rng.integers(10**5)),
-                        int(rng.integers(10**6)) / 100,
-                        bool(rng.integers(2)),
-                    ),
-                    strict=True,
-                )
-            )
-            for _ in range(num_records)
-        ]
-        said = core.tokenizer.encode(json.dumps(records))
-    return prompt, said[:length]
-
-
-TEXTS: Mapping[str, Text] = {
-    "copy": Text(_copy),
-    "edit": Text(_edit),
-    "form": Text(_form),
-    "json": Text(_json, LEDGER),
-    "adversarial": Text(_adversarial),
-    "free": Text(_free),
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -23,6 +22,7 @@ from ..api.errors import InvalidConfig
 from ..api.sampling_params import Speculate
 from ..api.stats import Observer
 from ..executor.base import HeadRunner, ModelRunner, load_runner, load_runner_with_head
+from ..executor.draft_config import draft_config
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.chat_template import read_chat_template
@@ -64,24 +64,8 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
     """The model that guesses for ``runner``'s, with as many pages. InvalidConfig if it cannot."""
     assert config.draft_model is not None
-    own = replace(
-        config,
-        model=config.draft_model,
-        revision=None,
-        speculate="off",
-        num_pages=runner.info.num_pages,
-        kv_memory=None,
-        max_model_len=None,
-        max_pinned_pages=0,
-        residual_pages=0,
-        sink_pages=0,
-        num_residual_pages=None,
-        served_model_name=(),
-        chat_template=None,
-        cache_dir=None,
-        save_dir=None,
-    )
-    drafter = load_runner(own)
+    own = draft_config(config, num_pages=runner.info.num_pages)
+    drafter = load_runner(own, is_draft=True)
     try:
         if drafter.info.states is not None or runner.info.states is not None:
             name = drafter.info.name if drafter.info.states is not None else runner.info.name

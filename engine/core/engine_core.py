@@ -31,6 +31,7 @@ from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Sample, Update
 from .step_stats import Recorder
+from .tenant_loads import TenantLoads
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class EngineCore:
         self._store_counts = store_counts
         self.transfer = transfer
         self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
+        self._tenants = TenantLoads(scheduler, clock)
         self.gauges = self._measure()
         self._step_began: float | None = None  # of the step that is being computed, by ``clock``
 
@@ -409,6 +411,7 @@ class EngineCore:
             store=self._store_counts() if self._store_counts is not None else None,
             prompt_token_s=self._scheduler.prompt_pace.token_s,
             prompt_miss_share=self._scheduler.prompt_pace.miss_share,
+            tenants=self._tenants.measure(),
         )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 
-from octavo.scheduler import Step
+from octavo.scheduler import Step, Work
 
 from ..api.outputs import FinishReason
-from ..api.stats import DraftRecord, Gauges, Observer, RequestRecord, StepRecord
+from ..api.stats import DraftRecord, Gauges, Observer, RequestRecord, StepRecord, TenantTokens
 from .request import Request, Sample
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Recorder:
         self._queue_s: list[float] = []
         self._ended: list[RequestRecord] = []
         self._drafted: list[DraftRecord] = []
+        self._tenant_outputs: Counter[str] = Counter()
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:
         """So many drafts of a sample were computed, and the first ``num_accepted`` of them held."""
@@ -42,6 +44,8 @@ class Recorder:
     def token(self, sample: Sample, now: float) -> None:
         """A sample got a token."""
         self._num_generated += 1
+        if tenant := sample.sequence.tenant:
+            self._tenant_outputs[tenant] += 1
         if sample.last_token_at is not None:
             if sample.last_token_at != now:  # tokens that come together have one wait before them
                 self._inter_token_s.append(now - sample.last_token_at)
@@ -104,5 +108,14 @@ class Recorder:
             queue_s=tuple(self._queue_s),
             ended=tuple(self._ended),
             drafts=tuple(self._drafted),
+            tenant_tokens=self._tenant_tokens(work),
             predicted_s=None if step is None else step.predicted_s,
         )
+
+    def _tenant_tokens(self, work: Iterable[Work]) -> dict[str, TenantTokens]:
+        prompts: Counter[str] = Counter()
+        for sequence, start, stop, *_ in work:
+            if start < sequence.num_prompt and sequence.tenant:
+                prompts[sequence.tenant] += min(stop, sequence.num_prompt) - start
+        outputs = self._tenant_outputs
+        return {each: TenantTokens(prompts[each], outputs[each]) for each in {**prompts, **outputs}}

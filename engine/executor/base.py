@@ -145,7 +145,7 @@ def load_runner_with_head(config: EngineConfig) -> WithHead:
     return WithHead(runner, runner.head)
 
 
-def load_runner(config: EngineConfig) -> ModelRunner:
+def load_runner(config: EngineConfig, *, is_draft: bool = False) -> ModelRunner:
     """Load the model, prove that it computes the same through pages, allocate the pool.
 
     Call it on the thread that will run the steps: MLX streams are thread-local.
@@ -153,4 +153,4 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     """
     from .load.load import load_paged_runner
 
-    return load_paged_runner(config)
+    return load_paged_runner(config, is_draft=is_draft)

@@ -164,8 +164,15 @@ def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
     specs = tuple(
         PoolSpec(
             layers=tuple(
-                LayerSpec(num_kv_heads=heads, head_dim=dim, value_dim=value_dim, window=window, keep=keep)
-                for heads, dim, value_dim, window, keep in layers
+                LayerSpec(
+                    num_kv_heads=heads,
+                    head_dim=dim,
+                    value_dim=value_dim,
+                    window=window,
+                    keep=keep,
+                    chunked=bool(chunked),
+                )
+                for heads, dim, value_dim, window, keep, *chunked in layers
             ),
             num_pages=len(pages),
             page_size=int(metadata["page_size"]),

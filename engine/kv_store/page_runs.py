@@ -78,7 +78,10 @@ class PageKind:
 
     def metadata(self) -> dict[str, str]:
         layers = [
-            [[y.num_kv_heads, y.head_dim, y.value_dim, y.window, y.keep] for y in spec.layers]
+            [
+                [y.num_kv_heads, y.head_dim, y.value_dim, y.window, y.keep, *([True] if y.chunked else ())]
+                for y in spec.layers
+            ]
             for spec in self.specs
         ]
         states = {} if self.states is None else {"states": json.dumps(self.states.entries)}

@@ -30,6 +30,7 @@ class Sizing:
     specs         of all of them, with the largest pool that is of use as ``num_pages``
     group_bytes   of one page of each
     needs         says how many residual pages are of use beside so many pages of the first group
+    beside        bytes of as many pages of what drafts, which the same budget pays
     """
 
     groups: tuple[LayerGroup, ...]
@@ -38,6 +39,7 @@ class Sizing:
     group_bytes: tuple[int, ...]
     page_size: int
     needs: Callable[[ResidualWindow, int], int] = lambda spec, _: spec.num_pages
+    beside: Callable[[int], int] = lambda _: 0
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
@@ -60,6 +62,11 @@ class Sizing:
         return self.specs[index].decode_pages(num_tokens, self.page_size)
 
     def bytes_for(self, num_pages: int) -> int:
+        """Return all bytes that come with so many pages of the first group."""
+        return self.own_bytes_for(num_pages) + self.beside(num_pages)
+
+    def own_bytes_for(self, num_pages: int) -> int:
+        """Return those of the model alone."""
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
 
     def pages_within(self, budget: int) -> int:

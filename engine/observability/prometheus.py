@@ -34,6 +34,7 @@ from ..api.engine_info import ModelInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
 from .store_metrics import StoreCollector
+from .tenant_metrics import TenantMetrics
 from .vllm_mirror import render_mirror
 from .vllm_names import DraftCounts, render_vllm
 
@@ -129,6 +130,7 @@ class Metrics:
         self._build_info = Info("octavo_build", "The software's version.", registry=registry)
         self._build_info.info({"version": octavo.__version__})
         self._cache_info = Info("octavo_cache_config", "How the KV cache is set up.", registry=registry)
+        self._tenants = TenantMetrics(registry)
         self._store = StoreCollector()
         registry.register(self._store)
         ProcessCollector(registry=registry)  # descriptors, memory, and when the process began
@@ -168,6 +170,7 @@ class Metrics:
         self._preemptions.inc(record.preemptions)
         self._generated.inc(record.generated_tokens)
         self._count_drafts(record.drafts)
+        self._tenants.count(record.tenant_tokens)
         self._step_seconds.observe(record.seconds)
         if record.predicted_s is not None:
             self._step_predicted.observe(record.predicted_s)
@@ -217,6 +220,7 @@ class Metrics:
             if gauges.states is not None:
                 self._states.labels(state).set(getattr(gauges.states, state))
         self._store.counts = gauges.store
+        self._tenants.set_loads(gauges.tenants)
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 
     def render(self) -> bytes:

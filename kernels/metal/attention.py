@@ -14,7 +14,7 @@ import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata
-from .attention_units import REDUCE_SIMDGROUPS, AttentionConfig
+from .attention_units import CHUNK_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
 from .launch import KernelLibrary, Launch, padded
 from .plan import (
     ChunkPlan,
@@ -50,14 +50,17 @@ class StoredPages:
 class Parts:
     """What ``PagedAttention.partials`` computes.
 
-    items       [4 * M]  (row, row of the table, first tile, end tile) of each part
+    items       [4 * M]  (row, row of the table, first tile, end tile) of each part; of tiles of rows instead
+                (first row, rows, row of the table, first part), a part for each row
     count       M
+    tiled       how many parts tiles of rows have together; None: a part for each of ``items``
     positions   [T]      position of each row
     page_table  [T, P]   its pages
     """
 
     items: mx.array
     count: int
+    tiled: int | None
     positions: mx.array
     page_table: mx.array
     scale: float
@@ -171,14 +174,14 @@ class PagedAttention:
             "page_table": parts.page_table,
             "params": self._device_params(parts.scale, parts.softcap),
         }
-        return Partials(*self._split(config, inputs | {"items": parts.items}, parts.count))
+        if parts.tiled is None:
+            return Partials(*self._split(config, inputs | {"items": parts.items}, parts.count))
+        launch = _chunk_launch(config, parts.count, *_part_outputs(config, parts.tiled))
+        tiles = inputs | {"tiles": parts.items}
+        return Partials(*self._library.run(self._unit(config, "split_chunk"), tiles, launch))
 
     def _split(self, config: AttentionConfig, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
-        spec = config.layer
-        heads = spec.num_kv_heads * config.group
-        launch = _decode_launch(
-            config, count, ((count, heads, spec.value_dim), mx.float32), ((count, heads, 4), mx.float32)
-        )
+        launch = _decode_launch(config, count, *_part_outputs(config, count))
         return self._library.run(self._unit(config, "split"), inputs, launch)
 
     def _decode(
@@ -214,13 +217,8 @@ class PagedAttention:
         count, spec = len(routes.chunks.tiles), config.layer
         if not count:
             return []
-        threads = 32 * config.chunk_simdgroups
         shape = (len(routes.chunks.rows), spec.num_kv_heads * config.group, spec.value_dim)
-        launch = Launch(
-            grid=(threads * count, spec.num_kv_heads, 1),
-            threadgroup=(threads, 1, 1),
-            outputs=((shape, inputs["queries"].dtype),),
-        )
+        launch = _chunk_launch(config, count, (shape, inputs["queries"].dtype))
         return self._library.run(self._unit(config, "chunk"), inputs | {"tiles": routes.tiles}, launch)
 
     def _unit(self, config: AttentionConfig, kind: str) -> Unit:
@@ -229,7 +227,8 @@ class PagedAttention:
             "decode": partial(config.decode_unit, split=False),
             "split": partial(config.decode_unit, split=True),
             "reduce": config.reduce_unit,
-            "chunk": config.chunk_unit,
+            "chunk": partial(config.chunk_unit, split=False),
+            "split_chunk": partial(config.chunk_unit, split=True),
         }
         if (config, kind) not in self._units:
             self._units[config, kind] = make[kind]()
@@ -275,6 +274,20 @@ def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[in
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1), threadgroup=(threads, 1, 1), outputs=outputs
     )
+
+
+def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
+    """One threadgroup per tile and KV head."""
+    threads = 32 * CHUNK_SIMDGROUPS
+    return Launch(
+        grid=(threads * count, config.layer.num_kv_heads, 1), threadgroup=(threads, 1, 1), outputs=outputs
+    )
+
+
+def _part_outputs(config: AttentionConfig, count: int) -> tuple[tuple[tuple[int, ...], mx.Dtype], ...]:
+    """The arrays of ``Partials``."""
+    heads = config.layer.num_kv_heads * config.group
+    return ((count, heads, config.layer.value_dim), mx.float32), ((count, heads, 4), mx.float32)
 
 
 def _per_head(name: str, array: mx.array, num_heads: int) -> mx.array:

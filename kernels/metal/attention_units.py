@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..formats import page_format
 from ..interface import LayerSpec
 from .units import (
-    NUM_SIMDGROUPS,
     Unit,
     check_dim,
     format_source,
@@ -25,6 +25,19 @@ DECODE_TILE = 32
 MAX_GROUP = 16
 MAX_HEADS = 2
 REDUCE_SIMDGROUPS = 8
+CHUNK_SIMDGROUPS = 8
+CHUNK_BYTES = 28672
+"""Threadgroup memory for K and V of a chunk's tile at most: a core has about 60 KiB."""
+
+
+def chunk_parts(layer: LayerSpec) -> int:
+    """How many simdgroups share 8 rows of a chunk: their queries and sums are registers."""
+    return 2 if max(layer.head_dim, layer.value_dim) > 128 else 1
+
+
+def chunk_tokens(layer: LayerSpec, group: int) -> int:
+    """Tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
+    return 8 * CHUNK_SIMDGROUPS // chunk_parts(layer) // group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +89,30 @@ class AttentionConfig:
         return self.slices * self.ranges
 
     @property
-    def chunk_simdgroups(self) -> int:
-        """Wide rows halve a tile: queries are staged in the same 32 KiB as the keys."""
-        return 2 if self._widest > 128 else NUM_SIMDGROUPS
+    def chunk_parts(self) -> int:
+        return chunk_parts(self.layer)
 
     @property
     def chunk_keys(self) -> int:
-        """Keys in a tile of the chunk kernel."""
-        return 16 if self._widest > 128 else 32
+        """Keys in a tile of the chunk kernel: K and V of two threadgroups fit beside each other."""
+        products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS  # bytes for a key
+        return next(
+            keys
+            for keys in (32, 16, 8)
+            if keys == 8 or sum(self._tile_bytes(keys)) + keys * products <= CHUNK_BYTES
+        )
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
-        return 8 * self.chunk_simdgroups // self.group
+        return chunk_tokens(self.layer, self.group)
+
+    def _tile_bytes(self, keys: int) -> tuple[int, int]:
+        """Of K and of V in threadgroup memory, rows padded."""
+        layer = self.layer
+        return (
+            keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes,
+            keys * (layer.value_dim + 8) * format_source(self.v_format).tile_bytes,
+        )
 
     @property
     def _widest(self) -> int:
@@ -170,16 +194,21 @@ class AttentionConfig:
             "RANGES": self.ranges,
             "SHARED_QUADS": shared // 4,
             "PAGES_PER_TILE": max(1, DECODE_TILE // self.page_size),
-            "SPLIT": int(split),
         }
+        return self._reading_unit("decode", "items", macros, split=split)
+
+    def _reading_unit(self, kernel: str, plan: str, macros: Mapping[str, int | str], *, split: bool) -> Unit:
+        """Of a kernel that reads pages."""
+        inputs = self._inputs(plan)
         if split:  # sinks join at the end, once
-            macros |= {"SINKS": 0, "SINK(head)": "0.0f"}
+            inputs = tuple(name for name in inputs if name != "sinks")
+            macros = {**macros, "SINKS": 0, "SINK(head)": "0.0f"}
         return make_unit(
-            "decode",
+            kernel,
             f"{self._suffix}{'_split' if split else ''}",
-            self._inputs("items") if not split else tuple(n for n in self._inputs("items") if n != "sinks"),
+            inputs,
             ("partial", "stats") if split else ("out",),
-            macros,
+            {**macros, "SPLIT": int(split)},
             {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
             ("rows", "attention"),
         )
@@ -189,21 +218,20 @@ class AttentionConfig:
         macros = self._macros() | {"NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
         return make_unit("reduce", self._suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
-    def chunk_unit(self) -> Unit:
-        """See sources/chunk.metal."""
-        layer, rows, keys = self.layer, 8 * self.chunk_simdgroups, self.chunk_keys
-        floats = max(
-            rows * (self._widest + 4),
-            keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes // 4,
-            keys * (layer.value_dim + 8) * format_source(self.v_format).tile_bytes // 4,
-        )
+    def chunk_unit(self, *, split: bool) -> Unit:
+        """See sources/chunk.metal; with ``split`` as of ``decode_unit``."""
+        keys = self.chunk_keys
+        key_bytes, value_bytes = self._tile_bytes(keys)
+        row_group = 8 * (self._widest + 4) * 4  # bytes of its queries, or outputs
+        shared = max(key_bytes + value_bytes, row_group)
         macros = self._macros() | {
-            "NUM_SIMDGROUPS": self.chunk_simdgroups,
+            "NUM_SIMDGROUPS": CHUNK_SIMDGROUPS,
+            "THREADS": 32 * CHUNK_SIMDGROUPS,
+            "PARTS": self.chunk_parts,
             "KEYS": keys,
-            "SHARED_FLOATS": floats,
+            "KEY_QUADS": key_bytes // 16,
+            "SHARED_QUADS": shared // 16,
+            "STAGED": min(CHUNK_SIMDGROUPS // self.chunk_parts, shared // row_group),
             "UNUSED": "0xFFFFFFFFu",
         }
-        formats = {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)}
-        return make_unit(
-            "chunk", self._suffix, self._inputs("tiles"), ("out",), macros, formats, ("rows", "attention")
-        )
+        return self._reading_unit("chunk", "tiles", macros, split=split)

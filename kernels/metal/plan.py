@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..metadata import AttentionMetadata, Ints
 from .attention_units import DECODE_TILE
@@ -89,14 +90,27 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> ChunkPlan:
-    tiles: list[tuple[int, int, int, int]] = []
-    rows: list[int] = []
-    for sequence in np.flatnonzero(np.diff(metadata.q_start) > 1).tolist():
-        begin, end = int(metadata.q_start[sequence]), int(metadata.q_start[sequence + 1])
-        for first in range(begin, end, tokens_per_tile):
-            tiles.append((first, min(tokens_per_tile, end - first), sequence, len(rows) + first - begin))
-        rows += range(begin, end)
-    return ChunkPlan(_fours(tiles), _ints(rows))
+    rows = chunk_rows(metadata)
+    sequences = metadata.row_sequences[rows]
+    first, count = cut(rows, sequences, tokens_per_tile)
+    tiles = np.stack([rows[first], count, sequences[first], first], axis=1)
+    return ChunkPlan(tiles.astype(np.int32), rows)
+
+
+def chunk_rows(metadata: AttentionMetadata) -> Ints:
+    """The step's rows of sequences with more than one."""
+    counts = np.diff(metadata.q_start)
+    return np.flatnonzero(np.repeat(counts > 1, counts)).astype(np.int32)
+
+
+def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
+    """Cut ``rows`` into runs of consecutive ones with one owner, ``size`` at most: where each run begins,
+    and how many rows it has."""
+    starts = np.append(True, (np.diff(rows) != 1) | (np.diff(owners) != 0))[: len(rows)]
+    begin = np.flatnonzero(starts)
+    within = np.arange(len(rows)) - np.repeat(begin, np.diff(np.append(begin, len(rows))))
+    first = np.flatnonzero(within % size == 0).astype(np.int32)
+    return first, np.diff(np.append(first, len(rows))).astype(np.int32)
 
 
 def restore_order(*rows: Ints) -> Ints | None:
@@ -104,10 +118,6 @@ def restore_order(*rows: Ints) -> Ints | None:
     joined = np.concatenate(rows)
     order = np.argsort(joined).astype(np.int32)
     return None if (order == np.arange(len(order))).all() else order
-
-
-def _ints(values: list[int]) -> Ints:
-    return np.array(values, np.int32)
 
 
 def _fours(values: list[tuple[int, int, int, int]]) -> Ints:

@@ -2,7 +2,8 @@
 
 What a row reads of either kind is a run of whole pages, or two. Put one after the other they are a short
 sequence of their own, seen up to its end: a row's table is rewritten so on the host, once per step, and the
-split kernel runs over it as it is. The partial results of both kinds are joined by MLX's own operations.
+split kernel runs over it as it is, or for rows of prompts that read the same pages the chunk kernel. The
+partial results of both kinds are joined by MLX's own operations.
 Positions are then not those of the sequence, so there are no windows and no ALiBi here.
 """
 
@@ -19,9 +20,9 @@ from ..reference.codecs import hadamard
 from ..residual import residual_starts
 from ..residual_cache import ResidualCache, refuse_latents
 from .attention import Parts
-from .attention_units import DECODE_TILE
+from .attention_units import DECODE_TILE, chunk_tokens
 from .launch import padded
-from .plan import divide, num_splits, restore_order
+from .plan import chunk_rows, cut, divide, num_splits, restore_order
 from .pool import MetalPool
 
 _LOG2_E = 1.4426950408889634
@@ -34,12 +35,14 @@ class _Run:
     """What rows read of one kind of pages.
 
     items   [4 * M]  for the kernel; none if ``count``, M, is 0
+    tiled   as of ``Parts``
     index   [R, S]   parts of each row
     live    [R, S]   which of these there are
     """
 
     items: mx.array
     count: int
+    tiled: int | None
     index: mx.array
     live: mx.array
 
@@ -62,32 +65,52 @@ class _Kind:
 
 
 class MetalResidualCache(ResidualCache[MetalPool]):
-    """Rows of prompts go through the kernel that decodes, one by one: slower than tiles of them."""
+    """Rows of prompts go through the chunk kernel in tiles that end where what they read changes."""
 
+    _kinds: tuple[_Kind, _Kind]
     _tables: tuple[tuple[mx.array, mx.array], tuple[mx.array, mx.array]]  # positions, page_table
-    _routes: list[_Route]
+    _routes: dict[int, list[_Route]]  # by the tokens of a tile
     _order: mx.array | None
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
-        kinds = _kinds(metadata, self.residual.spec)
-        first, second = ((padded(kind.positions), padded(kind.page_table)) for kind in kinds)
+        self._kinds = _kinds(metadata, self.residual.spec)
+        first, second = ((padded(kind.positions), padded(kind.page_table)) for kind in self._kinds)
         self._tables = first, second
-        counts = np.diff(metadata.q_start)
-        alone = np.repeat(counts == 1, counts)
-        self._routes = []
-        for chosen, most in ((alone, None), (~alone, 1)):
-            if len(rows := np.flatnonzero(chosen).astype(np.int32)):
-                quantized, residual = (_run(rows, kind.positions[rows], most) for kind in kinds)
-                self._routes.append(_Route(rows, (quantized, residual)))
-        order = restore_order(*(route.rows for route in self._routes))
+        self._routes = {}
+        order = restore_order(*self._rows(metadata))
         self._order = None if order is None else mx.array(order)
+
+    def _rows(self, metadata: AttentionMetadata) -> tuple[Ints, Ints]:
+        """The step's rows that are their sequences' only ones, and those of prompts."""
+        chunks = chunk_rows(metadata)
+        return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
+
+    def _routes_of(self, tokens: int) -> list[_Route]:
+        """How rows are divided where a tile has so many tokens."""
+        if tokens not in self._routes:
+            assert self._metadata is not None
+            alone, chunks = self._rows(self._metadata)
+            # Rows of a sequence that read the same quantized pages read the same residual ones.
+            sequences, last = self._metadata.row_sequences.astype(np.int64), self._kinds[0].positions
+            first, count = cut(chunks, (sequences * (last.max() + 2) + last)[chunks], tokens)
+            quantized, residual = self._kinds
+            routes = (
+                _Route(alone, (_run(alone, quantized), _run(alone, residual))),
+                _Route(
+                    chunks, (_tiled(chunks, quantized, first, count), _tiled(chunks, residual, first, count))
+                ),
+            )
+            self._routes[tokens] = [route for route in routes if len(route.rows)]
+        return self._routes[tokens]
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_option("metal", alibi_slopes=options.alibi_slopes, mask=options.mask)
         refuse_latents(options)
         self.quantized.check_queries(layer, queries, options)
-        outs = [self._attend(layer, queries, route, options) for route in self._routes]
+        spec = self.quantized.spec.layers[layer]
+        routes = self._routes_of(chunk_tokens(spec, queries.shape[1] // spec.num_kv_heads))
+        outs = [self._attend(layer, queries, route, options) for route in routes]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return (out if self._order is None else out[self._order]).astype(queries.dtype)
 
@@ -107,6 +130,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
             wanted = Parts(
                 items=run.items,
                 count=run.count,
+                tiled=run.tiled,
                 positions=positions,
                 page_table=table,
                 scale=options.scale,
@@ -155,12 +179,26 @@ def _kinds(metadata: AttentionMetadata, residual: PoolSpec) -> tuple[_Kind, _Kin
     )
 
 
-def _run(rows: Ints, positions: Ints, most: int | None) -> _Run:
-    """Divide what each row reads, of which ``positions`` is the last, into at most ``most`` parts."""
-    tiles = (positions + DECODE_TILE) // DECODE_TILE  # 0 for -1
-    splits = num_splits(tiles) if most is None else np.minimum(tiles, most)
+def _run(rows: Ints, kind: _Kind) -> _Run:
+    """Divide what each row reads of a kind of pages, as rows that are decoded are."""
+    tiles = (kind.positions[rows] + DECODE_TILE) // DECODE_TILE  # 0 for -1
+    splits = num_splits(tiles)
     items, first = divide(rows, rows, tiles, splits)
-    each = np.arange(max(int(splits.max()), 1))
+    each = np.arange(max(int(splits.max(initial=1)), 1))
     live = each < splits[:, None]
     index = np.where(live, first[:, None] + each, 0).astype(np.int32)
-    return _Run(padded(items.ravel()), len(items), mx.array(index), mx.array(live))
+    return _Run(padded(items.ravel()), len(items), None, mx.array(index), mx.array(live))
+
+
+def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
+    """A part for each row, in tiles that begin ``first`` and have ``count`` rows: what its rows read of a
+    kind of pages is in its last row's table, the longest."""
+    live = kind.positions[rows] >= 0
+    used = live[first]
+    first, count = first[used], count[used]
+    out = (np.cumsum(count) - count).astype(np.int32)
+    tiles = np.stack([rows[first], count, rows[first + count - 1], out], axis=1).astype(np.int32)
+    index = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
+    return _Run(
+        padded(tiles.ravel()), len(tiles), int(count.sum()), mx.array(index[:, None]), mx.array(live[:, None])
+    )

@@ -32,8 +32,8 @@ _COMMENT = re.compile(r"//.*")
 class FormatSource:
     """Where a page format's Metal twin is: a struct in the last of ``files``. ``tile_bytes``: of a value
     in a threadgroup tile, whose type holds every code's value exactly (with scales per group: every
-    value, in float32). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where it is 1 (or codes
-    are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
+    value; float32 for affine codes). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where
+    it is 1 (or codes are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
 
     struct: str
     files: tuple[str, ...]
@@ -43,14 +43,14 @@ class FormatSource:
 
 
 _FORMATS = {
-    "bf16": FormatSource("Bf16", ("format_half",), 4, 4),
+    "bf16": FormatSource("Bf16", ("format_half",), 2, 4),
     "fp16": FormatSource("Fp16", ("format_half",), 2, 4),
     "int8": FormatSource("Int8", ("packing", "format_integer"), 2, 2),
     "int4": FormatSource("Int4", ("packing", "format_integer"), 2, 1, words=True),
     "fp4": FormatSource("Fp4", ("format_fp4",), 2, 1, words=True),
     "fp5": FormatSource("Fp5", ("packing", "format_fp4", "format_fp5"), 2, 2),
-    "mxfp4": FormatSource("Mxfp4", ("packing", "format_fp4", "format_microscaling"), 4, 1, words=True),
-    "nvfp4": FormatSource("Nvfp4", ("packing", "format_fp4", "format_microscaling"), 4, 1, words=True),
+    "mxfp4": FormatSource("Mxfp4", ("packing", "format_fp4", "format_microscaling"), 2, 1, words=True),
+    "nvfp4": FormatSource("Nvfp4", ("packing", "format_fp4", "format_microscaling"), 2, 1, words=True),
     "affine8": FormatSource("Affine8", ("packing", "format_affine"), 4, 2),
     "affine4": FormatSource("Affine4", ("packing", "format_affine"), 4, 1, words=True),
 }

@@ -127,9 +127,11 @@ class FairQueue(TenantLanes):
                 if sequence.priority != priority:
                     priority = sequence.priority
                     service = self._class(priority).service
-                if tenant not in costs:
-                    self._cost(costs, tenant)
-                service[tenant] = service.get(tenant, 0.0) + (stop - start) * costs[tenant]
+                try:
+                    service[tenant] += (stop - start) * costs[tenant]
+                except KeyError:
+                    cost = (stop - start) * self._cost(costs, tenant)
+                    service[tenant] = service.get(tenant, 0.0) + cost
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
         """For tokens up to a position, as far as nobody has paid for them."""

@@ -1,21 +1,26 @@
 """What a latency target does for those who decode: gaps between tokens while long prompts arrive.
 
-    python tests/bench/bench_target_itl.py --model q06-4 --target-itl 150 --rounds 3
+    python tests/bench/bench_target_itl.py --model q06-4 --target-itl 150 --fixed 64,256 --rates 0.1,0.2
 
 Some streams decode; prompts arrive one after the other, the next when the last has its first token. Rounds
-alternate without and with the target, on cores of their own. Reported are the gaps between tokens of the
-streams (ms), and the tokens of streams and prompts together per second. The last line is JSON.
+alternate without and with the target, and with fixed chunks of so many tokens instead. Reported are the gaps
+between tokens of the streams (ms), and the tokens of streams and prompts together per second.
+
+With ``--rates``, prompts also arrive at random, so many per second, and go on for some tokens each. Goodput
+is the rate times the share of requests whose first token came within ``--good-ttft`` and no gap of which
+was longer than 1.3 times the target. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -25,7 +30,12 @@ from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
 
+Number = TypeVar("Number", int, float)
+
 WARM_UP_STEPS = 20
+WARM_UP_S = 5.0
+GOOD_GAP = 1.3  # times the target
+DEFAULT_TARGET_MS = 150.0
 
 
 @dataclass(slots=True)
@@ -45,29 +55,56 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--kv-format", default="fp4")
-    parser.add_argument("--target-itl", type=_target, default=150.0, help="milliseconds, or auto")
+    parser.add_argument("--target-itl", type=_target, default=DEFAULT_TARGET_MS, help="milliseconds, or auto")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fixed", type=_numbers(int), default=[], metavar="N,N", help="tokens of chunks")
+    parser.add_argument(
+        "--rates", type=_numbers(float), default=[], metavar="R,R", help="requests per second"
+    )
+    parser.add_argument("--output-tokens", type=int, default=48, help="of each request, with --rates")
+    parser.add_argument("--good-ttft", type=float, default=10.0, help="seconds, with --rates")
     args = parser.parse_args(argv)
-    rounds: dict[str, list[Round]] = {"without": [], "with": []}
+    configs: dict[str, tuple[float | Literal["auto", "off"], int]] = {
+        "without": ("off", 512),
+        "with": (args.target_itl, 512),
+        **{f"chunks of {tokens}": ("off", tokens) for tokens in args.fixed},
+    }
+    rounds: dict[str, list[Round]] = {name: [] for name in configs}
+    goodput: dict[str, dict[str, float]] = {name: {} for name in configs}
     for number in range(args.rounds):
-        rounds["without"].append(_round(args, "off", seed=number))
-        rounds["with"].append(_round(args, args.target_itl, seed=number))
+        for name, (target, step_tokens) in configs.items():
+            with _core(args, target, step_tokens) as core:
+                rounds[name].append(_measure(core, args, np.random.default_rng(number)))
+    for name, (target, step_tokens) in configs.items() if args.rates else ():
+        with _core(args, target, step_tokens) as core:
+            _measure(
+                core, args, np.random.default_rng(0), seconds=WARM_UP_S
+            )  # the target learns what steps cost
+            for rate in args.rates:
+                goodput[name][f"{rate:g}"] = _goodput(core, args, rate, has_target=target != "off")
     result = {
         "bench": "target_itl",
         "target_ms": args.target_itl,
         **{n: _figures(r) for n, r in rounds.items()},
+        "goodput_per_s": goodput,
     }
     for name, figures in result.items():
-        if isinstance(figures, dict):
+        if isinstance(figures, dict) and name != "goodput_per_s":
             print(name, {key: [round(value, 1) for value in values] for key, values in figures.items()})
+    for name, rates in goodput.items():
+        print(f"goodput, {name}:", {rate: round(value, 3) for rate, value in rates.items()})
     print(json.dumps(result))
 
 
 def _target(text: str) -> float | Literal["auto"]:
     return "auto" if text == "auto" else float(text)
+
+
+def _numbers(kind: Callable[[str], Number]) -> Callable[[str], list[Number]]:
+    return lambda text: [kind(part) for part in text.split(",")]
 
 
 def _figures(rounds: list[Round]) -> dict[str, list[float]]:
@@ -79,29 +116,37 @@ def _figures(rounds: list[Round]) -> dict[str, list[float]]:
     }
 
 
-def _round(args: argparse.Namespace, target: float | Literal["auto", "off"], *, seed: int) -> Round:
-    config = EngineConfig(
-        model=args.model,
-        kv_format=args.kv_format,
-        num_pages=(args.streams + 2) * 4096 // 32,
-        prefix_cache=False,
-        target_itl=target,
+@contextlib.contextmanager
+def _core(
+    args: argparse.Namespace, target: float | Literal["auto", "off"], step_tokens: int
+) -> Iterator[EngineCore]:
+    core = build_core(
+        EngineConfig(
+            model=args.model,
+            kv_format=args.kv_format,
+            num_pages=(args.streams + 8) * 4096 // 32,
+            max_running=min(32, step_tokens),
+            max_step_tokens=step_tokens,
+            prefix_cache=False,
+            target_itl=target,
+        )
     )
-    core = build_core(config)
     try:
-        return _measure(core, args, np.random.default_rng(seed))
+        yield core
     finally:
         core.finish()
         core.close()
 
 
-def _measure(core: EngineCore, args: argparse.Namespace, rng: np.random.Generator) -> Round:
+def _measure(
+    core: EngineCore, args: argparse.Namespace, rng: np.random.Generator, seconds: float | None = None
+) -> Round:
     streams = {_add(core, rng, 64, 4000) for _ in range(args.streams)}
     for _ in range(WARM_UP_STEPS):
         core.step()
     found, last, prompt = Round(), dict.fromkeys(streams, time.monotonic()), None
     began = time.monotonic()
-    while time.monotonic() - began < args.seconds:
+    while time.monotonic() - began < (seconds or args.seconds):
         if prompt is None:
             prompt = _add(core, rng, args.prompt_tokens, 1)
         for update in core.step():
@@ -114,14 +159,58 @@ def _measure(core: EngineCore, args: argparse.Namespace, rng: np.random.Generato
                 found.num_tokens += args.prompt_tokens
                 prompt = None
     found.seconds = time.monotonic() - began
+    for request in (*streams, *([prompt] if prompt else ())):
+        core.abort(request)
     return found
 
 
-def _add(core: EngineCore, rng: np.random.Generator, num_tokens: int, max_tokens: int) -> Request:
+def _goodput(core: EngineCore, args: argparse.Namespace, rate: float, *, has_target: bool) -> float:
+    """Requests per second within the targets, as long as they arrive at this rate. ``has_target``: they say
+    when they want their first token."""
+    rng = np.random.default_rng(7)  # the same arrivals for everybody
+    arrivals = np.cumsum(rng.exponential(1 / rate, size=max(1, round(rate * args.seconds)))).tolist()
+    first: dict[Request, float] = {}  # seconds until the first token
+    last: dict[Request, float] = {}
+    worst: dict[Request, float] = {}
+    sent: dict[Request, float] = {}  # and when they arrived
+    began, limit = time.monotonic(), arrivals[-1] + args.good_ttft + args.seconds
+    while (now := time.monotonic() - began) < limit and (len(sent) < len(arrivals) or core.has_work):
+        while len(sent) < len(arrivals) and arrivals[len(sent)] <= now:
+            request = _add(
+                core,
+                rng,
+                args.prompt_tokens,
+                args.output_tokens,
+                target_ttft=args.good_ttft * 1e3 if has_target else None,
+            )
+            sent[request] = arrivals[len(sent)]
+        if not core.has_work:
+            time.sleep(max(0.0, arrivals[len(sent)] - now))
+            continue
+        updates, now = core.step(), time.monotonic() - began
+        for request in {update.request for update in updates} & sent.keys():
+            first.setdefault(request, now - sent[request])
+            worst[request] = max(worst.get(request, 0.0), now - last.get(request, now))
+            last[request] = now
+    for request in sent:
+        core.abort(request)
+    target_s = (DEFAULT_TARGET_MS if args.target_itl == "auto" else args.target_itl) / 1e3
+    good = sum(first[each] <= args.good_ttft and worst[each] <= GOOD_GAP * target_s for each in first)
+    return float(rate * good / len(arrivals))
+
+
+def _add(
+    core: EngineCore,
+    rng: np.random.Generator,
+    num_tokens: int,
+    max_tokens: int,
+    *,
+    target_ttft: float | None = None,
+) -> Request:
     request = Request(
         f"{rng.integers(2**40)}",
         rng.integers(0, core.info.vocab_size, num_tokens).tolist(),
-        SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        SamplingParams(max_tokens=max_tokens, ignore_eos=True, target_ttft=target_ttft),
         max_tokens=max_tokens,
         tokenizer=core.tokenizer,
         vocab_size=core.info.vocab_size,

@@ -43,7 +43,7 @@ MAX_REGISTERS = 110
 _LIMITS = f'attributes #0 = {{ "amdgpu-num-vgpr"="{MAX_REGISTERS}" "amdgpu-flat-work-group-size"="1,512" '
 _IDS = {
     "thread_index_in_simdgroup": "metal::msl_lane()",
-    "simdgroup_index_in_threadgroup": "(msl_linear / 32)",
+    "simdgroup_index_in_threadgroup": "((uint)__builtin_amdgcn_readfirstlane(msl_linear / 32))",  # uniform
     "thread_index_in_threadgroup": "msl_linear",
     "thread_position_in_grid": (
         "(metal::uint3{msl_group.x * WIDTH + msl_x, msl_group.y * HEIGHT + msl_y, msl_group.z})"

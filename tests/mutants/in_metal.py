@@ -214,32 +214,47 @@ CHUNK = (
     Mutant(
         "stale tile: no barrier at the end",
         "chunk",
-        TG_BARRIER + "  // the next tile overwrites rows, scales and V",
+        TG_BARRIER + "  // the next K is there, V and products are done with",
         "",
     ),
     Mutant(
-        "stale tile: V over K",
+        "stale tile: K over K",
         "chunk",
-        TG_BARRIER + "  // products are stored, and the K tile is done with",
+        TG_BARRIER + "  // V and the next rows are there, K is done with",
         SG_BARRIER,
     ),
-    Mutant(
-        "a simdgroup waits only for itself",
-        "chunk",
-        TG_BARRIER + "  // the V tile is loaded, the weights are stored",
-        SG_BARRIER,
-    ),
-    Mutant(
-        "rows are used before they are known",
-        "chunk",
-        TG_BARRIER + "  // also: the queries or the last V tile are done with",
-        "",
-    ),
+    Mutant("K before it is there", "chunk", TG_BARRIER + "  // the first K is there", SG_BARRIER),
     Mutant(
         "queries are loaded before they are stored",
         "chunk",
-        SG_BARRIER + "\nfor (uint k = 0;",
-        "for (uint k = 0;",
+        TG_BARRIER + "  // queries are staged, and the first rows known",
+        "",
+    ),
+    Mutant(
+        "queries are overwritten before they are loaded",
+        "chunk",
+        TG_BARRIER + "  // others, or K, overwrite them",
+        "",
+    ),
+    Mutant("outputs are read before they are stored", "chunk", TG_BARRIER + "  // outputs are staged", ""),
+    Mutant(
+        "outputs are overwritten before they are read",
+        "chunk",
+        TG_BARRIER + "  // the next turn's overwrite them",
+        "",
+    ),
+    Mutant("one buffer for two tiles' rows", "chunk", "next = KEYS - now", "next = now"),
+    Mutant(
+        "the next tile's scales",
+        "chunk",
+        "key_rows[now + column].key_scale",
+        "key_rows[next + column].key_scale",
+    ),
+    Mutant(
+        "the next tile's K is the last one's",
+        "chunk",
+        "span.tile(index + 1) * KEYS",
+        "span.tile(index) * KEYS",
     ),
     Mutant(
         "causal by the tile's last token",
@@ -247,19 +262,53 @@ CHUNK = (
         "if (is_visible(key, my_position))",
         "if (is_visible(key, last_position))",
     ),
-    Mutant("rows outside are read", "chunk", "if (key_rows[key] != UNUSED)", "if (true)"),
+    Mutant("rows outside are read", "chunk", "rows[unit / OCTETS].row != UNUSED", "true"),
     Mutant("keys not transposed", "chunk", "ulong2(0, 0), true)", "ulong2(0, 0), false)"),
-    Mutant("tiles too close together", "chunk", "tile + key * (D + 8)", "tile + key * D"),
-    Mutant("rescaled only if every row must be", "chunk", "simd_any(factor", "simd_all(factor"),
+    Mutant("tiles too close together", "chunk", "tile + key * STRIDE", "tile + key * D"),
+    Mutant(
+        "octets in the wrong places", "chunk", "key * STRIDE + octet * 8", "key * STRIDE + (octet ^ 1) * 8"
+    ),
+    Mutant(
+        "halves of an octet swapped",
+        "chunk",
+        "((threadgroup half4*)to)[0] = half4(low)",
+        "((threadgroup half4*)to)[0] = half4(high)",
+    ),
+    Mutant(
+        "old outputs of a chunk keep their weight", "chunk", "output[n].thread_elements()[1] *= factor;", ""
+    ),
+    Mutant("old sums of a chunk keep their weight", "chunk", "    sum *= factor;\n", ""),
     Mutant(
         "rows past the tile's tokens are written",
         "chunk",
         "if (token < tokens) {  // the whole",
         "if (true) {  // the whole",
     ),
-    Mutant("K's scales on V", "chunk", "weight * value_scales[c]", "weight * key_scales[c]"),
-    Mutant("a row's sum over half its lanes", "chunk", "sum += simd_shuffle_xor(sum, 2);\n", ""),
-    Mutant("tops of half a row", "chunk", "  new_top = max(new_top, simd_shuffle_xor(new_top, 2));\n", ""),
+    Mutant(
+        "half a tile is loaded",
+        "chunk",
+        "      if (unit < UNITS) {\n        put",
+        "      if (unit < UNITS / 2) {\n        put",
+    ),
+    Mutant("K's scales on V", "chunk", "[now + column].value_scale", "[now + column].key_scale"),
+    Mutant("a row's sum over half its lanes", "chunk", "sum += simd_shuffle_xor(sum, 8);\n", ""),
+    Mutant("tops of half a row", "chunk", "    new_top = max(new_top, simd_shuffle_xor(new_top, 8));\n", ""),
+    Mutant("columns in the order of lanes", "chunk", "(lane / 4 & 2) * 2 + lane % 2 * 2", "lane % 4 * 2"),
+    Mutant("rows in the order of lanes", "chunk", "(lane / 4 & 4) + lane / 2 % 4", "lane / 4"),
+    Mutant("another row's sum", "chunk", "(row & 4) * 4 + row % 4 * 2", "row * 4"),
+)
+
+PARTED = (
+    Mutant("products over half the width", "chunk", "+ others[i]", ""),
+    Mutant("its own half twice", "chunk", "(simd_index ^ 1u)", "simd_index"),
+    Mutant("both parts have the first queries", "chunk", "query[k], rows + at * 8", "query[k], rows + k * 8"),
+    Mutant(
+        "both parts have the first values",
+        "chunk",
+        "ValueFilling::STRIDE + at * 8",
+        "ValueFilling::STRIDE + n * 8",
+    ),
+    Mutant("matrices past the row", "chunk", "at < VALUE_MATRICES && c", "c"),
 )
 
 FP4 = (
@@ -377,4 +426,4 @@ FP5 = (
     Mutant("lowest bits of the next value", "format_fp5", "bits >> 1)", "bits >> 2)"),
 )
 
-MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + FP4 + WRITE + COPY + PACKED + FP5
+MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + PARTED + FP4 + WRITE + COPY + PACKED + FP5

@@ -143,7 +143,7 @@ MUTANTS = (
         "min(len(sequence.drafts), share)",
     ),
     Mutant("wrong drafts are committed", SCHEDULER, "stop += len(more)", "stop += len(drafts)"),
-    Mutant("wrong drafts keep their pages", SCHEDULER, "if len(more) < len(drafts):", "if False:"),
+    Mutant("wrong drafts keep their pages", SCHEDULER, "if drafts and len(more) < len(drafts):", "if False:"),
     Mutant(
         "preempted sequences keep their pages",
         ROSTER,
@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant(
         "outputs are free",
         FAIR,
-        "service[tenant] = service.get(tenant, 0.0) + (stop - start) * costs[tenant]",
-        "pass",
+        "service[tenant] += (stop - start) * costs[tenant]",
+        "service[tenant] += 0.0",
     ),
     Mutant(
         "samples pay for the prompt again",

@@ -29,6 +29,7 @@ from metal_in_place import check_copies  # noqa: E402
 from octavo.kernels.metal import units  # noqa: E402
 
 PLAIN = shape("", 80, 3, 16)
+WIDE = shape("wide", 136, 3, 16, kv_heads=1, sequences=((20, 9), (0, 25)))
 
 
 def attend(case: object = EVERYTHING, formats: tuple[str, str] = ("fp4", "fp4")) -> None:
@@ -82,6 +83,10 @@ def plain() -> None:
     attend(PLAIN, ("bf16", "fp4"))
 
 
+def wide() -> None:
+    attend(WIDE)
+
+
 def looping() -> None:
     attend(LOOPING)
 
@@ -90,7 +95,7 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "decode": (everything, split, plain, looping),
     "reduce": (split,),
     "attention": (everything, split),
-    "chunk": (everything, plain),
+    "chunk": (everything, plain, wide),
     "rows": (write,),
     "quantize": (write,),
     "format_fp4": (everything, write),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import tiny_models
@@ -25,6 +26,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
+from octavo.engine.core.draft_model import DraftModel
 from octavo.engine.frontend.llm import LLM
 
 pytestmark = pytest.mark.usefixtures("every_draft_is_computed")
@@ -112,6 +114,28 @@ def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
         for table in taken:
             blocks.close(table)
         cores.check()
+    finally:
+        core.close()
+
+
+def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path) -> None:
+    """And what MLX may keep of freed buffers stays what the model's own steps need."""
+    memory, cores = 2_000_000, Cores()
+    settings: dict[str, Any] = {"num_pages": None, "kv_memory": memory}
+    core = cores(replace(config_of(folder, windowed, **settings), speculate="off"))
+    alone, limit = core.info.num_pages, mx.set_cache_limit(2**30)
+    mx.set_cache_limit(limit)
+    core.close()
+    core = cores(config_of(folder, windowed, **settings))
+    try:
+        assert isinstance(core._draft_model, DraftModel)
+        drafter = core._draft_model._runner.info
+        assert drafter.num_pages == core.info.num_pages < alone
+        budget = core.info.memory
+        assert budget.drafts == drafter.memory.pages
+        page = (budget.pages + budget.drafts) / core.info.num_pages
+        assert memory - 3 * page < budget.pages + budget.drafts <= memory
+        assert mx.set_cache_limit(limit) == limit
     finally:
         core.close()
 

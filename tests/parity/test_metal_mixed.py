@@ -54,6 +54,7 @@ def test_rows_read_each_position_from_the_kind_of_page_they_should(
     got, want = run_mixed(case, create(backend, case, formats, window, keep), after)
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCES[mx.float32] * np.abs(want).max())
     assert emulator.ran("decode")
+    assert bool(emulator.ran("chunk")) == any(new > 1 for _, new in case.sequences)
     assert all(result.reports == [] for _, result in emulator.results)
 
 

@@ -21,11 +21,29 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(("dim", "group"), [(128, 1), (128, 4), (128, 8), (64, 8), (256, 2)])
-def test_fp4_decode_fits_into_registers(dim: int, group: int) -> None:
+def test_fp4_kernels_fit_into_registers(dim: int, group: int) -> None:
     found = examine("fp4", dim, group)
-    for kernel in ("decode", "reduce", "quantize"):
+    for kernel in ("decode", "reduce", "quantize", "chunk"):
         assert found[kernel].registers <= MAX_REGISTERS
         assert found[kernel].scratch_bytes == 0, kernel
+
+
+@pytest.mark.parametrize(("name", "dim", "group"), [("fp4", 256, 8), ("bf16", 128, 4), ("bf16", 256, 8)])
+def test_two_threadgroups_of_a_chunk_fit_into_a_core(name: str, dim: int, group: int) -> None:
+    chunk = examine(name, dim, group, only="chunk")["chunk"]
+    assert chunk.registers <= MAX_REGISTERS
+    assert chunk.scratch_bytes == 0
+    assert chunk.threadgroup_bytes <= 30_000
+
+
+def test_logits_and_weights_of_a_chunk_stay_in_registers() -> None:
+    """32 keys of 8 rows at D = 128: 2 x 64 products of matrices, loads of their K and V alone (2 each, the
+    elements of K far apart), 2 shuffles of the largest logit, and no store but those of the next tiles."""
+    (loop,) = (loop for loop in examine("fp4", 128, 4, only="chunk")["chunk"].loops if loop["matrix"])
+    assert loop["matrix"] == 128
+    assert loop["shuffle"] == 2
+    rows, quads = 2, 2 * 2  # of the next keys; of a thread's octets of K and V
+    assert loop["threadgroup store"] <= rows + quads
 
 
 def test_products_are_summed_transposed() -> None:

@@ -12,7 +12,7 @@ from metal_checks import minimum_bytes, pages_read
 from metal_emulator import Result
 from octavo.kernels import page_format
 from octavo.kernels.metal import units
-from octavo.kernels.metal.attention_units import MAX_HEADS
+from octavo.kernels.metal.attention_units import CHUNK_SIMDGROUPS, MAX_HEADS
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 
@@ -87,13 +87,24 @@ def test_a_window_is_not_read_from_the_start() -> None:
 
 @pytest.mark.parametrize("formats", [("fp4", "fp4"), ("int8", "nvfp4"), ("affine4", "mxfp4")], ids=case_id)
 def test_a_chunk_reads_keys_once_per_tile_of_queries(formats: tuple[str, str]) -> None:
-    """32 rows are 8 tokens of 4 query heads: 24 tokens over 96 earlier ones read 3 times."""
-    case = shape("", 64, 4, 16, kv_heads=2, sequences=((96, 24),))
+    """64 rows are 16 tokens of 4 query heads: 40 tokens over 96 earlier ones read 3 times."""
+    case = shape("", 64, 4, 16, kv_heads=2, sequences=((96, 40),))
     _, emulator = run_watched(case, formats, mx.float16)
-    rows = sum(96 + 8 * tile for tile in (1, 2, 3))
+    rows = sum(96 + new for new in (16, 32, 40))
     chunk = emulator.ran("chunk")[-1]
     assert pages_read(chunk).bytes == rows * 2 * sum(page_format(name).row_bytes(64) for name in formats)
     assert pages_read(chunk, "k_codes", "v_codes").line_ratio == 1.0
+
+
+@pytest.mark.parametrize(("head_dim", "keys"), [(128, 32), (136, 32), (256, 16)])
+def test_a_chunk_waits_twice_per_tile_of_keys(head_dim: int, keys: int) -> None:
+    def barriers(tiles: int) -> int:
+        case = shape("", head_dim, 1, 16, kv_heads=1, sequences=((keys * tiles - 4, 4),))
+        _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+        return emulator.ran("chunk")[-1].stats.barriers
+
+    threads = 32 * CHUNK_SIMDGROUPS
+    assert barriers(5) - barriers(2) == 3 * 2 * threads
 
 
 @pytest.mark.parametrize("name", ["fp4", "int8", "nvfp4", "affine4"])

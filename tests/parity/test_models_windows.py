@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.utils import load_model
 
 import tiny_models
 from octavo.block_manager import BlockManager
@@ -98,3 +100,26 @@ def test_a_window_costs_a_window_and_changes_nothing(
     assert tokens == expected_tokens
     assert logprobs == expected, "bit for bit: the same rows in other pages"
     whole.close()
+
+
+def test_chunks_cost_a_chunk_and_are_mlx_lms(tmp_path: Path) -> None:
+    """llama4: through chunked prompts, beside others, and with a prefix that others computed."""
+    folder = tiny_models.make_model(tmp_path, "llama4", dtype=mx.float32)
+    runner = load(folder, "fp16")
+    assert runner.info.tier == "paged"
+    assert [group.window for group in runner.info.groups] == [None, tiny_models.CHUNK]
+    tokens, logprobs, held = serve(runner, 200)
+    runner.close()
+    assert max(held) <= 3 < 260 // PAGE_SIZE, "16 positions touch three pages of 8"
+    plain, _ = load_model(folder)
+    wanted: list[float] = []
+    for sequence, num_prompt in zip(tokens, (60, 42, 5), strict=True):
+        logits = plain(mx.array([sequence[:-1]]), cache=plain.make_cache())[0, num_prompt - 1 :]
+        rows = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        chosen = np.array(rows)[np.arange(len(rows)), sequence[num_prompt:]]
+        assert (np.array(rows).max(-1) - chosen).max() < 0.02, "tokens are the best, or as good"
+        wanted += chosen.tolist()
+    assert len(logprobs) == len(wanted)
+    errors = np.abs(np.sort(logprobs) - np.sort(wanted))
+    assert np.median(errors) < 1e-3, (np.median(errors), errors.max())
+    assert errors.max() < 0.02

@@ -105,6 +105,20 @@ def test_cancelled_requests_give_the_heads_pages_back(folders: dict[tuple[str, b
     assert serve_and_cancel(config_of(folders["glm4_moe", True], num_pages=30)) > 10
 
 
+def test_kv_memory_pays_for_the_heads_pages(folders: dict[tuple[str, bool], Path]) -> None:
+    """Of a model of two layers, the head's take a third."""
+    runner = load_paged_runner(config_of(folders["glm4_moe", True], num_pages=None, kv_memory=600_000))
+    try:
+        assert runner.head is not None
+        budget = runner.info.memory
+        assert budget.drafts == sum(pages.nbytes for pages in runner.head.paged.kv_cache.storages)
+        assert budget.pages == 2 * budget.drafts
+        assert 590_000 < budget.pages + budget.drafts <= 600_000
+        assert runner.head.num_pages == runner.info.num_pages
+    finally:
+        runner.close()
+
+
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     folder = tiny_models.make_model(tmp_path / "qwen3", "qwen3")
     with pytest.raises(

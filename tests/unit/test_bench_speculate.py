@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tiny_heads
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.bench import speculate
 
@@ -38,8 +39,22 @@ def test_copies_and_forms_are_guessed_and_fresh_tokens_are_not(tmp_path: Path) -
     assert picture.stat().st_size > 1000
 
 
+def test_models_guess_what_the_model_itself_says(tmp_path: Path) -> None:
+    short = "--batch", "2", "--rounds", "1", "--prompt-tokens", "20", "--output-tokens", "24"
+    folder = str(tiny_heads.make_model(tmp_path / "glm", "glm4_moe", agrees=True))
+    for drafter in ("mtp", f"draft:{folder}"):
+        result = run("--model", folder, "--speculate", drafter, "--page-size", "8", *short)
+        assert result["speculate"] == drafter
+        assert isinstance(result["results"], list)
+        (row,) = result["results"]
+        assert row["text"] == "own"
+        assert row["accepted_share"] > 0.8
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="speculate is off"):
         run("--speculate", "off")
+    with pytest.raises(InvalidConfig, match="a model cannot guess what is dictated; leave texts out"):
+        run("--speculate", "mtp", "--texts", "copy")
     with pytest.raises(InvalidConfig, match="no text is called 'poem'"):
         run("--texts", "poem")

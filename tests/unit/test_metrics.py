@@ -19,10 +19,18 @@ from octavo.engine.api.address import Address
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import FinishReason
-from octavo.engine.api.stats import DraftRecord, Gauges, RequestRecord, StepRecord
+from octavo.engine.api.stats import (
+    DraftRecord,
+    Gauges,
+    RequestRecord,
+    StepRecord,
+    TenantLoad,
+    TenantTokens,
+)
 from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts
 from octavo.engine.observability import vllm_mirror
 from octavo.engine.observability.prometheus import Metrics, MetricsServer
+from octavo.engine.observability.tenant_metrics import MAX_TENANTS
 from served import METRIC_NAMES
 
 RECORD = StepRecord(
@@ -77,6 +85,23 @@ def test_a_store_has_metrics_when_there_is_one() -> None:
         "octavo_store_written_pages_total": 7,
         "octavo_store_bytes": 11,
     } | {f"octavo_store_dropped_pages_total,reason={reason}": reason == "torn" for reason in DROP_REASONS}
+
+
+def test_tenants_have_metrics_under_a_bounded_number_of_labels() -> None:
+    metrics = Metrics()
+    many = {f"t{number}": TenantLoad(1, 2) for number in range(MAX_TENANTS + 5)}
+    tokens = {name: TenantTokens(10, 3) for name in many}
+    metrics.step(replace(RECORD, gauges=Gauges(tenants=many), tenant_tokens=tokens))
+    samples = _samples(metrics.render().decode())
+    assert sum("tenant_requests_running" in name for name in samples) == MAX_TENANTS + 1
+    assert samples["octavo_tenant_requests_waiting,tenant=t0"] == 2
+    assert samples["octavo_tenant_requests_waiting,tenant=(others)"] == 10
+    assert samples["octavo_tenant_tokens_total,kind=prompt,tenant=t0"] == 10
+    assert samples["octavo_tenant_tokens_total,kind=output,tenant=(others)"] == 15
+    metrics.set_gauges(Gauges(tenants={"t1": TenantLoad(4, 0)}))
+    samples = _samples(metrics.render().decode())
+    running = {name: value for name, value in samples.items() if "tenant_requests_running" in name}
+    assert {name for name, value in running.items() if value} == {"octavo_tenant_requests_running,tenant=t1"}
 
 
 def test_every_name_is_there_from_the_start() -> None:

@@ -50,11 +50,11 @@ class Engine:
         self.sequence = Served("a", tokens, 100)
         self.guesses = self.drafts.begin(self.sequence)
 
-    def compute(self, start: int, stop: int, drafts: tuple[int, ...] = ()) -> None:
+    def compute(self, start: int, stop: int, drafts: tuple[int, ...] = (), *, plus: float = 0.0) -> None:
         rows = self.drafts.rows_of(Step((Work(self.sequence, start, stop, True, drafts=drafts),)))
         assert rows is not None
         assert rows.tolist() == list(range(stop - start + len(drafts)))
-        self.drafts.record(np.arange(start, stop + len(drafts), dtype=np.float32)[:, None])
+        self.drafts.record(np.arange(start, stop + len(drafts), dtype=np.float32)[:, None] + plus)
 
     def guess(self, count: int) -> tuple[int, ...]:
         return self.drafts.guess([ask(self.guesses, count)])[0]
@@ -82,10 +82,10 @@ def test_hidden_states_of_wrong_guesses_are_not_read() -> None:
     engine.compute(2, 3, drafts=(GUESS, GUESS))
     engine.sequence.tokens += [GUESS, 20]  # the first one held
     assert engine.guess(0) == ()
-    engine.compute(4, 5)
+    engine.compute(4, 5, plus=0.5)
     engine.sequence.tokens += [21]
     assert engine.guess(1) == (GUESS,)
-    assert engine.head.take() == [(2, GUESS, 2), (3, 20, 3), (4, 21, 4)]
+    assert engine.head.take() == [(2, GUESS, 2), (3, 20, 3), (4, 21, 4.5)]
 
 
 def test_a_long_prompt_is_read_before_anybody_asks() -> None:

@@ -1,8 +1,8 @@
-"""Functions of MLX and NumPy that two models apply to what shims give them, in these models' modules only.
+"""Functions of MLX and NumPy that few models apply to what shims give them, in these models' modules only.
 
 plamo tiles K and V to its number of heads: of a handle that is another order of query heads. gpt_bigcode
 counts positions from its cache's offset with ``np.arange``: of a row for each token that is its own
-position. Everything else that the names give is MLX's and NumPy's.
+position; llama4 does so with ``mx.arange``. Everything else that the names give is MLX's and NumPy's.
 """
 
 from __future__ import annotations
@@ -43,9 +43,15 @@ def _arange(first: Any, *rest: Any, **options: Any) -> Any:
     return first[:, None] if isinstance(first, mx.array) else np.arange(first, *rest, **options)
 
 
+def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
+    """Of an offset for each row, its first position, [T, 1, 1]."""
+    return first[:, None, None] if isinstance(first, mx.array) else mx.arange(first, *rest, **options)
+
+
 _CHANGED: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "plamo": ("mx", "tile", _tile),
     "gpt_bigcode": ("np", "arange", _arange),
+    "llama4": ("mx", "arange", _mx_arange),
 }
 """By module of mlx-lm: the name it calls the library by, the function, and what takes its place."""
 

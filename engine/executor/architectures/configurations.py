@@ -237,7 +237,12 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "kimi_k3": {"hidden_act": "situ", "num_experts_per_token": 2, "linear_attn_config": _LINEAR_ATTENTION},
     "kimi_linear": {"linear_attn_config": _LINEAR_ATTENTION},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
-    "llama4": {"attention_chunk_size": WINDOW, "interleave_moe_layer_step": 2, "num_experts_per_tok": 1},
+    "llama4": {
+        "attention_chunk_size": 16,  # whole pages of the load-time probe
+        "interleave_moe_layer_step": 2,
+        "num_experts_per_tok": 1,
+        "floor_scale": 8,
+    },
     "mellum": {"rope_parameters": {"sliding_attention": _YARN, "full_attention": _YARN}},
     "mimo_v2_flash": {"moe_layer_freq": [0, 1, 1, 1]},
     "minimax_m3_vl": {"moe_layer_freq": [0, 1, 1, 1]},

@@ -20,6 +20,7 @@ from octavo.kernels.interface import PoolSpec
 
 from ...api.errors import ModelLoadError
 from ..adapt.cache_adapter import install_hook
+from ..adapt.chunk_masks import install_chunks
 from ..adapt.module_names import install_names
 from ..adapt.softcap import install_softcap
 from ..load.discover import CacheLayout, discover_layout
@@ -34,7 +35,7 @@ MODELS = "mlx_lm.models"
 class Examined:
     """architecture     the module of mlx-lm
     tier             "paged", "gather", "refused", or "not tried" where no tiny model can be made here
-    attention        "full", "window", "latents" or "recurrent", or several of them
+    attention        "full", "window", "chunks", "latents" or "recurrent", or several of them
     bytes_per_token  of the tiny model in 16-bit pages, all layers; None unless it is served
     reason           why it is not in the paged tier; empty if it is
     """
@@ -100,6 +101,7 @@ def _tiny_model(name: str) -> Module:
     model.update(tree_map(_random, model.parameters()))
     install_hook()
     install_softcap()
+    install_chunks()
     install_names()
     model.eval()
     return model
@@ -116,8 +118,10 @@ def _kinds(layout: CacheLayout, *, latents: bool) -> Iterator[str]:
         yield "latents"
     elif any(spec.window is None for spec in layout.layers):
         yield "full"
-    if any(spec.window is not None for spec in layout.layers):
+    if any(spec.window is not None and not spec.chunked for spec in layout.layers):
         yield "window"
+    if any(spec.chunked for spec in layout.layers):
+        yield "chunks"
     if layout.mixers:
         yield "recurrent"
 

@@ -33,7 +33,8 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
         seen.add(spec)
         error = _check_layer(paged, index, spec, lengths, bf16=layout.dtype == mx.bfloat16)
         if not error <= LARGEST_ERROR:
-            window = "all positions" if spec.window is None else f"a window of {spec.window}"
+            kind = "chunks" if spec.chunked else "a window"
+            window = "all positions" if spec.window is None else f"{kind} of {spec.window}"
             return f"attention over {window} (cache {index}) is off by {error:.2g} on random keys and values"
     return None
 
@@ -105,7 +106,9 @@ def _attention(
     count, num_heads, dim = queries.shape
     at, seen = start + np.arange(count)[:, None], np.arange(keys.shape[1])[None]
     visible = seen <= at
-    if spec.window is not None:
+    if spec.window is not None and spec.chunked:
+        visible &= seen // spec.window == at // spec.window
+    elif spec.window is not None:
         visible &= (seen > at - spec.window) | (seen < spec.keep)
     group = num_heads // spec.num_kv_heads
     out = np.empty((count, num_heads, spec.value_dim))

@@ -17,6 +17,7 @@ from ..recurrent.mixers import Mixer, Observed, RecordingState, mixers_of, recor
 from .mask_windows import MaskWindows, observe_windows
 from .mlx_lm_import import cache as caches_of_mlx_lm
 
+_ATTENTION = (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache, caches_of_mlx_lm.ChunkedKVCache)
 FORWARDS = ((1,), (5, 1))  # tokens of the forwards that show which states a model writes: see ``_entries``
 
 
@@ -165,7 +166,7 @@ class _Caches:
         if isinstance(cache, caches_of_mlx_lm.ArraysCache):
             self._states.append(RecordingState(len(cache.cache), len(self._states), self.observed))
             return self._states[-1]
-        if type(cache) in (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache):
+        if type(cache) in _ATTENTION:
             return record_kv(cache, self.observed)
         raise ModelLoadError(
             f"model type {self.architecture!r} keeps its state in {type(cache).__name__}, which neither "
@@ -196,10 +197,13 @@ def _widest(dtypes: list[mx.Dtype]) -> mx.Dtype:
 def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
     """A window that the model masks by itself goes before the one its cache keeps."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
+    chunked = isinstance(cache, caches_of_mlx_lm.ChunkedKVCache)
+    window = cache.max_size if rotating else cache.chunk_size if chunked else None
     return LayerSpec(
         num_kv_heads=cache.keys.shape[1],
         head_dim=cache.keys.shape[-1],
         value_dim=cache.values.shape[-1],
-        window=mask_window or (cache.max_size if rotating else None),
+        window=mask_window or window,
         keep=cache.keep if rotating else 0,
+        chunked=chunked,
     )

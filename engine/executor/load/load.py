@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.kernels.backends import Choice
-from octavo.kernels.interface import LayerSpec, PagedKVCache, PoolSpec
+from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 
 from ...api.config import EngineConfig
 from ...api.engine_info import MemoryBudget, ModelInfo
 from ...api.errors import InvalidConfig
 from ...memory.budget import (
-    DEFAULT_SEQUENCE_TOKENS,
-    SHORT_SEQUENCE_TOKENS,
     format_size,
     weights_bytes,
     workspace_bytes,
 )
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
-from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size
+from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size
 from ...memory.state_sizing import plan_states
 from ..model_ops import model_ops
 from ..model_runner import PagedRunner
@@ -35,7 +33,7 @@ from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.snapshot_store import snapshot_bytes
 from ..recurrent.state_pool import StatePool
 from .discover import CacheLayout, discover_layout
-from .head import load_mtp
+from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .prepare import choose_device, make_ready
@@ -44,7 +42,7 @@ from .probe import ProbeResult, describe, describe_states
 log = logging.getLogger(__name__)
 
 
-def load_paged_runner(config: EngineConfig) -> PagedRunner:
+def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
@@ -64,8 +62,9 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     elif config.residual is not None and config.residual_is_optional:
         refusal = choice.backend.residual_refusal(layout.layers)
         config = config if refusal is None else _without_residual(config, refusal)
-    available = usable_memory(weight_bytes)
-    size, states, num_pages = _rooms(config, layout, max_model_len, available)
+    available = usable_memory(weight_bytes + draft_weight_bytes(config))
+    beside = draft_page_bytes(config, probed)
+    size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     ready = make_ready(
         loaded,
         probed,
@@ -78,7 +77,7 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
     log.info("%s: %s", config.model, describe(result))
     if size.residual and result.latents:
         config = _without_residual(config, "no kernel reads latents from pages with a residual window")
-        size, states, num_pages = _rooms(config, layout, max_model_len, available)
+        size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
     )
@@ -107,8 +106,10 @@ def load_paged_runner(config: EngineConfig) -> PagedRunner:
             activation_bytes=layout.dtype.size,
         ),
         states=0 if pool is None else pool.nbytes,
+        drafts=beside(num_pages),
     )
-    set_memory_limits(budget.workspace)
+    if not is_draft:
+        set_memory_limits(budget.workspace)
     head = None
     if config.speculate == "mtp":
         head = load_mtp(
@@ -140,30 +141,19 @@ def _without_residual(config: EngineConfig, reason: str) -> EngineConfig:
 
 
 def _rooms(
-    config: EngineConfig, layout: CacheLayout, max_model_len: int, available: int
+    config: EngineConfig,
+    layout: CacheLayout,
+    max_model_len: int,
+    available: int,
+    beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
-    """What each kind of layer needs, slots of recurrent states, and pages of the first kind."""
-    size = _sizing(config, layout.layers, max_model_len)
+    """What each kind of layer needs, slots of recurrent states, and pages of the first kind. ``beside``: see
+    ``Sizing``."""
+    size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
     if states is None and config.state_memory is not None:
         log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)
     return size, states, _num_pages(config, size, max_model_len, states, available)
-
-
-def _sizing(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
-    return sizing(
-        layers,
-        k_format=config.page_formats.k,
-        v_format=config.page_formats.v,
-        page_size=config.page_size,
-        max_model_len=max_model_len,
-        max_running=config.max_running,
-        max_step_tokens=config.max_step_tokens,
-        max_pinned=config.max_pinned_pages,
-        residual=config.residual,
-        num_residual=config.num_residual_pages,
-        sequence_tokens=SHORT_SEQUENCE_TOKENS if config.num_pages else DEFAULT_SEQUENCE_TOKENS,
-    )
 
 
 def _plan_states(
@@ -260,7 +250,7 @@ def _create_kv_cache(
         )
     except ValueError as error:
         raise InvalidConfig(f"{choice.backend.name} backend: {error}") from error
-    predicted = size.bytes_for(num_pages)
+    predicted = size.own_bytes_for(num_pages)
     taken = sum(storage.nbytes for storage in kv_cache.storages)
     assert taken == predicted, f"the pages take {taken} bytes, predicted were {predicted}"
     return kv_cache

@@ -19,6 +19,7 @@ from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.model_files import read_config
 from ..adapt.cache_adapter import install_hook
+from ..adapt.chunk_masks import install_chunks
 from ..adapt.module_names import install_names
 from ..adapt.softcap import install_softcap
 from ..model_ops import MLXOps, ModelOps
@@ -67,6 +68,7 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
     install_hook()
     install_softcap()
+    install_chunks()
     install_names()
     install_cut_points()
     model.eval()

@@ -30,7 +30,8 @@ class MaskWindows:
         self._owners: dict[int, int] = {}  # caches by the id of the keys they gave
         self._kept: list[object] = [*caches]  # so that ids stay theirs
         for cache in caches:
-            cache.make_mask = self._marking(cache.make_mask)
+            if hasattr(cache, "make_mask"):  # chunks are masked by the model
+                cache.make_mask = self._marking(cache.make_mask)
             cache.update_and_fetch = self._owning(id(cache), cache.update_and_fetch)
 
     def of(self, cache: Any) -> int | None:

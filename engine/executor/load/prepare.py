@@ -21,6 +21,7 @@ from ..paged_model import PagedModel
 from .discover import CacheLayout
 from .loader import LoadedModel, materialize
 from .probe import ProbeResult, probe
+from .probe_steps import probe_cache
 
 if TYPE_CHECKING:
     from ..native.modules import Report
@@ -108,7 +109,7 @@ def _checked_fusion(
     )
 
     def create(replay: bool) -> PagedModel:
-        pool = choice.backend.create_pool(spec)
+        pool = probe_cache(choice.backend, spec)
         return PagedModel(loaded.model, layout, pool, selection=selection, replay=replay)
 
     fusion = check_fusion(create, lambda on: fusing.set_fused(loaded.model, on), layout.vocab_size)

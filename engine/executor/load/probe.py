@@ -34,7 +34,7 @@ from .attention_check import find_mistake
 from .discover import CacheLayout
 from .invariance import TracedCache, find_dependence
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors, with_more_noise
-from .probe_steps import Work, probe_pool, step_metadata
+from .probe_steps import Work, probe_cache, probe_pool, step_metadata
 
 LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
 STEPS = ((4, 3, 0), (1, 1, 3), (4, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
@@ -154,7 +154,7 @@ def _paged_model(
     recurrent: RecurrentLayers | None,
 ) -> PagedModel:
     spec = probe_pool(layout, num_sequences=len(reference.sequences), longest=reference.longest)
-    pool = backend.create_pool(spec) if layout.layers else NoAttentionCache()
+    pool = probe_cache(backend, spec) if layout.layers else NoAttentionCache()
     return PagedModel(
         model,
         layout,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.interface import PoolSpec
+from octavo.kernels.groups import group_layers
+from octavo.kernels.interface import AttentionBackend, PagedKVCache, PoolSpec
+from octavo.kernels.kv_cache import create_kv_cache
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
 
 from .discover import CacheLayout
@@ -36,6 +41,27 @@ def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> Pool
         k_format=page_format,
         v_format=page_format,
     )
+
+
+def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
+    """One pool for all layers: any that has no chunks could be in a group of its own as well."""
+    if not any(layer.chunked for layer in spec.layers):
+        return backend.create_pool(spec)
+    groups = group_layers(spec.layers, sys.maxsize)
+    return _SharedTables(create_kv_cache(backend, spec, groups, [spec.num_pages] * len(groups)))
+
+
+class _SharedTables:
+    """A cache of several groups, whose pages have the same ids in each: steps name them once."""
+
+    def __init__(self, cache: PagedKVCache) -> None:
+        self._cache = cache
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        self._cache.begin_step(replace(metadata, groups=metadata.groups * len(self._cache.storages)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
 
 
 def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> AttentionMetadata:

@@ -5,6 +5,8 @@
 #define LOG2_E 1.44269504088896340736f
 // Arrays of a thread are registers only if nothing but constants indexes them.
 #define UNROLL _Pragma("clang loop unroll(full)")
+// Compilers that load or unpack a stage all at once need more registers than there are.
+#define KEEP_ORDER simdgroup_barrier(mem_flags::mem_none);
 
 // Octet `octet` of row `row` of D values, as it is stored.
 template <typename Format, int D>
@@ -67,6 +69,23 @@ METAL_FUNC float normalizer(float top, float sum, float sink) {
 #else
   return 1.0f / sum;
 #endif
+}
+
+// Values that are yet to be joined with those of other keys, their largest logit and sum of weights.
+METAL_FUNC void write_part(
+    thread const float* x, float top, float sum, uint lane, uint at, device float* partial, device float* stats) {
+  UNROLL
+  for (int i = 0; i < VALUE_LANE; ++i) {
+    if (lane * VALUE_LANE + i < VALUE_DIM) {
+      partial[at * VALUE_DIM + lane * VALUE_LANE + i] = x[i];
+    }
+  }
+  if (lane == 0) {
+    stats[4 * at] = top;
+    stats[4 * at + 1] = sum;
+    stats[4 * at + 2] = 0.0f;  // four each, so that no launch has fewer than 8
+    stats[4 * at + 3] = 0.0f;
+  }
 }
 
 // Normalize, undo the rotation of V once, and write one head's output row.

@@ -1,193 +1,352 @@
 // A tile of query rows of one sequence against its keys, on 8x8 matrices. A tile's rows are
-// TOKENS consecutive tokens times the GROUP query heads of one KV head, so K and V are read and
-// dequantized once for all of them; a simdgroup owns 8 rows.
+// consecutive tokens times the GROUP query heads of one KV head, so K and V are read and
+// dequantized once for all of them.
 //   grid: (tiles, KV heads); a tile is (first row, tokens, sequence, first row of the output)
-// Matrices are only loaded, multiplied and stored: nothing depends on which lane holds what.
+//   a simdgroup has 8 rows; where rows are wide, PARTS = 2 simdgroups have them, half of the width each
+// KEYS keys take two phases with a barrier after each: products of queries and K, while V is loaded;
+// softmax and sums of V, while the next K is loaded. Logits and weights never leave the matrices: lane l
+// has columns column_of(l) and the next of row row_of(l), as MLX's own kernels have it.
 
-// Keys start..start + KEYS of K or of V into a padded threadgroup tile; unused rows are zeros.
-// A simdgroup takes part as a whole in each turn: KEYS times an even number of octets is a multiple of 32.
+METAL_FUNC uint row_of(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
+METAL_FUNC uint column_of(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
+METAL_FUNC uint lane_of(uint row) { return (row & 4) * 4 + row % 4 * 2; }
+
+METAL_FUNC void put_quads(threadgroup half* to, float4 low, float4 high) {
+  ((threadgroup half4*)to)[0] = half4(low);
+  ((threadgroup half4*)to)[1] = half4(high);
+}
+METAL_FUNC void put_quads(threadgroup bfloat* to, float4 low, float4 high) {
+  ((threadgroup bfloat4*)to)[0] = bfloat4(low);
+  ((threadgroup bfloat4*)to)[1] = bfloat4(high);
+}
+METAL_FUNC void put_quads(threadgroup float* to, float4 low, float4 high) {
+  ((threadgroup float4*)to)[0] = low;
+  ((threadgroup float4*)to)[1] = high;
+}
+
+// Where a key lies in the pool, UNUSED if no query of the tile sees it, and the scales of its rows.
+struct KeyRow {
+  uint row;
+  float key_scale;
+  float value_scale;
+};
+
+// K or V of KEYS keys on their way to a threadgroup tile, whose rows are padded; unused rows are zeros. A
+// thread has every THREADS-th octet. A simdgroup takes part as a whole where scales of groups need it: KEYS
+// times the octets of such a row is a multiple of 32.
 template <typename Format, int D>
-METAL_FUNC void load_tile(
-    const device typename Format::Code* codes, const device typename Format::Scale* scales,
-    threadgroup const uint* key_rows, threadgroup typename Format::Tile* tile, uint thread_index) {
-  constexpr uint octets = D / 8;
-  for (uint unit = thread_index; unit < KEYS * octets; unit += 32 * NUM_SIMDGROUPS) {
-    const uint key = unit / octets, octet = unit % octets;
-    float4 low = float4(0.0f), high = float4(0.0f);
-    if (key_rows[key] != UNUSED) {
-      Format::unpack(load_octet<Format, D>(codes, scales, key_rows[key], octet), low, high);
-    }
-    Format::template scale_octet<D>(
-        scales, key_rows[key], octet, thread_index % 32, key_rows[key] != UNUSED, low, high);
-    threadgroup typename Format::Tile* const to = tile + key * (D + 8) + octet * 8;
-    for (uint i = 0; i < 4; ++i) {
-      to[i] = typename Format::Tile(low[i]);
-      to[i + 4] = typename Format::Tile(high[i]);
-    }
-  }
-}
-//! body
-constexpr uint WEIGHT_STRIDE = KEYS + 4;
-constexpr uint QUERY_STRIDE = HEAD_DIM + 4, OUT_STRIDE = VALUE_DIM + 4;
-threadgroup float shared_tile[SHARED_FLOATS];  // queries, then K and V tiles in turn, then the output
-threadgroup float all_weights[NUM_SIMDGROUPS * 8 * KEYS + NUM_SIMDGROUPS * 32];
-threadgroup float diagonals[NUM_SIMDGROUPS * 64];
-threadgroup uint key_rows[KEYS];
-threadgroup float key_scales[KEYS];
-threadgroup float value_scales[KEYS];
+struct Filling {
+  typedef typename Format::Raw Raw;
+  typedef typename Format::Tile Element;
+  enum : uint {
+    OCTETS = D / 8,
+    UNITS = KEYS * OCTETS,
+    TURNS = (UNITS + THREADS - 1) / THREADS,
+    STRIDE = D + 8,
+    AHEAD = TURNS * sizeof(Raw) <= 16  // codes are on their way during the products: few enough registers
+  };
 
-const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
-const uint thread_index = thread_index_in_threadgroup;
-const uint kv_head = threadgroup_position_in_grid.y, first_head = kv_head * GROUP;
-const uint first_row = tiles[4 * threadgroup_position_in_grid.x], tokens = tiles[4 * threadgroup_position_in_grid.x + 1];
-const uint sequence = tiles[4 * threadgroup_position_in_grid.x + 2];
-const uint out_row = tiles[4 * threadgroup_position_in_grid.x + 3];
-const int first_position = positions[first_row], last_position = positions[first_row + tokens - 1];
-
-simdgroup_float8x8 query[HEAD_DIM / 8];
-for (uint i = 0; i < 8; ++i) {
-  const uint r = simd_index * 8 + i, token = r / GROUP;
-  float x[KEY_LANE];
-  for (uint j = 0; j < KEY_LANE; ++j) {
-    x[j] = 0.0f;
-  }
-  if (token < tokens) {
-    load_row<HEAD_DIM, KEY_LANE>(
-        queries + (ulong(first_row + token) * NUM_HEADS + first_head + r % GROUP) * HEAD_DIM, lane, x);
-  }
-#if ROTATE_KEYS
-  hadamard<HEAD_DIM, KEY_LANE>(x, lane, as_type<float>(KEY_NORM_BITS));
-#endif
-  for (uint j = 0; j < KEY_LANE; ++j) {
-    if (lane * KEY_LANE + j < HEAD_DIM) {
-      shared_tile[r * QUERY_STRIDE + lane * KEY_LANE + j] = x[j] * params[0];
+  static METAL_FUNC void load(
+      const device typename Format::Code* codes, const device typename Format::Scale* scales,
+      threadgroup const KeyRow* rows, uint unit, thread Raw& raw) {
+    raw = Raw(0u);
+    if (unit < UNITS && rows[unit / OCTETS].row != UNUSED) {
+      raw = load_octet<Format, D>(codes, scales, rows[unit / OCTETS].row, unit % OCTETS);
     }
   }
-}
-simdgroup_barrier(mem_flags::mem_threadgroup);
-for (uint k = 0; k < HEAD_DIM / 8; ++k) {
-  simdgroup_load(query[k], shared_tile + simd_index * 8 * QUERY_STRIDE + k * 8, QUERY_STRIDE);
-}
-simdgroup_float8x8 output[VALUE_DIM / 8];
-for (uint n = 0; n < VALUE_DIM / 8; ++n) {
-  output[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-}
-threadgroup float* const weights = all_weights + simd_index * 8 * WEIGHT_STRIDE;
-threadgroup float* const diagonal = diagonals + simd_index * 64;
-diagonal[lane] = 0.0f;
-diagonal[lane + 32] = 0.0f;
 
-// In the softmax, four lanes share a row.
-const uint my_row = simd_index * 8 + lane / 4, my_token = my_row / GROUP, my_head = first_head + my_row % GROUP;
-const int my_position = my_token < tokens ? positions[first_row + my_token] : -1;
-float top = LOWEST, sum = 0.0f;
-threadgroup typename Keys::Tile* const key_tile = (threadgroup typename Keys::Tile*)shared_tile;
-threadgroup typename Values::Tile* const value_tile = (threadgroup typename Values::Tile*)shared_tile;
-const Span span = span_from<KEYS>(first_position);
-const int num_tiles = last_position / KEYS + 1 - span.window + span.kept;
+  // Start to load what is to be on its way during the products.
+  static METAL_FUNC void start(
+      const device typename Format::Code* codes, const device typename Format::Scale* scales,
+      threadgroup const KeyRow* rows, uint thread_index, thread Raw* raws) {
+    UNROLL
+    for (uint i = 0; AHEAD && i < TURNS; ++i) {
+      load(codes, scales, rows, i * THREADS + thread_index, raws[i]);
+    }
+  }
 
-for (int index = 0; index < num_tiles; ++index) {
-  const int start = span.tile(index) * KEYS;
+  // The tile of what `start` loads, or else is loaded here.
+  static METAL_FUNC void finish(
+      const device typename Format::Code* codes, const device typename Format::Scale* scales,
+      threadgroup const KeyRow* rows, threadgroup Element* tile, uint thread_index, thread Raw* raws) {
+    UNROLL
+    for (uint i = 0; i < TURNS; ++i) {
+      const uint unit = i * THREADS + thread_index, key = unit / OCTETS, octet = unit % OCTETS;
+      KEEP_ORDER
+      if (!AHEAD) {
+        load(codes, scales, rows, unit, raws[i]);
+      }
+      if (unit < UNITS) {
+        put(raws[i], scales, rows[key].row, octet, thread_index % 32, tile + key * STRIDE + octet * 8);
+      }
+    }
+  }
+
+  // 16-bit values lie in a tile as they are stored.
+  static METAL_FUNC void put(
+      uint4 raw, const device typename Format::Scale*, uint, uint, uint, threadgroup Element* to) {
+    *(threadgroup uint4*)to = raw;
+  }
+
+  template <typename Codes>
+  static METAL_FUNC void put(
+      Codes raw, const device typename Format::Scale* scales, uint row, uint octet, uint lane,
+      threadgroup Element* to) {
+    float4 low, high;
+    Format::unpack(raw, low, high);
+    Format::template scale_octet<D>(scales, row, octet, lane, row != UNUSED, low, high);
+    put_quads(to, low, high);
+  }
+};
+
+// Rows of keys start..start + KEYS.
+METAL_FUNC void find_rows(
+    const device int* table, const device Keys::Scale* k_scales, const device Values::Scale* v_scales, uint kv_head,
+    int start, int first_position, int last_position, uint thread_index, threadgroup KeyRow* rows) {
   if (thread_index < KEYS) {
     const int key = start + int(thread_index);
     bool used = key <= last_position;
 #if WINDOW
     used = used && (key > first_position - WINDOW || key < KEEP);
 #endif
-    uint source = UNUSED;
+    uint row = UNUSED;
     float key_scale = 0.0f, value_scale = 0.0f;
     if (used) {
-      const uint page = uint(page_table[sequence * uint(page_table_shape[1]) + uint(key) / PAGE_SIZE]);
-      source = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + uint(key) % PAGE_SIZE;
-      key_scale = Keys::row_scale<HEAD_DIM>(KEY_SCALES, source);
-      value_scale = Values::row_scale<VALUE_DIM>(VALUE_SCALES, source);
+      const uint page = uint(table[uint(key) / PAGE_SIZE]);
+      row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + uint(key) % PAGE_SIZE;
+      key_scale = Keys::row_scale<HEAD_DIM>(k_scales, row);
+      value_scale = Values::row_scale<VALUE_DIM>(v_scales, row);
     }
-    key_rows[thread_index] = source;
-    key_scales[thread_index] = key_scale;
-    value_scales[thread_index] = value_scale;
+    rows[thread_index].row = row;
+    rows[thread_index].key_scale = key_scale;
+    rows[thread_index].value_scale = value_scale;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // also: the queries or the last V tile are done with
-  load_tile<Keys, HEAD_DIM>(k_codes, KEY_SCALES, key_rows, key_tile, thread_index);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+//! body
+typedef Filling<Keys, HEAD_DIM> KeyFilling;
+typedef Filling<Values, VALUE_DIM> ValueFilling;
+constexpr uint ROW_GROUPS = NUM_SIMDGROUPS / PARTS;
+constexpr uint KEY_MATRICES = HEAD_DIM / 8, VALUE_MATRICES = VALUE_DIM / 8;
+constexpr uint MY_KEY_MATRICES = (KEY_MATRICES + PARTS - 1) / PARTS;
+constexpr uint MY_VALUE_MATRICES = (VALUE_MATRICES + PARTS - 1) / PARTS;
+constexpr uint NUM_PART_PRODUCTS = PARTS == 2 ? NUM_SIMDGROUPS * KEYS / 8 * 32 : 1;
+constexpr uint QUERY_STRIDE = HEAD_DIM + 4, OUT_STRIDE = VALUE_DIM + 4;
+threadgroup float4 shared_quads[SHARED_QUADS];  // rows of STAGED row groups' queries; K and V; outputs as queries
+threadgroup KeyRow key_rows[2 * KEYS];  // of the tile and the next
+threadgroup float2 part_products[NUM_PART_PRODUCTS];
 
+const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
+const uint thread_index = thread_index_in_threadgroup;
+const uint row_group = simd_index / PARTS, part = simd_index % PARTS;
+const uint kv_head = threadgroup_position_in_grid.y, first_head = kv_head * GROUP;
+const uint first_row = tiles[4 * threadgroup_position_in_grid.x], tokens = tiles[4 * threadgroup_position_in_grid.x + 1];
+const uint sequence = tiles[4 * threadgroup_position_in_grid.x + 2];
+const uint out_row = tiles[4 * threadgroup_position_in_grid.x + 3];
+const int first_position = positions[first_row], last_position = positions[first_row + tokens - 1];
+const device int* const table = page_table + sequence * uint(page_table_shape[1]);
+const device Keys::Scale* const key_scale_rows = KEY_SCALES;
+const device Values::Scale* const value_scale_rows = VALUE_SCALES;
+threadgroup float* const staged = (threadgroup float*)shared_quads;
+threadgroup Keys::Tile* const key_tile = (threadgroup Keys::Tile*)shared_quads;
+threadgroup Values::Tile* const value_tile = (threadgroup Values::Tile*)(shared_quads + KEY_QUADS);
+const Span span = span_from<KEYS>(first_position);
+const int num_tiles = last_position / KEYS + 1 - span.window + span.kept;
+
+find_rows(
+    table, key_scale_rows, value_scale_rows, kv_head, span.tile(0) * KEYS, first_position, last_position, thread_index,
+    key_rows);
+
+simdgroup_float8x8 query[MY_KEY_MATRICES];
+UNROLL
+for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
+  const bool mine = row_group >= turn && row_group < turn + STAGED;  // the whole simdgroup
+  threadgroup float* const rows = staged + (row_group - turn) * 8 * QUERY_STRIDE;
+  for (uint i = part; mine && i < 8; i += PARTS) {
+    const uint r = row_group * 8 + i, token = r / GROUP;
+    float x[KEY_LANE];
+    UNROLL
+    for (uint j = 0; j < KEY_LANE; ++j) {
+      x[j] = 0.0f;
+    }
+    if (token < tokens) {
+      load_row<HEAD_DIM, KEY_LANE>(
+          queries + (ulong(first_row + token) * NUM_HEADS + first_head + r % GROUP) * HEAD_DIM, lane, x);
+    }
+#if ROTATE_KEYS
+    hadamard<HEAD_DIM, KEY_LANE>(x, lane, as_type<float>(KEY_NORM_BITS));
+#endif
+    UNROLL
+    for (uint j = 0; j < KEY_LANE; ++j) {
+      if (lane * KEY_LANE + j < HEAD_DIM) {
+        rows[i * QUERY_STRIDE + lane * KEY_LANE + j] = x[j] * params[0];
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // queries are staged, and the first rows known
+  if (mine) {
+    UNROLL
+    for (uint k = 0; k < MY_KEY_MATRICES; ++k) {
+      const uint at = part * MY_KEY_MATRICES + k;
+      if (at < KEY_MATRICES) {
+        simdgroup_load(query[k], rows + at * 8, QUERY_STRIDE);
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // others, or K, overwrite them
+}
+simdgroup_float8x8 output[MY_VALUE_MATRICES];
+UNROLL
+for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
+  output[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+}
+
+const uint my_row = row_group * 8 + row_of(lane), my_token = my_row / GROUP, my_head = first_head + my_row % GROUP;
+const int my_position = my_token < tokens ? positions[first_row + my_token] : -1;
+const bool has_rows = row_group * 8 < tokens * GROUP;  // the whole simdgroup; loads are everyone's
+float top = LOWEST, sum = 0.0f;
+{
+  KeyFilling::Raw raws[KeyFilling::TURNS];
+  KeyFilling::start(k_codes, key_scale_rows, key_rows, thread_index, raws);
+  KeyFilling::finish(k_codes, key_scale_rows, key_rows, key_tile, thread_index, raws);
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);  // the first K is there
+
+for (int index = 0; index < num_tiles; ++index) {
+  const int start = span.tile(index) * KEYS;
+  const uint now = uint(index) % 2 * KEYS, next = KEYS - now;
+  const bool is_last = index + 1 == num_tiles;
   simdgroup_float8x8 products[KEYS / 8];
+  UNROLL
   for (uint c = 0; c < KEYS / 8; ++c) {
     products[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
-  for (uint k = 0; k < HEAD_DIM / 8; ++k) {
+  {
+    ValueFilling::Raw raws[ValueFilling::TURNS];
+    ValueFilling::start(v_codes, value_scale_rows, key_rows + now, thread_index, raws);
+    if (!is_last) {
+      find_rows(
+          table, key_scale_rows, value_scale_rows, kv_head, span.tile(index + 1) * KEYS, first_position, last_position,
+          thread_index, key_rows + next);
+    }
+    if (has_rows) {
+      UNROLL
+      for (uint k = 0; k < MY_KEY_MATRICES; ++k) {
+        const uint at = part * MY_KEY_MATRICES + k;
+        KEEP_ORDER
+        UNROLL
+        for (uint c = 0; at < KEY_MATRICES && c < KEYS / 8; ++c) {
+          simdgroup_matrix<Keys::Tile, 8, 8> keys;
+          simdgroup_load(
+              keys, key_tile + c * 8 * KeyFilling::STRIDE + at * 8, KeyFilling::STRIDE, ulong2(0, 0), true);
+          simdgroup_multiply_accumulate(products[c], query[k], keys, products[c]);
+        }
+      }
+    }
+    ValueFilling::finish(v_codes, value_scale_rows, key_rows + now, value_tile, thread_index, raws);
+  }
+#if PARTS == 2
+  UNROLL
+  for (uint c = 0; c < KEYS / 8; ++c) {
+    part_products[(simd_index * (KEYS / 8) + c) * 32 + lane] =
+        float2(products[c].thread_elements()[0], products[c].thread_elements()[1]);
+  }
+#endif
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // V and the next rows are there, K is done with
+
+  KeyFilling::Raw raws[KeyFilling::TURNS];
+  if (!is_last) {
+    KeyFilling::start(k_codes, key_scale_rows, key_rows + next, thread_index, raws);
+  }
+  if (has_rows) {
+    float new_top = top;
+    UNROLL
     for (uint c = 0; c < KEYS / 8; ++c) {
-      simdgroup_matrix<typename Keys::Tile, 8, 8> keys;
-      simdgroup_load(keys, key_tile + c * 8 * (HEAD_DIM + 8) + k * 8, HEAD_DIM + 8, ulong2(0, 0), true);
-      simdgroup_multiply_accumulate(products[c], query[k], keys, products[c]);
+#if PARTS == 2
+      const float2 others = part_products[((simd_index ^ 1u) * (KEYS / 8) + c) * 32 + lane];
+#else
+      const float2 others = float2(0.0f);
+#endif
+      UNROLL
+      for (uint i = 0; i < 2; ++i) {
+        const uint column = c * 8 + column_of(lane) + i;
+        const int key = start + int(column);
+        float x = LOWEST;
+        if (is_visible(key, my_position)) {
+          const float product = products[c].thread_elements()[i] + others[i];
+          x = logit(product * key_rows[now + column].key_scale, params, SLOPE(my_head), key, my_position);
+        }
+        products[c].thread_elements()[i] = x;
+        new_top = max(new_top, x);
+      }
+    }
+    new_top = max(new_top, simd_shuffle_xor(new_top, 1));
+    new_top = max(new_top, simd_shuffle_xor(new_top, 8));
+    const float factor = fast::exp2(top - new_top);
+    top = new_top;
+    sum *= factor;
+    UNROLL
+    for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
+      output[n].thread_elements()[0] *= factor;
+      output[n].thread_elements()[1] *= factor;
+    }
+    UNROLL
+    for (uint c = 0; c < KEYS / 8; ++c) {
+      UNROLL
+      for (uint i = 0; i < 2; ++i) {
+        const uint column = c * 8 + column_of(lane) + i;
+        const bool visible = is_visible(start + int(column), my_position);
+        const float weight = visible ? fast::exp2(products[c].thread_elements()[i] - new_top) : 0.0f;
+        sum += weight;  // of this lane's columns
+        products[c].thread_elements()[i] = weight * key_rows[now + column].value_scale;
+      }
+    }
+    UNROLL
+    for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
+      const uint at = part * MY_VALUE_MATRICES + n;
+      KEEP_ORDER
+      UNROLL
+      for (uint c = 0; at < VALUE_MATRICES && c < KEYS / 8; ++c) {
+        simdgroup_matrix<Values::Tile, 8, 8> values;
+        simdgroup_load(values, value_tile + c * 8 * ValueFilling::STRIDE + at * 8, ValueFilling::STRIDE);
+        simdgroup_multiply_accumulate(output[n], products[c], values, output[n]);
+      }
     }
   }
-  for (uint c = 0; c < KEYS / 8; ++c) {
-    simdgroup_store(products[c], weights + c * 8, WEIGHT_STRIDE);
+  if (!is_last) {
+    KeyFilling::finish(k_codes, key_scale_rows, key_rows + next, key_tile, thread_index, raws);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // products are stored, and the K tile is done with
-
-  load_tile<Values, VALUE_DIM>(v_codes, VALUE_SCALES, key_rows, value_tile, thread_index);
-  float logits[KEYS / 4];
-  float new_top = top;
-  for (uint j = 0; j < KEYS / 4; ++j) {
-    const uint c = lane % 4 + 4 * j;
-    const int key = start + int(c);
-    logits[j] = LOWEST;
-    if (is_visible(key, my_position)) {
-      logits[j] = logit(
-          weights[lane / 4 * WEIGHT_STRIDE + c] * key_scales[c], params, SLOPE(my_head), key, my_position);
-    }
-    new_top = max(new_top, logits[j]);
-  }
-  new_top = max(new_top, simd_shuffle_xor(new_top, 1));
-  new_top = max(new_top, simd_shuffle_xor(new_top, 2));
-  const float factor = fast::exp2(top - new_top);
-  top = new_top;
-  sum *= factor;
-  for (uint j = 0; j < KEYS / 4; ++j) {
-    const uint c = lane % 4 + 4 * j;
-    const float weight = is_visible(start + int(c), my_position) ? fast::exp2(logits[j] - new_top) : 0.0f;
-    sum += weight;
-    weights[lane / 4 * WEIGHT_STRIDE + c] = weight * value_scales[c];
-  }
-  if (lane % 4 == 0) {
-    diagonal[lane / 4 * 9] = factor;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the V tile is loaded, the weights are stored
-
-  if (simd_any(factor != 1.0f)) {
-    simdgroup_float8x8 factors;
-    simdgroup_load(factors, diagonal, 8);
-    for (uint n = 0; n < VALUE_DIM / 8; ++n) {
-      simdgroup_multiply(output[n], factors, output[n]);
-    }
-  }
-  for (uint c = 0; c < KEYS / 8; ++c) {
-    simdgroup_float8x8 shares;
-    simdgroup_load(shares, weights + c * 8, WEIGHT_STRIDE);
-    for (uint n = 0; n < VALUE_DIM / 8; ++n) {
-      simdgroup_matrix<typename Values::Tile, 8, 8> values;
-      simdgroup_load(values, value_tile + c * 8 * (VALUE_DIM + 8) + n * 8, VALUE_DIM + 8);
-      simdgroup_multiply_accumulate(output[n], shares, values, output[n]);
-    }
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next tile overwrites rows, scales and V
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next K is there, V and products are done with
 }
 
-for (uint n = 0; n < VALUE_DIM / 8; ++n) {
-  simdgroup_store(output[n], shared_tile + simd_index * 8 * OUT_STRIDE + n * 8, OUT_STRIDE);
-}
-simdgroup_barrier(mem_flags::mem_threadgroup);
 sum += simd_shuffle_xor(sum, 1);
-sum += simd_shuffle_xor(sum, 2);
-for (uint i = 0; i < 8; ++i) {
-  const uint r = simd_index * 8 + i, token = r / GROUP;
-  const float row_top = simd_shuffle(top, ushort(4 * i)), row_sum = simd_shuffle(sum, ushort(4 * i));
-  if (token < tokens) {  // the whole simdgroup
-    float x[VALUE_LANE];
-    load_row<VALUE_DIM, VALUE_LANE>(shared_tile + r * OUT_STRIDE, lane, x);
-    write_output(
-        x, normalizer(row_top, row_sum, SINK(first_head + r % GROUP)), lane,
-        out + (ulong(out_row + token) * NUM_HEADS + first_head + r % GROUP) * VALUE_DIM);
+sum += simd_shuffle_xor(sum, 8);
+UNROLL
+for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
+  const bool mine = has_rows && row_group >= turn && row_group < turn + STAGED;  // the whole simdgroup
+  threadgroup float* const rows = staged + (row_group - turn) * 8 * OUT_STRIDE;
+  if (mine) {
+    UNROLL
+    for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
+      const uint at = part * MY_VALUE_MATRICES + n;
+      if (at < VALUE_MATRICES) {
+        simdgroup_store(output[n], rows + at * 8, OUT_STRIDE);
+      }
+    }
   }
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // outputs are staged
+  for (uint i = part; mine && i < 8; i += PARTS) {
+    const uint r = row_group * 8 + i, token = r / GROUP;
+    const float row_top = simd_shuffle(top, ushort(lane_of(i))), row_sum = simd_shuffle(sum, ushort(lane_of(i)));
+    if (token < tokens) {  // the whole simdgroup
+      float x[VALUE_LANE];
+      load_row<VALUE_DIM, VALUE_LANE>(rows + i * OUT_STRIDE, lane, x);
+      const uint at = (out_row + token) * NUM_HEADS + first_head + r % GROUP;
+#if SPLIT
+      write_part(x, row_top, row_sum, lane, at, partial, stats);
+#else
+      write_output(x, normalizer(row_top, row_sum, SINK(first_head + r % GROUP)), lane, out + ulong(at) * VALUE_DIM);
+#endif
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next turn's overwrite them
 }

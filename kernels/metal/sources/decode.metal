@@ -8,9 +8,6 @@
 // weighted with the lanes across rows again. Scales of rows never meet the codes: K's multiply the products,
 // V's the weights. Scales of groups in a row multiply the codes, read by one lane of each group.
 
-// Compilers that unpack a stage's codes all at once need more registers than there are.
-#define KEEP_ORDER simdgroup_barrier(mem_flags::mem_none);
-
 // Rows of D values, D / 8 octets, over the next power of two of lanes.
 template <int D>
 struct Across {
@@ -408,18 +405,7 @@ for (uint head = simd_index; head < GROUP; head += NUM_SIMDGROUPS) {
   }
   const uint at = item * NUM_HEADS + first_head + head;
 #if SPLIT
-  UNROLL
-  for (uint i = 0; i < VALUE_LANE; ++i) {
-    if (lane * VALUE_LANE + i < VALUE_DIM) {
-      partial[at * VALUE_DIM + lane * VALUE_LANE + i] = x[i];
-    }
-  }
-  if (lane == 0) {
-    stats[4 * at] = joint;
-    stats[4 * at + 1] = total;
-    stats[4 * at + 2] = 0.0f;  // four each, so that no launch has fewer than 8
-    stats[4 * at + 3] = 0.0f;
-  }
+  write_part(x, joint, total, lane, at, partial, stats);
 #else
   write_output(x, normalizer(joint, total, SINK(first_head + head)), lane, out + at * VALUE_DIM);
 #endif

@@ -61,7 +61,7 @@ struct Fp16 {
 struct Bf16 {
   typedef bfloat16_t Code;
   typedef half Scale;
-  typedef float Tile;
+  typedef bfloat16_t Tile;
   typedef uint4 Raw;
 
   // Of one row, in elements of either array.

@@ -27,7 +27,7 @@ template <typename Byte, int N>
 struct Microscaled {
   typedef uint Code;
   typedef uint8_t Scale;
-  typedef float Tile;  // values are scaled before they get there
+  typedef bfloat16_t Tile;  // values are scaled before they get there, and exact
   typedef uint Raw;
 
   // Of one row, in elements of either array.

@@ -1,0 +1,31 @@
+"""What each tenant has running and waiting, looked at now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from octavo.scheduler import Scheduler
+
+from ..api.stats import TenantLoad
+
+MEASURED_EVERY_S = 1.0  # for it takes a look at every sequence
+
+
+class TenantLoads:
+    """Of those who have a name; as of a second ago at most, and at once when nothing is left."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._loads: Mapping[str, TenantLoad] = {}
+        self._measured_at: float | None = None
+
+    def measure(self) -> Mapping[str, TenantLoad]:
+        """The mapping that was returned before, until something is measured anew."""
+        scheduler, now, before = self._scheduler, self._clock(), self._measured_at
+        is_idle = not (scheduler.num_running or scheduler.num_waiting)
+        if before is None or now - before >= MEASURED_EVERY_S or (is_idle and self._loads):
+            loads = scheduler.tenant_loads()
+            self._loads = {name: TenantLoad(*load) for name, load in loads.items() if name}
+            self._measured_at = now
+        return self._loads

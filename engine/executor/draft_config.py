@@ -1,0 +1,29 @@
+"""The configuration of a draft model: that of the model it guesses for, as far as it is shared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..api.config import EngineConfig
+
+
+def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
+    """Of the draft model that ``config`` names, with so many pages."""
+    assert config.draft_model is not None
+    return replace(
+        config,
+        model=config.draft_model,
+        revision=None,
+        speculate="off",
+        num_pages=num_pages,
+        kv_memory=None,
+        max_model_len=None,
+        max_pinned_pages=0,
+        residual_pages=0,
+        sink_pages=0,
+        num_residual_pages=None,
+        served_model_name=(),
+        chat_template=None,
+        cache_dir=None,
+        save_dir=None,
+    )

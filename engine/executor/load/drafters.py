@@ -1,0 +1,119 @@
+"""What drafts beside a model, as far as loading goes: how much memory it takes, and the model's own head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo.kernels.backends import Choice
+from octavo.kernels.interface import LayerSpec, PoolSpec
+
+from ...api.config import EngineConfig
+from ...api.errors import InvalidConfig
+from ...memory.budget import (
+    DEFAULT_SEQUENCE_TOKENS,
+    SHORT_SEQUENCE_TOKENS,
+    page_bytes,
+    weights_bytes,
+)
+from ...memory.model_files import model_length, read_config, resolve_model
+from ...memory.sizing import Sizing, sizing
+from ..draft_config import draft_config
+from ..model_ops import model_ops
+from ..mtp.head import load_head
+from ..mtp.runner import MTPRunner
+from ..paged_model import PagedModel
+from .discover import AttentionCache, CacheLayout, discover_layout
+from .loader import LoadedModel, convert_weights, load_model, materialize
+from .prepare import ReadyModel
+
+
+def load_mtp(
+    config: EngineConfig,
+    choice: Choice,
+    loaded: LoadedModel,
+    layout: CacheLayout,
+    ready: ReadyModel,
+    *,
+    num_pages: int,
+    max_model_len: int,
+) -> MTPRunner:
+    """The head of a model that is ready. InvalidConfig if it has none, or cannot be served with it."""
+    result = ready.result
+    if result.tier != "paged" or not result.selects_rows:
+        why = result.reason or "its output head, and what that gets, was not found"
+        raise InvalidConfig(
+            f"speculate='mtp' needs {loaded.architecture}'s attention to read pages, and its hidden states: "
+            f"{why}; choose ngram, suffix or draft:PATH"
+        )
+    ops, path = model_ops(choice.backend), resolve_model(config.model, config.revision)
+    with ops.loading():
+        head = load_head(path, loaded.model)
+    if config.weights != "keep":
+        with ops.quantizing():
+            convert_weights(head.body, config.weights)
+    materialize(head.body, ops, exact=config.exact, fuse=False)
+    spec = PoolSpec(
+        layers=(head_layer(layout),),
+        num_pages=num_pages,
+        page_size=config.page_size,
+        k_format=config.page_formats.k,
+        v_format=config.page_formats.v,
+    )
+    own = CacheLayout(
+        layers=spec.layers, caches=(AttentionCache(0),), dtype=layout.dtype, vocab_size=layout.vocab_size
+    )
+    return MTPRunner(
+        head=head,
+        paged=PagedModel(head, own, choice.backend.create_pool(spec), selection=ready.selection),
+        sampling=ops.sampler(),
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_model_len=max_model_len,
+    )
+
+
+def head_layer(layout: CacheLayout) -> LayerSpec:
+    """What the head's layer caches: as the model's last one without a window."""
+    return next((layer for layer in reversed(layout.layers) if layer.window is None), layout.layers[-1])
+
+
+def draft_weight_bytes(config: EngineConfig) -> int:
+    """Of a draft model, which is loaded after the one that it guesses for; 0 without one."""
+    return 0 if config.draft_model is None else weights_bytes(resolve_model(config.draft_model))
+
+
+def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
+    """How many bytes so many pages take that something else has which drafts for a model of this layout. No
+    weights are read."""
+    if config.speculate == "mtp":
+        size = page_bytes(
+            [head_layer(layout)],
+            page_size=config.page_size,
+            k_format=config.page_formats.k,
+            v_format=config.page_formats.v,
+        )
+        return lambda num_pages: num_pages * size
+    if config.draft_model is None:
+        return lambda _: 0
+    own = draft_config(config, num_pages=1)  # counted, as they will be
+    path = resolve_model(own.model, own.revision)
+    loaded = load_model(path, weights="keep")
+    layers = discover_layout(loaded.model, loaded.architecture).layers
+    return sizing_of(own, layers, model_length(read_config(path), own.max_model_len)).bytes_for
+
+
+def sizing_of(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
+    """What pages of these layers take, as configured."""
+    return sizing(
+        layers,
+        k_format=config.page_formats.k,
+        v_format=config.page_formats.v,
+        page_size=config.page_size,
+        max_model_len=max_model_len,
+        max_running=config.max_running,
+        max_step_tokens=config.max_step_tokens,
+        max_pinned=config.max_pinned_pages,
+        residual=config.residual,
+        num_residual=config.num_residual_pages,
+        sequence_tokens=SHORT_SEQUENCE_TOKENS if config.num_pages else DEFAULT_SEQUENCE_TOKENS,
+    )

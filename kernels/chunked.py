@@ -1,0 +1,93 @@
+"""Chunked attention: a sequence is cut into chunks of equal length, and a row sees those of its own chunk.
+
+That is full attention over shorter sequences: of each step, the rows of one chunk become a sequence whose
+pages are the chunk's and whose positions count from its beginning. No kernel has to know of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .interface import AttendOptions, PagedKVCache, PageStorage
+from .metadata import AttentionMetadata, GroupMetadata, Ints
+from .replay import ReplayablePool
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+class ChunkedKVCache:
+    """``PagedKVCache`` over a cache for layers that see chunks of ``chunk`` positions. ValueError unless
+    these are whole pages."""
+
+    def __init__(self, cache: PagedKVCache, chunk: int) -> None:
+        self._cache = cache
+        self._chunk = chunk
+        self.storages: tuple[PageStorage, ...] = cache.storages
+        self.replayable: tuple[ReplayablePool, ...] = cache.replayable
+        size = cache.storages[0].spec.page_size
+        if chunk % size:
+            raise ValueError(
+                f"layers attend within chunks of {chunk} positions, which must be a multiple of page_size, "
+                f"got {size}; use a page_size that divides them"
+            )
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        self._cache.begin_step(cut_into_chunks(metadata, self._chunk))
+
+    def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        self._cache.write(layer, keys, values)
+
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        if options.mask is not None:
+            raise ValueError("a mask counts positions from a sequence's beginning, chunked layers do not")
+        return self._cache.attend(layer, queries, options)
+
+    def gather(self, layer: int) -> tuple[mx.array, mx.array]:
+        raise ValueError(f"K and V of chunked layer {layer} cannot be gathered: it is attended to by chunks")
+
+    def pending(self) -> list[mx.array]:
+        return self._cache.pending()
+
+    def flags(self) -> list[mx.array]:
+        return self._cache.flags()
+
+    def nonfinite_tokens(self) -> list[int]:
+        return self._cache.nonfinite_tokens()
+
+
+def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
+    """The same step, of sequences that are chunks: ``chunk`` positions, whole pages."""
+    if (metadata.positions < chunk).all():
+        return metadata
+    number, row_sequences = metadata.positions // chunk, metadata.row_sequences
+    begins = np.diff(number, prepend=-1).astype(bool) | np.diff(row_sequences, prepend=-1).astype(bool)
+    first = np.flatnonzero(begins).astype(np.int32)
+    q_start = np.append(first, np.int32(metadata.num_tokens))
+    positions = metadata.positions - number * np.int32(chunk)
+    kv_len = positions[q_start[1:] - 1] + np.int32(1)
+    owner, start = row_sequences[first], number[first] * np.int32(chunk)
+    width = -(-int(kv_len.max()) // metadata.page_size)
+    columns = (start[:, None] // metadata.page_size + np.arange(width)).astype(np.int32)
+    after = metadata.quantize_after
+    return replace(
+        metadata,
+        positions=positions,
+        q_start=q_start,
+        kv_len=kv_len,
+        groups=tuple(
+            GroupMetadata(slots=group.slots, page_table=_columns(group.page_table[owner], columns))
+            for group in metadata.groups
+        ),
+        quantize_after=None if after is None else np.maximum(after[owner] - start, 0),
+    )
+
+
+def _columns(table: Ints, columns: Ints) -> Ints:
+    """Some columns [N, W] of each row of a table [N, P]; 0 past its end."""
+    inside = columns < table.shape[1]
+    taken = np.take_along_axis(table, np.where(inside, columns, 0), axis=1)
+    return np.where(inside, taken, 0).astype(np.int32)
