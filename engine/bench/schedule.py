@@ -55,6 +55,15 @@ def crowd(rng: random.Random) -> list[Arrival]:
     return [Arrival(0.0, "first", head, 1), *requests]
 
 
+def overload(rng: random.Random) -> list[Arrival]:
+    """Prompts of 2,000 tokens at random, more than can be served."""
+    arrivals, at_s = [], 0.0
+    for _ in range(100):
+        at_s += rng.expovariate(0.3)
+        arrivals.append(Arrival(at_s, "all", _prompt(rng, 2000), 48))
+    return arrivals
+
+
 def shared(rng: random.Random) -> list[Arrival]:
     """Four tenants with eight long beginnings each, more than the pool holds, in bursts."""
     heads = {(t, h): _prompt(rng, 1024) for t in range(4) for h in range(8)}
@@ -71,6 +80,7 @@ TRAFFIC: dict[str, Callable[[random.Random], list[Arrival]]] = {
     "flood": flood,
     "shared": shared,
     "crowd": crowd,
+    "overload": overload,
 }
 
 
@@ -86,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-running", type=int, default=64, metavar="N", help="(64)")
     add("--max-step-tokens", type=int, default=512, metavar="N", help="(512)")
     add("--target-itl", type=_target, metavar="MS|auto", help="cut prompts to this target (whole chunks)")
+    add("--target-ttft", type=float, metavar="S", help="seconds within which all want a first token (none)")
     add("--good-ttft", type=float, default=10.0, metavar="S", help="goodput: time to first token (10)")
     add("--good-itl", type=float, default=1.5, metavar="S", help="goodput: longest gap between tokens (1.5)")
     for name, value, text in (
@@ -112,7 +123,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for name, arrivals in _traffic(args).items():
         for order in args.order or ORDERS:
             blocks = BlockManager(args.num_pages, PAGE_SIZE, max_chunk=args.max_step_tokens)
-            outcome = simulate(arrivals, blocks, limits, waiting_queue(ORDERS[order], blocks), model)
+            queue = waiting_queue(ORDERS[order], blocks)
+            outcome = simulate(arrivals, blocks, limits, queue, model, target_ttft_s=args.target_ttft)
             figures = outcome.to_json(args.good_ttft, args.good_itl)
             results.setdefault(name, {})[order] = figures
             times[f"{name}, {order}"] = sorted(each.ttft for each in outcome.served)

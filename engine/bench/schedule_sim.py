@@ -115,9 +115,16 @@ class _Gap:
 
 
 def simulate(
-    arrivals: Run[Arrival], blocks: BlockManager, limits: Limits, queue: WaitingQueue, model: StepModel
+    arrivals: Run[Arrival],
+    blocks: BlockManager,
+    limits: Limits,
+    queue: WaitingQueue,
+    model: StepModel,
+    *,
+    target_ttft_s: float | None = None,
 ) -> Outcome:
-    """Serve all of it; arrivals are in the order of time."""
+    """Serve all of it; arrivals are in the order of time. ``target_ttft_s``: within which everybody wants its
+    first token."""
     scheduler = Scheduler(blocks, limits, waiting=queue)
     served: dict[Sequence, Served] = {}
     gap, now, index, hits = _Gap(), 0.0, 0, 0
@@ -127,12 +134,17 @@ def simulate(
         while index < len(arrivals) and arrivals[index].at_s <= now:
             each = arrivals[index]
             sequence = Sequence(
-                str(index), list(each.prompt), each.output_tokens, each.salt, tenant=each.tenant
+                str(index),
+                list(each.prompt),
+                each.output_tokens,
+                each.salt,
+                tenant=each.tenant,
+                first_token_by=None if target_ttft_s is None else each.at_s + target_ttft_s,
             )
             served[sequence] = Served(each, sequence)
             scheduler.add(sequence)
             index += 1
-        step = scheduler.plan()
+        step = scheduler.plan(now)
         assert step is not None
         hits += sum(lookup.num_hit for lookup in step.lookups)
         seconds = model.seconds(step)

@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
                 core, args, np.random.default_rng(0), seconds=WARM_UP_S
             )  # the target learns what steps cost
             for rate in args.rates:
-                goodput[name][f"{rate:g}"] = _goodput(core, args, rate)
+                goodput[name][f"{rate:g}"] = _goodput(core, args, rate, has_target=target != "off")
     result = {
         "bench": "target_itl",
         "target_ms": args.target_itl,
@@ -164,8 +164,9 @@ def _measure(
     return found
 
 
-def _goodput(core: EngineCore, args: argparse.Namespace, rate: float) -> float:
-    """Requests per second within the targets, as long as they arrive at this rate."""
+def _goodput(core: EngineCore, args: argparse.Namespace, rate: float, *, has_target: bool) -> float:
+    """Requests per second within the targets, as long as they arrive at this rate. ``has_target``: they say
+    when they want their first token."""
     rng = np.random.default_rng(7)  # the same arrivals for everybody
     arrivals = np.cumsum(rng.exponential(1 / rate, size=max(1, round(rate * args.seconds)))).tolist()
     first: dict[Request, float] = {}  # seconds until the first token
@@ -175,7 +176,14 @@ def _goodput(core: EngineCore, args: argparse.Namespace, rate: float) -> float:
     began, limit = time.monotonic(), arrivals[-1] + args.good_ttft + args.seconds
     while (now := time.monotonic() - began) < limit and (len(sent) < len(arrivals) or core.has_work):
         while len(sent) < len(arrivals) and arrivals[len(sent)] <= now:
-            sent[_add(core, rng, args.prompt_tokens, args.output_tokens)] = arrivals[len(sent)]
+            request = _add(
+                core,
+                rng,
+                args.prompt_tokens,
+                args.output_tokens,
+                target_ttft=args.good_ttft * 1e3 if has_target else None,
+            )
+            sent[request] = arrivals[len(sent)]
         if not core.has_work:
             time.sleep(max(0.0, arrivals[len(sent)] - now))
             continue
@@ -191,11 +199,18 @@ def _goodput(core: EngineCore, args: argparse.Namespace, rate: float) -> float:
     return float(rate * good / len(arrivals))
 
 
-def _add(core: EngineCore, rng: np.random.Generator, num_tokens: int, max_tokens: int) -> Request:
+def _add(
+    core: EngineCore,
+    rng: np.random.Generator,
+    num_tokens: int,
+    max_tokens: int,
+    *,
+    target_ttft: float | None = None,
+) -> Request:
     request = Request(
         f"{rng.integers(2**40)}",
         rng.integers(0, core.info.vocab_size, num_tokens).tolist(),
-        SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        SamplingParams(max_tokens=max_tokens, ignore_eos=True, target_ttft=target_ttft),
         max_tokens=max_tokens,
         tokenizer=core.tokenizer,
         vocab_size=core.info.vocab_size,

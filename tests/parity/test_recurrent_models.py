@@ -270,7 +270,8 @@ def test_a_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
 
 KERNELS = {
     "qwen3_5": 6, "kimi_linear": 12, "olmo_hybrid": 12, "falcon_h1": 8, "lfm2": 2, "mamba2": 6, "rwkv7": 3,
-    "bailing_hybrid": 2, "bailing_moe_linear": 2,
+    "bailing_hybrid": 2, "bailing_moe_linear": 2, "mamba": 6, "falcon_mamba": 6, "jamba": 4,
+    "recurrent_gemma": 6,
 }  # fmt: skip
 """Of these models, how many states native kernels keep."""
 
@@ -281,7 +282,9 @@ ROUNDED_KEYS = 1e-4
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("qwen3_5", "mamba2", "rwkv7") else pytest.param(name, marks=pytest.mark.slow)
+        name
+        if name in ("qwen3_5", "mamba2", "rwkv7", "mamba", "recurrent_gemma")
+        else pytest.param(name, marks=pytest.mark.slow)
         for name in KERNELS
     ],
 )
@@ -303,6 +306,22 @@ def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
         schedule(run, swap=True)
         last = {s: {run.at[s] - 1: rows[run.at[s] - 1]} for s, rows in run.logits.items()}
         assert largest_error(last, wanted) > 1e-3, "exchanged states are not noticed"
+
+
+@pytest.mark.parametrize("name", ["mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)])
+def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
+    """Of Mamba-1, whose float32 A makes all rows behind the first scan float32."""
+    require_extension()
+    from octavo.engine.executor.native.recurrences import NativeRecurrences
+
+    model, tokens = recurrent_models.build(name, mx.bfloat16), sequences()
+    install_hook()
+    install_cut_points()
+    wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
+    with released(Run(model, name, "ragged", tokens, NativeRecurrences())) as run:
+        schedule(run)
+        assert run.states.num_advanced == KERNELS[name]
+        assert largest_error(run.logits, wanted) < 2e-2
 
 
 def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:

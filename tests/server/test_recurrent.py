@@ -114,10 +114,13 @@ async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
     core.check()
 
 
-async def test_native_kernels_stream_the_same_however_they_are_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)]
+)
+async def test_native_kernels_stream_the_same_however_they_are_served(name: str, tmp_path: Path) -> None:
     """On the CPU backend, in steps of 16 tokens and of 7, on one thread and on two."""
     require_extension()
-    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
+    folder = recurrent_models.make_folder(tmp_path / "model", name)
     native = {"backend": "cpu", "weights": "keep"}
     core = RealCore()
     async with served(core, config=config(folder, threads=1, prefix_cache=False, **native)) as its:  # type: ignore[arg-type]
@@ -155,6 +158,8 @@ def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> Non
     ("name", "backend"),
     [("qwen3_5", "cpu"), ("lfm2", "reference"), ("mamba2", "cpu"),
      pytest.param("recurrent_gemma", "reference", marks=pytest.mark.slow),
+     pytest.param("recurrent_gemma", "cpu", marks=pytest.mark.slow),
+     pytest.param("mamba", "cpu", marks=pytest.mark.slow),
      pytest.param("rwkv7", "cpu", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_bits_are_the_same_cold_and_from_disk(name: str, backend: str, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_architectures(architecture: str, tmp_path: Path) -> None:
 
 
 HYBRIDS = ("qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h", "kimi_linear", "jamba")
-RECURRENT = ("mamba2", "rwkv7", "recurrent_gemma")
+RECURRENT = ("mamba", "mamba2", "rwkv7", "recurrent_gemma")
 
 
 def check_recurrent(architecture: str, folder: Path) -> None:

@@ -34,6 +34,15 @@ def test_deficits_keep_the_hits_of_the_longest_prefix() -> None:
     assert hits["dlpm"] >= 0.97 * hits["lpm"]
 
 
+def test_deadlines_keep_the_goodput_where_not_all_can_be_in_time() -> None:
+    """Who is late already waits, so that those who came after it are not late as well."""
+    options = ("--traffic", "overload", "--order", "fcfs", "--target-itl", "500")
+    without = results(*options)["overload"]["fcfs"]
+    within = results(*options, "--target-ttft", "10")["overload"]["fcfs"]
+    assert within["goodput_per_s"] > 3 * without["goodput_per_s"]
+    assert within["tokens_per_s"] > 0.98 * without["tokens_per_s"]
+
+
 def test_a_trace_is_served(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [

@@ -27,6 +27,7 @@ _NAMES = {
         "lengths",
     ),
     "recurrent_gla": ("q", "k", "v", "g", "scale", "h"),
+    "selective_scan": ("x", "d", "B", "C", "A", "D", "state"),
     "_wkv7": ("r", "w", "k", "v", "a", "b", "state"),
 }  # fmt: skip
 """Arguments of mlx-lm's functions, in order."""
@@ -39,6 +40,7 @@ class NativeRecurrences:
 
     def __init__(self) -> None:
         self._taps: dict[int, tuple[Module, mx.array]] = {}  # of convolutions, as the kernel reads them
+        self._decays: dict[int, tuple[Module, mx.array]] = {}  # c of RG-LRU
 
     def arrays(self, segments: StateSegments) -> StateArrays:
         return StateArrays.of(segments)
@@ -52,9 +54,42 @@ class NativeRecurrences:
             return None
         return kernel(named)
 
+    def child(self, module: Module, rows: mx.array) -> Advance | None:
+        kind = type(module).__name__
+        if kind == "RGLRU":
+            return self._rg_lru(module, rows[0])
+        return self.conv(module, rows[0]) if kind == "Conv1d" else None
+
+    def _rg_lru(self, module: Any, x: mx.array) -> Advance | None:
+        """recurrent_gemma's recurrence, its gates computed in front of the kernel."""
+        if x.dtype not in _FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
+            return None
+        blocks = x.reshape(x.shape[0], module.num_heads, module.head_dim).swapaxes(0, 1)
+
+        def gate(weight: mx.array, bias: mx.array) -> mx.array:
+            return ((blocks @ weight).swapaxes(0, 1) + bias).reshape(x.shape)
+
+        input_gate = gate(module.input_gate_weight, module.input_gate_bias)
+        a_gate = gate(module.recurrent_gate_weight, module.recurrent_gate_bias)
+        c = self._decay(module)
+
+        def run(pool: mx.array, step: StateArrays) -> tuple[mx.array, mx.array]:
+            return recurrent.rg_lru(pool, step, x, input_gate, a_gate, c=c)
+
+        return Advance(Entry((x.shape[1],), mx.float32), run, lambda y: y[None])
+
+    def _decay(self, module: Any) -> mx.array:
+        """[W], -8 softplus of the layer's parameter, made once."""
+        known = self._decays.get(id(module))
+        if known is None:
+            decay = -8.0 * mx.logaddexp(module.recurrent_param.astype(mx.float32), 0)
+            mx.eval(decay)
+            known = self._decays[id(module)] = (module, decay)
+        return known[1]
+
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """A depthwise convolution over rows [T, C]."""
-        if rows.dtype not in _FLOATS or module.weight.dtype != rows.dtype:
+        if rows.dtype not in _FLOATS or mx.result_type(rows, module.weight) != rows.dtype:
             return None
         weight = self._weight(module)
         bias = module.bias if "bias" in module else None
@@ -127,6 +162,19 @@ def _gla(given: Arguments) -> Advance | None:
     return Advance(Entry(state, mx.float32), run, lambda y: y.swapaxes(0, 1)[None].astype(q.dtype))
 
 
+def _selective_scan(given: Arguments) -> Advance | None:
+    x, d, B, C = (given[name][0] for name in ("x", "d", "B", "C"))
+    A, D = given["A"], given["D"]
+    x = x.astype(mx.result_type(x, A))  # the dtype of mlx-lm's y
+    if B.shape[-1] % recurrent.KEY_DIM_MULTIPLE or any(rows.dtype not in _FLOATS for rows in (x, d, B, C)):
+        return None
+
+    def run(pool: mx.array, step: StateArrays) -> tuple[mx.array, mx.array]:
+        return recurrent.selective_scan(pool, step, x, d, B, C, A=A, D=D)
+
+    return Advance(Entry((x.shape[1], B.shape[-1]), mx.float32), run, lambda y: y[None])
+
+
 def _wkv7(given: Arguments) -> Advance | None:
     rows = [given[name][0] for name in ("r", "w", "k", "v", "a", "b")]
     _, heads, size = rows[0].shape
@@ -143,5 +191,6 @@ _FUNCTIONS: dict[str, Callable[[Arguments], Advance | None]] = {
     "gated_delta_update": _gated_delta,
     "ssm_update": _ssm,
     "recurrent_gla": _gla,
+    "selective_scan": _selective_scan,
     "_wkv7": _wkv7,
 }

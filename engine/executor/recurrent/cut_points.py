@@ -46,6 +46,9 @@ CHILDREN = {
 }
 """Modules inside a mixer: by their file and type."""
 
+SCAN = CutPoint("state", 6)
+"""``mamba_scan.selective_scan``, for the mixers of ``mamba_scan.INPUTS``."""
+
 _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 
 

@@ -18,6 +18,7 @@ from mlx.nn.layers.convolution import Conv1d
 from ..load.mlx_lm_import import cache as caches_of_mlx_lm
 from .bending import traced
 from .cut_points import CHILDREN, METHODS, CutPoint, catching
+from .mamba_scan import INPUTS, Inputs
 
 
 class MixerError(RuntimeError):
@@ -37,6 +38,7 @@ class Mixer:
     children        modules that are cut points themselves
     methods         methods of it that are
     ropes           rotary embeddings
+    scan_inputs     Mamba-1: its norms in front of the scan
     """
 
     name: str
@@ -50,6 +52,7 @@ class Mixer:
     children: tuple[tuple[Module, CutPoint], ...]
     methods: tuple[tuple[str, CutPoint], ...]
     ropes: tuple[Module, ...]
+    scan_inputs: Inputs | None
 
     @property
     def shifts_heads(self) -> bool:
@@ -62,7 +65,7 @@ class Mixer:
         if self.touches_kv:
             return self.shifts_heads and len(self.entries) == 2
         cuts = (self.convs, self.functions, self.shifts, self.children, self.methods)
-        return sum(map(len, cuts)) == len(self.entries)
+        return sum(map(len, cuts)) + (self.scan_inputs is not None) == len(self.entries)
 
 
 @dataclass(slots=True)
@@ -162,6 +165,7 @@ def _mixer(name: str, module: Module, observed: Observed) -> Mixer:
             if file == home and hasattr(module, method)
         ),
         ropes=tuple(m for path, m in module.named_modules() if path.rsplit(".", 1)[-1] == "rope"),
+        scan_inputs=INPUTS.get(_kind(module)),
     )
 
 

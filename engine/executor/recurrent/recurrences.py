@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
 from octavo.kernels.state_segments import StateSegments
 
@@ -38,6 +39,10 @@ class Recurrences(Protocol):
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
         """For a call of mlx-lm's function, rows [1, T, ..]."""
+        ...
+
+    def child(self, module: Module, rows: mx.array) -> Advance | None:
+        """For a call of one of ``CHILDREN``, over rows [1, T, C]."""
         ...
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:

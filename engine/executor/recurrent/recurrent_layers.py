@@ -20,7 +20,8 @@ from mlx.nn.layers.base import Module
 
 from ..load.mlx_lm_import import cache as caches_of_mlx_lm
 from .bending import Call, bend, unbend
-from .cut_points import FUNCTIONS, CutPoint, catching
+from .cut_points import FUNCTIONS, SCAN, CutPoint, catching
+from .mamba_scan import Inputs, process_rows, selective_scan
 from .mixers import Mixer, MixerError
 from .recurrences import Advance, Recurrences
 from .segments import SegmentGroup, StateStep, cut_value, join_values
@@ -165,12 +166,14 @@ class RecurrentLayers:
         }
         if mixer.shifts_heads:
             methods["_custom_convolution"] = cuts.shifted_heads(kind._custom_convolution)  # type: ignore[attr-defined]
+        if mixer.scan_inputs is not None:
+            methods["_process_sequence"] = cuts.scanned(kind._process_sequence, mixer.scan_inputs)  # type: ignore[attr-defined]
         for i, conv in enumerate(mixer.convs):
             self._bend(conv, cuts.conv(f"{mixer.name}.conv{i}", conv))
         for i, shift in enumerate(mixer.shifts):
             self._bend(shift, cuts.shift(f"{mixer.name}.shift{i}", type(shift).__call__))
         for i, (child, cut) in enumerate(mixer.children):
-            self._bend(child, cuts.method(f"{mixer.name}.child{i}", type(child).__call__, cut))
+            self._bend(child, cuts.child(f"{mixer.name}.child{i}", type(child).__call__, cut))
         for rope in () if mixer.touches_kv else mixer.ropes:
             self._bend(rope, cuts.rope(type(rope).__call__))
         self._bend(mixer.module, self._ragged(mixer, cuts), **methods)
@@ -235,6 +238,44 @@ class _Cuts:
             return self._in_groups(
                 name, lambda *given, **named: plain(module, *given, **named), cut, args, kwargs
             )
+
+        return call
+
+    def child(self, name: str, plain: Call, cut: CutPoint) -> Call:
+        """A module inside the mixer, called as (rows, state)."""
+
+        def call(module: Module, x: mx.array, cache: Any = None) -> Any:
+            if not self.is_active:
+                return plain(module, x, cache)
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.child(module, x)
+                if advance is not None:
+                    return self._advance(name, advance), None
+            return self._in_groups(
+                name, lambda *given, **named: plain(module, *given, **named), cut, (x,), {}
+            )
+
+        return call
+
+    def scanned(self, plain: Call, inputs: Inputs) -> Call:
+        """Mamba-1's ``_process_sequence``, with the scan as its cut point."""
+        name = f"{self._mixer.name}.selective_scan"
+        A: list[mx.array] = []  # made once
+
+        def scan(*args: Any) -> Any:
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.function("selective_scan", args, {})
+                if advance is not None:
+                    return self._advance(name, advance), None
+            return self._in_groups(name, selective_scan, SCAN, args, {})
+
+        def call(module: Any, x: mx.array, *states: Any) -> Any:
+            if not self.is_active:
+                return plain(module, x, *states)
+            if not A:
+                A.append(-mx.exp(module.A_log))
+                mx.eval(A)
+            return process_rows(module, inputs, x, A[0], scan), (None, None)
 
         return call
 
