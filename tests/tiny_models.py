@@ -95,7 +95,8 @@ LATENT: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
 }
-"""Architectures that cache latents."""
+LATENT["deepseek_v32"] = LATENT["deepseek_v3"] | {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 8}
+"""Architectures that cache latents; the last chooses among them."""
 
 CHUNK = 16
 CHUNKED: dict[str, dict[str, Any]] = {

@@ -127,6 +127,11 @@ class PagedModel:
         """Whether layers attended over latents, in the steps so far."""
         return self._context.reads_latents
 
+    @property
+    def gathers(self) -> bool:
+        """Whether layers collected K or V of whole sequences, in the steps so far."""
+        return self._context.gathers
+
     def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerShim:
         """Begin a step in which nothing but one layer's attention is computed, by what stands for its
         cache."""

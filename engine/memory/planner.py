@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from .budget import (
     weights_bytes,
     workspace_bytes,
 )
+from .latents import latent_caches
 from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, sizing, with_max_kv_size
 from .state_sizing import plan_states
@@ -122,12 +123,14 @@ def plan(
             refused[str(pair)] = str(refusal)
         else:
             rows[str(pair)] = _format_plan(size, budget, positions, settings, observed)
+    latents = latent_caches(observed.layers, config)
     return {
         "model": model,
         "architecture": config["model_type"],
         "layers": len(layers),
         "kv_heads": layers[0].num_kv_heads if layers else 0,
         "head_dim": layers[0].head_dim if layers else 0,
+        "latents": None if latents is None else asdict(latents),
         "state_bytes": observed.slot_bytes,
         "snapshot_bytes": observed.snapshot_bytes,
         "memory_bytes": memory,
@@ -303,6 +306,12 @@ def render(result: Mapping[str, Any]) -> str:
         for group in groups
         if group["window"] is not None and not group["residual"]
     ]
+    if (latents := result["latents"]) is not None:
+        own, dense = latents["bytes_per_token"], latents["dense_bytes_per_token"]
+        lines.append(
+            f"{latents['layers']} layers cache latents: {format_size(own)} per token in 16 bits, where "
+            f"K and V of every head would be {format_size(dense)}, {dense / own:.1f} times as much"
+        )
     if result["state_bytes"]:
         lines += [
             f"{name}: and {row['state_slots']} slots of recurrent state, "

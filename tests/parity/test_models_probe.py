@@ -18,6 +18,7 @@ import tiny_models
 from attention_backends import BACKENDS, TestedBackend
 from octavo.engine.api.errors import ModelLoadError
 from octavo.engine.executor.adapt import cache_adapter as hook
+from octavo.engine.executor.adapt import sparse_latents
 from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe, probe_reference
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout
@@ -116,6 +117,35 @@ def test_chunks_are_paged_and_what_sees_more_is_refused(
     monkeypatch.setattr(chunked, "cut_into_chunks", lambda step, chunk: cut(step, 2 * chunk))
     with pytest.raises(ModelLoadError, match="paged: logits of"):
         run_probe(tmp_path / "wrong", "llama4", backend, **settings)
+
+
+choose = sparse_latents.best_positions
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda scores, positions, count: choose(-scores, positions, count),
+        lambda scores, positions, count: choose(scores, positions + 1, count),
+        lambda scores, positions, count: choose(scores, positions, count - 1),
+    ],
+    ids=["the worst", "one too late", "one too few"],
+)
+def test_chosen_positions_are_paged_and_others_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    settings = {"dtype": mx.float32}
+    right = run_probe(tmp_path / "right", "deepseek_v32", ReferenceBackend(), **settings)
+    assert (right.tier, right.latents, right.gathers) == ("paged", True, True), probe.describe(right)
+    monkeypatch.setattr(sparse_latents, "best_positions", wrong)
+    with pytest.raises(ModelLoadError, match="paged: "):
+        run_probe(tmp_path / "wrong", "deepseek_v32", ReferenceBackend(), **settings)
+
+
+def test_index_keys_are_stored_once(tmp_path: Path) -> None:
+    _, layout = load(tmp_path, "deepseek_v32")
+    latents = LayerSpec(num_kv_heads=1, head_dim=16, value_dim=8)
+    assert layout.layers == (latents, LayerSpec(num_kv_heads=1, head_dim=8, value_dim=8)) * 4
 
 
 def test_latents_are_gathered_where_pages_cannot_be_read_as_such(tmp_path: Path) -> None:

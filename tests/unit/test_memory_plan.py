@@ -12,6 +12,7 @@ from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.memory import planner as plan
 from octavo.engine.memory.model_files import model_length, read_config, resolve_model
 from octavo.kernels.formats import FormatPair
+from octavo.kernels.interface import LayerSpec
 
 
 def folder(path: Path, tensors: dict[str, list[int]] | None = None, **config: Any) -> Path:
@@ -178,3 +179,37 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ModelLoadError, match="Hugging Face cannot be reached"):
         resolve_model("org/name")
+
+
+def test_latents_are_compared_with_dense_keys_and_values(tmp_path: Path) -> None:
+    """DeepSeek-V3: 576 values instead of 128 heads of 192 + 128. A model that has the settings and caches
+    K and V all the same has no latents."""
+    config = {
+        **QWEN,
+        "model_type": "deepseek_v3",
+        "num_attention_heads": 128,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    latent = LayerSpec(num_kv_heads=1, head_dim=512, value_dim=64)
+    dense = LayerSpec(num_kv_heads=128, head_dim=192, value_dim=128)
+    model = str(folder(tmp_path, **config))
+
+    def plan_of(layer: LayerSpec) -> dict[str, Any]:
+        return plan.plan(
+            model=model, memory=2**34, context=4096, observe=lambda _: plan.ObservedCaches((layer,) * 61)
+        )
+
+    result = plan_of(latent)
+    assert result["latents"] == {
+        "layers": 61,
+        "bytes_per_token": 61 * 2 * 576,
+        "dense_bytes_per_token": 61 * 2 * 128 * (192 + 128),
+    }
+    assert result["formats"]["bf16"]["bytes_per_token"] == result["latents"]["bytes_per_token"]
+    assert "61 layers cache latents: 68.6 KiB per token" in plan.render(result)
+    assert "71.1 times as much" in plan.render(result)
+    assert plan_of(dense)["latents"] is None
+    assert "cache latents" not in plan.render(plan_of(dense))

@@ -48,6 +48,7 @@ class StepContext:
         self.mask_dims = mask_dims
         self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
         self.reads_latents = False  # some layer attended over latents
+        self.gathers = mask_dims is not None  # some layer collects K or V of whole sequences
         self.traced = False  # the graph being built is to serve other steps too
         self._metadata: AttentionMetadata | None = None
 
@@ -143,11 +144,12 @@ class LayerShim:
         sinks: mx.array | None = None,
         softcap: float | None = None,
         rotary: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> mx.array:
-        """Attention of queries [T, Hq, D] over the layer's pages."""
+        """Attention of queries [T, Hq, D] over the layer's pages; ``mask`` with ``rotary`` alone."""
         if rotary is not None:
             self.context.reads_latents = True
-            options = AttendOptions(scale=scale, rotary=rotary)
+            options = AttendOptions(scale=scale, rotary=rotary, mask=mask)
             return self.context.kv_cache.attend(self.layer, queries, options)
         options = self._options
         if options.scale != scale or options.sinks is not sinks or options.softcap != softcap:
@@ -183,6 +185,18 @@ class LayerShim:
         self.context.kv_cache.write(self.layer, keys.squeeze(2), values.squeeze(2))
         self._dtypes = (keys.dtype, values.dtype)
         return self.keys_and_values()
+
+    def write_halves(self, keys: mx.array) -> None:
+        """Write K [T, Hkv, 1, 2 * D] of the step's rows, the second half in the place of V."""
+        rows = keys.squeeze(2)
+        self.context.kv_cache.write(
+            self.layer, rows[..., : self.spec.head_dim], rows[..., self.spec.head_dim :]
+        )
+
+    def gather_halves(self) -> mx.array:
+        """Of each row's sequence, what ``write_halves`` wrote: [T, Hkv, L, 2 * D]."""
+        self.context.gathers = True
+        return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What was written: also asked for by layers that reuse another layer's K/V."""

@@ -123,7 +123,7 @@ _LATENTS: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
     "index_head_dim": 16,
-    "index_n_heads": 2,
+    "index_n_heads": 8,  # of fewer, scores would often be equal
     "index_topk": 8,
     "attention_method": "MLA",
     "mla_scale_q_lora": True,

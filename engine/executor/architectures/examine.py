@@ -23,6 +23,7 @@ from ..adapt.cache_adapter import install_hook
 from ..adapt.chunk_masks import install_chunks
 from ..adapt.module_names import install_names
 from ..adapt.softcap import install_softcap
+from ..adapt.sparse_latents import install_sparse_latents
 from ..load.discover import CacheLayout, discover_layout
 from ..load.loader import LoadedModel, describe_weights
 from ..load.prepare import make_ready
@@ -102,6 +103,7 @@ def _tiny_model(name: str) -> Module:
     install_hook()
     install_softcap()
     install_chunks()
+    install_sparse_latents()
     install_names()
     model.eval()
     return model

@@ -197,12 +197,15 @@ def _widest(dtypes: list[mx.Dtype]) -> mx.Dtype:
 def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
     """A window that the model masks by itself goes before the one its cache keeps."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
+    head_dim, value_dim = cache.keys.shape[-1], cache.values.shape[-1]
+    if cache.holds_keys_alone:  # stored once, half of them in the place of V: see LayerShim.write_halves
+        head_dim, value_dim = head_dim // 2, head_dim - head_dim // 2
     chunked = isinstance(cache, caches_of_mlx_lm.ChunkedKVCache)
     window = cache.max_size if rotating else cache.chunk_size if chunked else None
     return LayerSpec(
         num_kv_heads=cache.keys.shape[1],
-        head_dim=cache.keys.shape[-1],
-        value_dim=cache.values.shape[-1],
+        head_dim=head_dim,
+        value_dim=value_dim,
         window=mask_window or window,
         keep=cache.keep if rotating else 0,
         chunked=chunked,

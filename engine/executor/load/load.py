@@ -124,7 +124,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     return PagedRunner(
         model,
         info,
-        dense_row_bytes=None if result.tier == "paged" else _dense_row_bytes(layout, size),
+        dense_row_bytes=_dense_row_bytes(layout, size) if result.gathers else None,
         exact=config.exact,
         chooses=ready.chooses,
         sampling=ops.sampler(),

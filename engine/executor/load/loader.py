@@ -22,6 +22,7 @@ from ..adapt.cache_adapter import install_hook
 from ..adapt.chunk_masks import install_chunks
 from ..adapt.module_names import install_names
 from ..adapt.softcap import install_softcap
+from ..adapt.sparse_latents import install_sparse_latents
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
 from .mlx_lm_import import utils as mlx_lm_utils
@@ -69,6 +70,7 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
     install_hook()
     install_softcap()
     install_chunks()
+    install_sparse_latents()
     install_names()
     install_cut_points()
     model.eval()

@@ -46,6 +46,8 @@ class ProbeResult:
     mask_dims      dimensions of the masks in the gather tier (see StepContext)
     reason         why not "paged"; empty otherwise
     latents        whether layers attend over latents (MLA)
+    gathers        whether layers collect K or V of whole sequences: all in the gather tier, some that choose
+                   positions in the paged one
     selects_rows   whether the head computes sampled rows only
     error, limit   worst row's error in the accepted tier, and what was allowed
     recurrent      the recurrent layers, bent as they passed; None for models without any
@@ -56,6 +58,7 @@ class ProbeResult:
     mask_dims: int | None
     reason: str
     latents: bool
+    gathers: bool
     selects_rows: bool
     error: float
     limit: float
@@ -110,6 +113,7 @@ def probe(
                 mask_dims=mask_dims,
                 reason=reason,
                 latents=paged.reads_latents,
+                gathers=paged.gathers,
                 selects_rows=selects,
                 error=worst,
                 limit=reference.worst_limit,

@@ -112,11 +112,12 @@ class RecordingState(caches_of_mlx_lm.ArraysCache):
 
 
 def record_kv(cache: Any, observed: Observed) -> Any:
-    """The same cache, which notes who writes K and V."""
+    """The same cache, which notes who writes K and V, and whether both are one array."""
     plain = cache.update_and_fetch
 
     def update_and_fetch(*args: Any, **kwargs: Any) -> Any:
         observed.kv.append(list(observed.stack))
+        cache.holds_keys_alone = args[0] is args[1]
         return plain(*args, **kwargs)
 
     cache.update_and_fetch = update_and_fetch

@@ -1,0 +1,92 @@
+"""Sparse latent attention through pages: deepseek_v32 and what is made of it.
+
+A layer has two caches: latents with rotary keys (latents.py), and one index key for each position. An indexer
+scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code picks
+these rows out of dense arrays. For caches that are pages, index keys are stored half as K and half as V, the
+scores are of gathered index keys, and attention over all latents gets the choice as a mask. Equal scores go
+to the earlier position, so that a row's choice depends on nothing but its sequence.
+
+Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import mlx.core as mx
+
+from .cache_adapter import HookError, LayerShim
+
+DEEPSEEK_V32 = "mlx_lm.models.deepseek_v32"
+_MARK = "_octavo_plain"
+
+
+def install_sparse_latents() -> None:
+    """Patch deepseek_v32's attention, if mlx-lm's module is imported and was not patched before."""
+    module = sys.modules.get(DEEPSEEK_V32)
+    kind: Any = None if module is None else module.DeepseekV32Attention
+    if kind is None or hasattr(kind, _MARK):
+        return
+    plain = kind.__call__
+    setattr(kind, _MARK, plain)
+
+    @functools.wraps(plain)
+    def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        if cache is not None and isinstance(cache[0], LayerShim) and cache[0].is_paged:
+            return _attend_paged(layer, x, mask, cache[0], cache[1])
+        out: mx.array = plain(layer, x, mask, cache)
+        return out
+
+    kind.__call__ = attention
+
+
+def _attend_paged(
+    layer: Any, x: mx.array, mask: mx.array | None, latents: LayerShim, index: LayerShim
+) -> mx.array:
+    """Rows [T, 1, hidden] of a step in, and out."""
+    if mask is not None:
+        raise HookError("the model gives attention a mask of its own")
+    tokens = x.shape[0]
+    low_rank = layer.q_a_layernorm(layer.q_a_proj(x))
+    queries = layer.q_b_proj(low_rank).reshape(tokens, layer.num_heads, 1, layer.q_head_dim)
+    queries, rotary = mx.split(queries, [layer.qk_nope_head_dim], axis=-1)
+    latent, key = mx.split(layer.kv_a_proj_with_mqa(x), [layer.kv_lora_rank], axis=-1)
+    rotary, key = layer.rope(rotary, latents.offset), layer.rope(key[:, None], latents.offset)
+    latents.update_and_fetch(layer.kv_a_layernorm(latent)[:, None], key)
+    seen = _choose(layer.indexer, x, low_rank, index)
+    queries = layer.embed_q(queries).squeeze(2)
+    rotary = (rotary * layer.scale).squeeze(2).astype(queries.dtype)
+    out = latents.attend(queries, scale=layer.scale, rotary=rotary, mask=seen)
+    projected: mx.array = layer.o_proj(layer.unembed_out(out[:, :, None]).reshape(tokens, 1, -1))
+    return projected
+
+
+def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerShim) -> mx.array | None:
+    """Which of the L dense positions each row attends to, bool [T, L]; None where it is all that it sees.
+    Writes the rows' index keys."""
+    tokens, heads, dim = x.shape[0], indexer.n_heads, indexer.head_dim
+    queries = indexer.wq_b(low_rank).reshape(tokens, heads, 1, dim)
+    keys = indexer.k_norm(indexer.wk(x)).reshape(tokens, 1, 1, dim)
+    queries = indexer.rope(queries, offset=cache.offset)
+    cache.write_halves(indexer.rope(keys, offset=cache.offset))
+    if cache.context.num_visible <= indexer.index_topk:
+        return None
+    stored = cache.gather_halves().squeeze(1).astype(mx.float32)  # [T, L, dim]
+    products = mx.maximum(queries.squeeze(2).astype(mx.float32) @ stored.swapaxes(-1, -2), 0)
+    weights = indexer.weights_proj(x).astype(mx.float32) * (heads**-0.5 * indexer.softmax_scale)
+    scores = (products * weights.reshape(tokens, heads, 1)).sum(axis=1)
+    return best_positions(scores, cache.context.positions, indexer.index_topk)
+
+
+def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
+    """Of float32 scores [T, L], L > ``count``: the ``count`` largest of each row among those up to its
+    position, or all of these where they are fewer; among equals the earliest. bool [T, L]."""
+    seen = mx.arange(scores.shape[-1]) <= positions[:, None]
+    scores = mx.where(seen, scores, -mx.inf)
+    least = mx.sort(scores, axis=-1)[:, -count, None]
+    above, equal = scores > least, mx.logical_and(scores == least, seen)
+    wanted = count - above.sum(axis=-1, keepdims=True)
+    first = mx.cumsum(equal.astype(mx.int32), axis=-1) <= wanted
+    return mx.logical_or(above, mx.logical_and(equal, first))
