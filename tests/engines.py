@@ -20,10 +20,13 @@ class Gate:
     def __init__(self) -> None:
         self._permits = threading.Semaphore(0)
         self._open = False
+        self.is_waiting = False  # the engine's thread stands at the gate
 
     def __call__(self) -> None:
         if not self._open:
+            self.is_waiting = True
             assert self._permits.acquire(timeout=30), "the test let nothing through"
+            self.is_waiting = False
 
     def allow(self, num_steps: int) -> None:
         for _ in range(num_steps):
