@@ -210,7 +210,7 @@ class AttentionConfig:
             ("partial", "stats") if split else ("out",),
             {**macros, "SPLIT": int(split)},
             {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
-            ("rows", "attention"),
+            ("rows", "attention", "tile") if kernel == "chunk" else ("rows", "attention"),
         )
 
     def reduce_unit(self) -> Unit:
