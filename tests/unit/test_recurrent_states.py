@@ -94,6 +94,28 @@ def test_prompts_with_a_common_beginning_get_a_snapshot_at_the_junction() -> Non
     assert serve(blocks, [*common, *range(50, 59)]) == 16
 
 
+def test_what_is_compared_can_leave_snapshots_out() -> None:
+    conversation, common = list(range(1, 24)), list(range(1, 18))
+    for tail, junction, step_down, next_turn, third, tails in (
+        (True, True, True, 20, 16, 2),
+        (True, True, False, 20, 16, 4),
+        (True, False, True, 20, 0, 2),
+        (False, True, True, 0, 16, 0),
+        (False, False, True, 0, 0, 0),
+    ):
+        spec = RecurrentState(num_slots=9, slot_bytes=1, tail=tail, junction=junction, step_down=step_down)
+        blocks = BlockManager(60, 4, states=spec)
+        serve(blocks, conversation, prompt=10)
+        assert serve(blocks, [*conversation, 90, 91, 92]) == next_turn
+        counts = blocks.state_counts
+        assert counts is not None
+        assert counts.idle_cached == (tails or junction), (tail, junction, step_down)
+        blocks = BlockManager(60, 4, states=spec)
+        for last in (30, 40):
+            serve(blocks, [*common, *range(last, last + 9)])
+        assert serve(blocks, [*common, *range(50, 59)]) == third
+
+
 def test_small_states_are_kept_at_every_page() -> None:
     blocks = manager(20, every_page=True)
     serve(blocks, list(range(1, 24)))
