@@ -38,11 +38,13 @@ class Job:
 
 @dataclass
 class LateDevice(WritingDevice):
-    """``order`` gets the numbers of launches in the order in which they ran."""
+    """``order`` gets the numbers of launches in the order in which they ran; ``most_waiting`` is how many
+    had not run when another was launched, at most, and that one."""
 
     order_seed: int = 0
     order: list[int] = field(default_factory=list)
     launched: list[str] = field(default_factory=list)
+    most_waiting: int = 0
     _waiting: dict[int, Job] = field(default_factory=dict)
     _running: bool = False
 
@@ -59,6 +61,7 @@ class LateDevice(WritingDevice):
             after = self._ancestors(arguments["inputs"])
             job = Job(number, parts["name"], lambda: list(at_once(**arguments)), outputs, after)
             self._waiting[number] = job
+            self.most_waiting = max(self.most_waiting, len(self._waiting))
             return outputs
 
         return launch
@@ -89,10 +92,6 @@ class LateDevice(WritingDevice):
             del self._waiting[job.number]
             self.order.append(job.number)
         self._running = False
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     @property
     def num_out_of_order(self) -> int:

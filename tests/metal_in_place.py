@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_cases import build_metadata
 from metal_backend import Emulator, to_mlx
 from metal_checks import PAGES, bits, pages_read
 from metal_emulator import MetalKernel
@@ -115,3 +116,23 @@ def check_copies(
         assert sum(count.bytes for count in counts) == spec.page_bytes * len(PAIRS)
         assert page_size < 16 or all(count.line_ratio == 1.0 for count in counts)
     return device
+
+
+def check_flags(tokens: int) -> None:
+    """Rows that cannot be stored, of several layers and steps, are those of the tokens reported."""
+    layers = tuple(LayerSpec(num_kv_heads=heads, head_dim=64, value_dim=64) for heads in (1, 9, 2))
+    spec = PoolSpec(layers=layers, num_pages=2, page_size=16, k_format="fp4", v_format="int8")
+    pool = InPlacePool(spec, KernelLibrary(WritingDevice().compile))
+    for spoilt in (((0, 0, 2), (1, 1, 0)), ((1, 0, 1),), ()):
+        pool.begin_step(build_metadata([(0, tokens)], [np.array([0], np.int32)], 16))
+        for index, layer in enumerate(layers):
+            rows = np.ones((2, tokens, layer.num_kv_heads, 64), np.float32)
+            for at, part, token in spoilt:
+                if at == index:
+                    rows[part, token, -1, 63] = np.inf
+            pool.write(index, mx.array(rows[0]), mx.array(rows[1]))
+        (flags,) = pool.flags()
+        mx.eval(flags, pool.pending())
+        assert flags.shape == (tokens,)
+        assert np.flatnonzero(np.array(flags)).tolist() == pool.nonfinite_tokens()
+        assert pool.nonfinite_tokens() == sorted(token for _, _, token in spoilt)

@@ -1,4 +1,4 @@
-"""Steps in flight on a device that runs launches late and out of order: only what they declare orders them."""
+"""Steps in flight on a device that runs launches late, in any order that their inputs allow."""
 
 from __future__ import annotations
 

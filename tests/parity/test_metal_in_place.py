@@ -16,10 +16,10 @@ from metal_backend import Emulator, needs_compiler
 from metal_cases import EVERYTHING, TOLERANCES
 from metal_checks import check_bytes
 from metal_emulator import MetalRuntimeError
-from metal_in_place import WritingDevice, check_copies
+from metal_in_place import WritingDevice, check_copies, check_flags
 from octavo.kernels import backends
 from octavo.kernels.backends import choose_backend
-from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
+from octavo.kernels.interface import AttendOptions
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary
@@ -103,22 +103,7 @@ def test_rows_are_stored_as_the_format_says(name: str) -> None:
 
 @pytest.mark.parametrize("tokens", [3, 9])
 def test_a_token_with_a_row_that_cannot_be_stored_is_reported_by_whatever_layer(tokens: int) -> None:
-    layers = tuple(LayerSpec(num_kv_heads=heads, head_dim=64, value_dim=64) for heads in (1, 9, 2))
-    spec = PoolSpec(layers=layers, num_pages=2, page_size=16, k_format="fp4", v_format="int8")
-    pool = InPlacePool(spec, KernelLibrary(WritingDevice().compile))
-    for spoilt in (((0, 0, 2), (1, 1, 0)), ((1, 0, 1),), ()):
-        pool.begin_step(build_metadata([(0, tokens)], [np.array([0], np.int32)], 16))
-        for index, layer in enumerate(layers):
-            rows = np.ones((2, tokens, layer.num_kv_heads, 64), np.float32)
-            for at, part, token in spoilt:
-                if at == index:
-                    rows[part, token, -1, 63] = np.inf
-            pool.write(index, mx.array(rows[0]), mx.array(rows[1]))
-        (flags,) = pool.flags()
-        mx.eval(flags, pool.pending())
-        assert flags.shape == (tokens,)
-        assert np.flatnonzero(np.array(flags)).tolist() == pool.nonfinite_tokens()
-        assert pool.nonfinite_tokens() == sorted(token for _, _, token in spoilt)
+    check_flags(tokens)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
