@@ -129,7 +129,7 @@ def check_flags(tokens: int) -> None:
             rows = np.ones((2, tokens, layer.num_kv_heads, 64), np.float32)
             for at, part, token in spoilt:
                 if at == index:
-                    rows[part, token, -1, 63] = np.inf
+                    rows[part, token, -part, 63] = np.inf  # the first head of K, the last of V
             pool.write(index, mx.array(rows[0]), mx.array(rows[1]))
         (flags,) = pool.flags()
         mx.eval(flags, pool.pending())

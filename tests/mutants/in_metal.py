@@ -434,7 +434,10 @@ IN_PLACE = (
     Mutant("race: flags before the rows are stored", "write", TG_BARRIER + "  // every row is stored\n", ""),
     Mutant("rows beyond the first round are left out", "write", "i < 2 * heads;", "i < 2 * heads && i < 16;"),
     Mutant(
-        "the last row's flag alone", "write", "k_codes, key_scale_rows) && finite", "k_codes, key_scale_rows)"
+        "a later row's flag alone",
+        "write",
+        "v_codes, value_scale_rows) &&\n        finite;",
+        "v_codes, value_scale_rows);",
     ),
     Mutant("rows of the first head", "write", "token * heads + i % heads", "token * heads"),
     Mutant("V where K lies", "write", "target, v_codes,", "target + 1, v_codes,"),
