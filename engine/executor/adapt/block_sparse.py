@@ -1,17 +1,18 @@
 """Block-sparse attention through pages: layers that see some blocks of positions, and not others.
 
 phi3small's layers see the latest blocks, and of those before them every so many-th: which ones differs from
-head to head. minimax_m3's choose: an indexer scores blocks by their best key, and a row attends to the best of
-them, another choice for each KV head. mlx-lm's code masks dense arrays. For caches that are pages the same
+head to head. minimax_m3's choose: an indexer scores blocks by their best key, and a row attends to the best
+of them, another choice for each KV head. mlx-lm's code masks dense arrays. For caches that are pages the same
 masks, bool [T, Hq, L], go to the kernels; minimax_m3's index keys are stored half as K and half as V.
 
 A row stands in the block of its position. Among equal blocks the earliest is taken, so that a row's choice
 depends on nothing but its sequence.
 
-Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model. One mistake
-in that code is mended: phi3small adds its causal mask, which is of bools, to the scores of a prompt, so that
-rows see what follows them; one token at a time there is no mask. (It also counts the blocks of a prompt from
-its end, so that rows stand elsewhere where its length is no multiple of the block. That is as it was.)
+Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model. One
+mistake in that code is mended: phi3small adds its causal mask, which is of bools, to the scores of a prompt,
+so that rows see what follows them; one token at a time there is no mask. (It also counts the blocks of a
+prompt from its end, so that rows stand elsewhere where its length is no multiple of the block. That is as it
+was.)
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def install_block_sparse() -> None:
     _replace(MINIMAX_M3, "__call__", _chosen)
 
 
-def _replace(name: str, method: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]) -> None:
+def _replace(
+    name: str, method: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
+) -> None:
     module = sys.modules.get(name)
     kind: Any = None if module is None else module.Attention
     if kind is None or hasattr(kind, _MARK):
@@ -74,8 +77,8 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def strided_blocks(
     positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
 ) -> mx.array:
-    """What rows at these positions see of ``length``, bool [T, num_heads, length]: the ``local_blocks`` latest
-    blocks up to their own, and in head h block b where ``stride`` divides b + h + 1."""
+    """What rows at these positions see of ``length``, bool [T, num_heads, length]: the ``local_blocks``
+    latest blocks up to their own, and in head h block b where ``stride`` divides b + h + 1."""
     at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
     behind = (positions // block_size)[:, None] - at // block_size
     strided = (at // block_size + heads[:, None]) % stride == 0
@@ -149,7 +152,9 @@ def best_blocks(
     behind = own - mx.arange(blocks)
     local = mx.logical_and(behind >= 0, behind < local_blocks)
     best = mx.where(local, mx.inf, best).reshape(tokens * heads, blocks)
-    chosen = best_positions(best, mx.repeat(positions // block_size, heads), count) if blocks > count else None
+    chosen = (
+        best_positions(best, mx.repeat(positions // block_size, heads), count) if blocks > count else None
+    )
     if chosen is None:
         return mx.broadcast_to(seen, scores.shape)
     wide = mx.repeat(chosen.reshape(tokens, heads, blocks), block_size, axis=-1)[..., :length]

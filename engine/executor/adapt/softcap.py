@@ -1,4 +1,4 @@
-"""Attention of gemma2 and gear through pages: they cap their logits themselves, and never call mlx-lm's function.
+"""Attention of gemma2 and gear through pages: they cap their logits themselves, without mlx-lm's function.
 
 They multiply queries and keys in Python, because MLX's attention has no softcap. Our kernels have one: for a
 layer whose cache is pages, the same projections and rotations are followed by one call of ``attend``. Any
