@@ -41,7 +41,7 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
     """
     if blocks.states is not None:  # a recurrent state that has seen a wrong token cannot be rolled back
         return False
-    places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
+    places = [i for i, item in enumerate(work) if item[0].drafts and _decodes(item)]
     if not places:
         return False
     granted: list[int] = []
