@@ -307,6 +307,17 @@ class BlockManager:
         if self._states is not None and self.prefix_cache:
             self._states.plan_snapshots(table, start, stop, num_known=num_known)
 
+    def num_draftable(self, num_running: int) -> int | None:
+        """Return how many drafts a step of so many sequences may have, as far as that depends on slots for
+        states; None: any number."""
+        return None if self._states is None else self._states.num_draftable(num_running)
+
+    def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
+        """Prepare for ``count`` drafts behind position ``stop``, as ``num_draftable`` allows; the next
+        ``commit`` says how many held."""
+        if self._states is not None and count:
+            self._states.plan_drafts(table, stop, count)
+
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
 
@@ -316,6 +327,8 @@ class BlockManager:
         before, page_size = table.num_written, self.page_size
         assert before <= num_written <= table.capacity, "written where no page is reserved"
         table.num_written = num_written
+        if self._states is not None:
+            self._states.accept(table)
         if num_written - before <= num_written % page_size:
             return  # no page is full now that was not: most rows of most steps
         first, last = before // page_size, num_written // page_size

@@ -173,10 +173,7 @@ class Scheduler:
         if held_back:  # for arrivals; now they get what these have left
             self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
         drafted = False
-        may_draft = (
-            budget.left and not preempted
-        )  # last: what is to be computed goes before what may be in vain
-        if may_draft and any([sequence.drafts for sequence in self._roster.running]):
+        if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
             drafted = plan_drafts(work, budget, self.blocks)
         if not work:
             stuck = [*self._roster.running, *self._roster.waiting]
@@ -184,9 +181,12 @@ class Scheduler:
             return None
         roster = self._roster
         if self.blocks.takes_snapshots:
-            for sequence, start, stop, *_ in work:
+            for item in work:
+                sequence, drafts = item.sequence, len(item.drafts)
                 assert sequence.table is not None
-                self.blocks.plan_snapshots(sequence.table, start, stop, num_known=len(sequence.tokens))
+                self.blocks.plan_snapshots(
+                    sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
+                )
         copies, roster.copies = tuple(roster.copies), []
         shape = predicted_s = None
         if self._latency is not None and decodes is not None:
@@ -202,7 +202,7 @@ class Scheduler:
         (before,) = self._planned
         if (
             not isinstance(self._connector, NoConnector)  # which reads and writes pages between steps
-            or self.blocks.states is not None  # a recurrent state cannot be rolled back
+            or self.blocks.states is not None  # a recurrent state has no place ahead
             or self._roster.copies
             or self._may_admit()
         ):
