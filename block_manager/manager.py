@@ -277,15 +277,18 @@ class BlockManager:
         if self._states is not None and not self._states.has_room(table):
             return False
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
+        for group in self._windowed:
+            group.free_out_of_window(table)
         short: list[tuple[KVGroup, GroupPageTable, int]] = []  # of pages, and how many there should be
         for group, part in zip(self._groups, table.parts, strict=True):
-            group.free_out_of_window(table)
             goal = group.spec.table_pages(table, num_tokens, max_chunk=self.max_chunk)
-            if goal - len(part.pages) > group.pool.num_idle:
+            missing = goal - len(part.pages)
+            if missing <= 0:
+                continue
+            if not group.pool.has_idle(missing):
                 table.reserved_ahead = before
                 return False
-            if goal > len(part.pages):
-                short.append((group, part, goal))
+            short.append((group, part, goal))
         for group, part, goal in short:
             group.extend(part, goal)
         table.update_capacity()

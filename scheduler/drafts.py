@@ -39,7 +39,7 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
     Nobody is preempted for a draft. Where the budget is short, or slots for recurrent states are, everyone
     gets about as much. Their number in all is one of ``NUM_ROWS``, unless pages are short.
     """
-    places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
+    places = [index for index, item in enumerate(work) if item[0].drafts and _decodes(item)]
     if not places:
         return False
     granted: list[int] = []
