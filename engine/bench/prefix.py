@@ -72,11 +72,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _fitting(info: ModelInfo, only: list[str] | None) -> tuple[str, ...]:
     """The experiments that fit the model; InvalidConfig if one was named that does not."""
-    unfit = {
-        True: {"cost": "its three engines take steps in turn in one pool, and a slot of recurrent state stands "
-                       "where one of them left it"},
-        False: {"states": f"it is about recurrent layers, and {info.name} has none"},
-    }[info.states is not None]  # fmt: skip
+    if info.states is not None:
+        turns = "its three engines take steps in turn, and a slot of recurrent state stands where one left it"
+        unfit = {"cost": turns}
+    else:
+        unfit = {"states": f"it is about recurrent layers, and {info.name} has none"}
     for name in only or ():
         if name in unfit:
             raise InvalidConfig(f"--only {name} does not fit this model: {unfit[name]}; drop it")
