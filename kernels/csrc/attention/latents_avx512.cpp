@@ -1,5 +1,5 @@
-// bf16 latents under bf16 queries where there are AMX tiles: the sides of calls in which all query heads share
-// one row of a page, for keys and for values.
+// bf16 latents under bf16 queries where there are AMX tiles: the sides of calls in which all query heads
+// share one row of a page, for keys and for values.
 //
 //   queries  [rows / 16][dim / 32][16 pairs of dims][16 rows][2]
 //   V panel  [dim / 16][32 pairs of positions][16 dims][2]
@@ -15,7 +15,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kRows = 16;       // of a tile
+constexpr int kRows = 16;        // of a tile
 constexpr int kStepValues = 32;  // dims, or positions, that a tile multiplies
 constexpr int kTileValues = kRows * kStepValues;
 constexpr int kDistance = 2;  // blocks between what is loaded and what is asked for
@@ -55,7 +55,8 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
 
 size_t key_panel_bytes(int) { return 0; }
 
-void score(const PageLayout& layout, const Tile& tile, const void* queries, int num_rows, void*, float* scores) {
+void score(const PageLayout& layout, const Tile& tile, const void* queries, int num_rows, void*,
+           float* scores) {
   amx::KeyBlocks keys{{}, layout.k.row_bytes};
   uint32_t blocks = 0;
   const uint8_t* any = nullptr;
@@ -82,8 +83,8 @@ size_t value_panel_bytes(int dim, int num_rows) {
   return size_t(dim) * kTileTokens * 2 + weight_bytes(num_rows);
 }
 
-// Lane 4 c + k of vectors 2 j and 2 j + 1 is dim 32 j + 8 c + k, and 4 more. A block of which nothing is visible
-// becomes zeros where its half of the tile is multiplied.
+// Lane 4 c + k of vectors 2 j and 2 j + 1 is dim 32 j + 8 c + k, and 4 more. A block of which nothing is
+// visible becomes zeros where its half of the tile is multiplied.
 void load_values(const PageLayout& layout, const Tile& tile, uint32_t halves, __m512i* panel) {
   const int64_t row_bytes = layout.v.row_bytes;
   for (int b = 0; b < kBlocks; ++b) {

@@ -27,10 +27,10 @@ void turn(const float* products, int num_rows, float* scores) {
   }
 }
 
-// Two blocks under 32 rows: each of four tiles of products has a tile of keys and one of queries in common with
-// another.
-void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, const uint16_t* queries, int steps,
-               float* products) {
+// Two blocks under 32 rows: each of four tiles of products has a tile of keys and one of queries in common
+// with another.
+void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, const uint16_t* queries,
+               int steps, float* products) {
   const uint16_t* lower = queries + size_t(steps) * kTileValues;
   _tile_zero(0);
   _tile_zero(1);
@@ -118,7 +118,8 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
   for (int row = 0; row < num_rows; row += 2 * kTileRows) {
     const uint16_t* from = queries + size_t(row / kTileRows) * steps * kTileValues;
     float* to = scores + size_t(row) * kPositions;
-    const int upper = std::min(kTileRows, num_rows - row), lower = std::min(kTileRows, num_rows - row - upper);
+    const int upper = std::min(kTileRows, num_rows - row),
+              lower = std::min(kTileRows, num_rows - row - upper);
     if (lower <= 0) {
       score_four(keys, from, steps, products);
       for (int b = 0; b < 4; ++b)
@@ -142,7 +143,8 @@ void add_tile(const uint16_t* weights, const uint16_t* values, uint32_t halves, 
   const int64_t stride = width * int64_t(sizeof(float));
   Tiles tiles;
   for (int row = 0; row < num_rows; row += 2 * kTileRows) {
-    const int upper = std::min(kTileRows, num_rows - row), lower = std::min(kTileRows, num_rows - row - upper);
+    const int upper = std::min(kTileRows, num_rows - row),
+              lower = std::min(kTileRows, num_rows - row - upper);
     const uint16_t* from = weights + size_t(row) * kPositions;
     float* to = accumulators + row * width;
     tiles.configure(upper, std::max(lower, 0));

@@ -20,8 +20,8 @@ struct KeyBlocks {
 void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries, int steps, int num_rows,
                 float* scores);
 
-// accumulators[row][width] += weights[row][64] . values, in vectors of 16 floats: values [num_vectors][32 pairs]
-// [16][2]. `halves` says in which halves of the 64 positions there are any; `num_vectors` is even.
+// accumulators[row][width] += weights[row][64] . values, in vectors of 16 floats: values [num_vectors][32
+// pairs] [16][2]. `halves` says in which halves of the 64 positions there are any; `num_vectors` is even.
 void add_tile(const uint16_t* weights, const uint16_t* values, uint32_t halves, int num_vectors, int num_rows,
               int64_t width, float* accumulators);
 
