@@ -43,6 +43,8 @@ def load_extension() -> None:
 def require_extension() -> ModuleType:
     """The extension, or an explicit skip that says why there is none."""
     try:
+        import mlx.core  # noqa: F401  it loads libmlx, wherever that lies
+
         from octavo.kernels import _ext
     except ImportError as error:
         pytest.skip(f"the native CPU extension does not load: {error}", allow_module_level=True)
