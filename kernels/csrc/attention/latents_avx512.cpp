@@ -40,7 +40,7 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
       load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
       for (int d = 0; d < dim; d += 16)
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows[i] + d),
-                           (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(row + d)));
+                            (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(row + d)));
     }
     for (int step = 0; step < steps; ++step, to += kTileValues) {
       __m512i lines[16];
