@@ -37,6 +37,7 @@ CASES = {
     "long": Case(((2100, 1), (1500, 3))),
     "many heads": Case(((40, 1), (0, 9)), num_heads=48, latent=512, rotary=64),
     "odd dims": Case(((40, 1), (0, 9)), num_heads=6, latent=40, rotary=8, page_size=8),
+    "uneven tiles": Case(((40, 1), (17, 9), (90, 1)), num_heads=20, latent=96, rotary=32),
     "window": Case(((40, 1), (0, 30)), window=12),
 }
 

@@ -14,6 +14,8 @@ from metal_emulator import Count, Result
 from octavo.kernels import page_format
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.pool import MetalPool
 
 PAGES = ("k_codes", "k_scales", "v_codes", "v_scales")
@@ -55,12 +57,14 @@ def make_pool(
     tokens: int,
     heads: int = 1,
     value_dim: int | None = None,
+    in_place: bool = False,
 ) -> MetalPool:
     layer = LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=value_dim or head_dim)
     spec = PoolSpec(
         layers=(layer,), num_pages=-(-tokens // 16) + 1, page_size=16, k_format=name, v_format=name
     )
-    return emulator.backend().create_pool(spec)
+    kind = InPlacePool if in_place else MetalPool
+    return kind(spec, KernelLibrary(emulator.compile))
 
 
 def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
@@ -93,6 +97,7 @@ def check_bytes(
     subnormals: bool = True,
     limit: int | None = None,
     value_dim: int | None = None,
+    in_place: bool = False,
 ) -> None:
     """Store rows of every kind (``limit`` of them) as K, and in reverse (``value_dim`` of their values) as V:
     the definition's bytes."""
@@ -103,7 +108,7 @@ def check_bytes(
     rows = rows[np.random.default_rng(0).permutation(len(rows))][:limit]
     rows = np.concatenate([rows, corner_rows(head_dim)])
     values = np.ascontiguousarray(rows[::-1, :value_dim])
-    pool = make_pool(emulator, name, head_dim, tokens=len(rows), value_dim=value_dim)
+    pool = make_pool(emulator, name, head_dim, tokens=len(rows), value_dim=value_dim, in_place=in_place)
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
     pool.begin_step(one_sequence(slots, pool.spec.num_pages))
     pool.write(0, mx.array(rows[:, None]), mx.array(values[:, None]))

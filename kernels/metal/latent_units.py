@@ -36,7 +36,7 @@ class LatentConfig:
     of rotary keys.
 
     num_heads  query heads
-    ordered    inputs k_written and v_written order it after writes that MLX does not see
+    ordered    as of ``AttentionConfig``
     """
 
     layer: LayerSpec
@@ -128,8 +128,7 @@ class LatentConfig:
             ("v_scales", scales[1]),
             ("sinks", self.sinks and not split),  # of splits, sinks join at the end, once
             ("slopes", self.alibi),
-            ("k_written", self.ordered),
-            ("v_written", self.ordered),
+            ("after", self.ordered),
         )
         inputs = ("queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes")
         latent_bytes, rotary_bytes = self._tile_bytes(keys)
@@ -143,6 +142,7 @@ class LatentConfig:
             "SHARED_QUADS": max(latent_bytes + rotary_bytes, row_group) // 16,
             "UNUSED": "0xFFFFFFFFu",
             "SPLIT": int(split),
+            "ORDERED": int(self.ordered),
             "KEY_SCALES": "k_scales" if scales[0] else "nullptr",
             "VALUE_SCALES": "v_scales" if scales[1] else "nullptr",
         }
@@ -152,7 +152,7 @@ class LatentConfig:
             "latent",
             f"{self._suffix}{'_split' if split else ''}",
             inputs + tuple(name for name, on in optional if on),
-            ("partial", "stats") if split else ("out",),
+            (("partial", "stats") if split else ("out",)) + (("read",) if self.ordered else ()),
             macros,
             {"Keys": latents, "Values": rotary},
             ("rows", "attention", "tile"),

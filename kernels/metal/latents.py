@@ -13,7 +13,7 @@ import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
-from .attention import StoredPages, device_params, per_head
+from .attention import READ, Attended, StoredPages, device_params, per_head
 from .attention_units import REDUCE_SIMDGROUPS
 from .latent_units import LatentConfig
 from .launch import KernelLibrary, Launch, padded
@@ -140,7 +140,7 @@ class LatentAttention:
 
     def attend(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, options: AttendOptions
-    ) -> mx.array:
+    ) -> Attended:
         """queries [T, Hq, R] and rotary ones [T, Hq, P] -> [T, Hq, R] in the dtype of ``queries``."""
         step = self._begun()
         config = self._config(layer, queries, rotary, pages, options, tokens=step.metadata.num_tokens)
@@ -153,8 +153,11 @@ class LatentAttention:
                 inputs[name] = per_head(name, array, config.num_heads)
         route = self._route(step, config)
         plan, outs = route.plan, []
+        read: list[mx.array] = []
         if plan.parts:
-            partial, stats = self._split(config, inputs | {"items": route.split}, len(plan.split), plan.parts)
+            partial, stats, *read = self._split(
+                config, inputs | {"items": route.split}, len(plan.split), plan.parts
+            )
             joined = inputs | {"rows": route.joins, "partial": partial, "stats": stats}
             threads = 32 * REDUCE_SIMDGROUPS
             launch = Launch(
@@ -164,10 +167,14 @@ class LatentAttention:
             )
             outs += self._library.run(self._unit(config, "reduce"), joined, launch)
         if len(plan.whole):
+            inputs |= {"after": read[0]} if read else {}
             launch = _launch(config, len(plan.whole), ((len(plan.others), *queries.shape[1:]), queries.dtype))
-            outs += self._library.run(self._unit(config, "whole"), inputs | {"items": route.whole}, launch)
+            whole = inputs | {"items": route.whole}
+            out, *read = self._library.run(self._unit(config, "whole"), whole, launch)
+            outs.append(out)
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-        return out if route.order is None else out[route.order]
+        out = out if route.order is None else out[route.order]
+        return Attended(out, read[0] if read else None)
 
     def _config(
         self,
@@ -196,7 +203,7 @@ class LatentAttention:
             v_format=self._spec.v_format,
             sinks=options.sinks is not None,
             alibi=options.alibi_slopes is not None,
-            ordered=bool(pages.written),
+            ordered=pages.after is not None,
         )
 
     def _inputs(
@@ -250,4 +257,6 @@ class LatentAttention:
 def _launch(config: LatentConfig, items: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
     """One threadgroup per item."""
     threads = 32 * config.simdgroups
-    return Launch(grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=outputs)
+    return Launch(
+        grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=outputs + (READ,) * config.ordered
+    )

@@ -14,10 +14,11 @@ import pytest
 
 import tiny_models
 from attention_cases import build_metadata
-from latent_cases import CASES, MLA, Case, last_step, metadata, spec_of
+from latent_cases import CASES, MLA, Case, history, last_step, metadata, spec_of
 from metal_backend import Emulator, needs_compiler
 from metal_checks import check_bytes, pages_read
 from metal_emulator import FAST_MATH
+from metal_in_place import WritingDevice
 from metal_latents import LATENT_LIMIT, run_latents, worst_latents
 from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe
@@ -26,7 +27,9 @@ from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.model_ops import MLXOps
 from octavo.kernels import page_format
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
+from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.latents import ALL_TILES, plan_latents
+from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.units import METAL_FORMATS
 
 pytestmark = [needs_compiler, pytest.mark.timeout(300)]
@@ -88,6 +91,15 @@ def test_a_split_row_has_the_same_bits_in_any_batch() -> None:
     for i, row in ((0, 0), (1, 1)):
         work = [last_step(ALIKE)[i]]
         np.testing.assert_array_equal(ran.data.step(ran.pool, work, mx.float32)[0], ran.got[row])
+
+
+def test_pages_written_in_place_give_the_same_bits() -> None:
+    """A split row, one that is not, and a prompt: two launches, one after the other."""
+    device, wanted = WritingDevice(), run_latents(ALIKE, ("fp4", "bf16"))
+    pool = InPlacePool(spec_of(ALIKE, "fp4", "bf16"), KernelLibrary(device.compile))
+    wanted.data.write(pool, history(ALIKE), mx.float32)
+    np.testing.assert_array_equal(wanted.data.step(pool, last_step(ALIKE), mx.float32), wanted.got)
+    assert len(device.ran("latent")) == 2
 
 
 def test_sinks_and_slopes_join_the_logits() -> None:
