@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from core_harness import Harness
 from fakes import small_config
-from octavo.block_manager import FullAttention, KVGroupSpec, SlidingWindow
+from octavo.block_manager import BlockManager, FullAttention, KVGroupSpec, SlidingWindow
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.request import Request
 from octavo.engine.kv_store.rate import Rate
-from octavo.scheduler import Sequence, Status, Step
+from octavo.scheduler import Limits, NoConnector, Result, Scheduler, Sequence, Status, Step
 from oracle import alone
 from swapping import wait_for_disk
 
@@ -178,6 +178,46 @@ def test_samples_that_wait_for_a_prompt_take_the_place_of_one_that_is_aborted_on
     scheduler.abort(leader)
     first, *_, last = scheduler._roster.waiting
     assert (first, last) == (heir, behind)
+
+
+class Promises(NoConnector):
+    """Says that it brings pages, and brings none."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self._asking: list[Sequence] = []
+
+    @property
+    def has_news(self) -> bool:  # type: ignore[override]
+        return bool(self._asking)
+
+    def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
+        if token_s is None:  # it never ran
+            return False
+        self.num_asked += 1
+        self._asking.append(sequence)
+        return True
+
+    def poll(self) -> list[Sequence]:
+        asking, self._asking = self._asking, []
+        return asking
+
+
+def test_a_store_is_asked_once_for_each_time_that_one_gave_way() -> None:
+    connector = Promises()
+    scheduler = Scheduler(BlockManager(36, 4), Limits(32, 8), connector)
+    everyone = [Sequence(str(number), prompt(number), 70) for number in range(3)]
+    for sequence in everyone:
+        scheduler.add(sequence)
+    for _ in range(1000):
+        if not scheduler.has_work:
+            break
+        step = scheduler.plan()
+        if step is not None:
+            scheduler.commit(step, [Result(7)] * len(step.sampled()))
+            scheduler.observe(step, 0.01)
+    assert all(sequence.status is Status.FINISHED for sequence in everyone)
+    assert connector.num_asked == scheduler.num_preemptions > 0
 
 
 def test_without_a_prefix_cache_it_is_refused() -> None:
