@@ -15,6 +15,7 @@ from ..api.outputs import Delta, FinishReason
 from ..api.sampling_params import Speculate
 from ..api.stats import Gauges, Observer
 from ..api.store_counters import StoreCounts
+from ..api.swap_counters import SwapCounts
 from ..executor.base import ModelRunner, Pending, RunOutput
 from ..executor.batch import Batch, build_batch
 from ..executor.sampling.sampler import Sampled, SampleState
@@ -68,6 +69,7 @@ class EngineCore:
         *,
         transfer: PageTransfer,
         store_counts: Callable[[], StoreCounts] | None = None,
+        swap_counts: Callable[[], SwapCounts] | None = None,
         observer: Observer | None = None,
         speculate: Speculate = "off",
         draft_tokens: int = 8,
@@ -93,7 +95,7 @@ class EngineCore:
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
         self._said: list[Sample] = []  # that have ended, and whose drafting does not know it yet
-        self._store_counts = store_counts
+        self._store_counts, self._swap_counts = store_counts, swap_counts
         self.transfer = transfer
         self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
         self._tenants = TenantLoads(scheduler, clock)
@@ -380,6 +382,7 @@ class EngineCore:
             residual=self._blocks.residual_counts,
             states=self._blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
+            swap=self._swap_counts() if self._swap_counts is not None else None,
             prompt_token_s=self._scheduler.prompt_pace.token_s,
             prompt_miss_share=self._scheduler.prompt_pace.miss_share,
             tenants=self._tenants.measure(),
