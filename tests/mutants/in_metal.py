@@ -442,9 +442,12 @@ FP4 = (
         "  finite = simd_all(finite);\n    float top",
         "  float top",
     ),
-    Mutant("lanes past the row write", "format_fp4", " && lane * E < D) {\n      codes", ") {\n      codes"),
+    Mutant("lanes past the row write", "format_fp4", " && lane * E + w * here < D)", ")"),
     Mutant(
-        "a code's sign of negative zero lost", "format_fp4", "as_type<uint>(x[i]) >> 31", "uint(x[i] < 0.0f)"
+        "a code's sign of negative zero lost",
+        "format_fp4",
+        "as_type<uint>(x[w * here + i]) >> 31",
+        "uint(x[i] < 0.0f)",
     ),
 )
 
