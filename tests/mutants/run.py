@@ -77,6 +77,8 @@ ENGINE = {
     in_engine.OVERLAP: Suite(EVERY_ROOM, ("tests/unit/test_overlap.py",)),
     in_engine.DEVICE_STEP: Suite(EVERY_ROOM, ("tests/parity/test_steps_in_flight.py",)),
     in_engine.DEVICE_SAMPLING: Suite(EVERY_ROOM, ("tests/parity/test_device_sampling.py",)),
+    in_engine.STATES: Suite(EVERY_ROOM, ("tests/unit/test_recurrent_states.py",)),
+    in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/parity/test_recurrent_speculation.py",)),
     in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
 }
 
