@@ -1,0 +1,28 @@
+"""What several files of tests of the engine run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from octavo.engine.speculation import drafting
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays or not."""
+
+    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
+        assert 0 <= hold <= 1
+        assert cost >= 0
+        assert others >= 0
+        return most
+
+    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
