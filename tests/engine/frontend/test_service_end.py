@@ -68,7 +68,7 @@ async def test_an_engine_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
     async with running(gate=gate) as (engine, _, _):
         stream = engine.generate([1], SamplingParams(max_tokens=5))
         first = asyncio.create_task(anext(stream))
-        await until(lambda: engine._thread is not None and len(engine._open.streams()) == 1)
+        await until(lambda: gate.is_waiting)
         await asyncio.wait_for(engine.stop(), 20)
         with pytest.raises(EngineStopping, match="was stopped"):
             await first
