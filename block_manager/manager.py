@@ -277,15 +277,18 @@ class BlockManager:
         if self._states is not None and not self._states.has_room(table):
             return False
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
+        for group in self._windowed:
+            group.free_out_of_window(table)
         short: list[tuple[KVGroup, GroupPageTable, int]] = []  # of pages, and how many there should be
         for group, part in zip(self._groups, table.parts, strict=True):
-            group.free_out_of_window(table)
             goal = group.spec.table_pages(table, num_tokens, max_chunk=self.max_chunk)
-            if goal - len(part.pages) > group.pool.num_idle:
+            missing = goal - len(part.pages)
+            if missing <= 0:
+                continue
+            if not group.pool.has_idle(missing):
                 table.reserved_ahead = before
                 return False
-            if goal > len(part.pages):
-                short.append((group, part, goal))
+            short.append((group, part, goal))
         for group, part, goal in short:
             group.extend(part, goal)
         table.update_capacity()
@@ -304,6 +307,17 @@ class BlockManager:
         if self._states is not None and self.prefix_cache:
             self._states.plan_snapshots(table, start, stop, num_known=num_known)
 
+    def num_draftable(self, num_running: int) -> int | None:
+        """Return how many drafts a step of so many sequences may have, as far as that depends on slots for
+        states; None: any number."""
+        return None if self._states is None else self._states.num_draftable(num_running)
+
+    def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
+        """Prepare for ``count`` drafts behind position ``stop``, as ``num_draftable`` allows; the next
+        ``commit`` says how many held."""
+        if self._states is not None and count:
+            self._states.plan_drafts(table, stop, count)
+
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
 
@@ -313,6 +327,8 @@ class BlockManager:
         before, page_size = table.num_written, self.page_size
         assert before <= num_written <= table.capacity, "written where no page is reserved"
         table.num_written = num_written
+        if self._states is not None:
+            self._states.accept(table)
         if num_written - before <= num_written % page_size:
             return  # no page is full now that was not: most rows of most steps
         first, last = before // page_size, num_written // page_size

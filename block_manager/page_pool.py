@@ -41,6 +41,10 @@ class PagePool:
     def num_idle(self) -> int:
         return len(self._empty) + len(self._cached)
 
+    def has_idle(self, num_pages: int) -> bool:
+        """Whether at least so many pages are idle."""
+        return num_pages <= len(self._empty) or num_pages <= self.num_idle
+
     @property
     def num_idle_empty(self) -> int:
         return len(self._empty)
@@ -65,7 +69,7 @@ class PagePool:
 
     def allocate(self, num_pages: int) -> list[PageId] | None:
         """Hand out private pages with undefined contents; None, and no change, if too few are idle."""
-        if num_pages > self.num_idle:
+        if not self.has_idle(num_pages):
             return None
         empty, ref_counts = self._empty, self._ref_counts
         split = max(len(empty) - num_pages, 0)

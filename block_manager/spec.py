@@ -295,6 +295,11 @@ class RecurrentState:
             )
 
     @property
+    def max_drafted(self) -> int:
+        """Slots that states after drafts may have in one step: what is cached keeps the others."""
+        return (self.num_running or self.num_slots) // 2
+
+    @property
     def nbytes(self) -> int:
         """Of the whole pool."""
         if not self.num_running:

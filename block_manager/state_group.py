@@ -30,6 +30,7 @@ class StateGroup:
         self._order = SnapshotOrder()
         self.pool = SlotPool(spec.num_slots, self._order, num_running=spec.num_running, clock=clock)
         self._num_staged = 0  # planned snapshots of states that a step only passes
+        self._num_drafted = 0  # slots of states after drafts
         self._page_size = page_size
         self._num_hits: Counter[PageId] = Counter()  # of published snapshots: sequences that went on from it
 
@@ -117,6 +118,36 @@ class StateGroup:
             slot = self.pool.take(to_run=False)
             state.planned.append(PlannedSnapshot(position, slot, page == state.junction, is_staged))
 
+    def num_draftable(self, num_running: int) -> int:
+        """Return how many drafts a step can have beside so many sequences: a slot for each, beside one that
+        every sequence may need for a snapshot."""
+        idle = self.pool.num_idle_to_run - (0 if self.spec.num_running else num_running)
+        return max(0, min(idle, self.spec.max_drafted - self._num_drafted))
+
+    def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
+        """Take slots for the states of a table after position ``stop`` and all but the last of ``count``
+        drafts behind it: whatever is the last that holds, its state is there."""
+        state = _state(table)
+        assert not state.drafted, "the last step's drafts have not been committed"
+        state.drafted = [(stop + index, self.pool.take(to_run=True)) for index in range(count)]
+        self._num_drafted += count
+
+    def accept(self, table: PageTable) -> None:
+        """Let the running slot be the one that stands after the positions that are written, and give those of
+        other drafts back."""
+        state = _state(table)
+        if not state.drafted:
+            return
+        running = state.running
+        for position, slot in state.drafted:
+            if position == table.num_written:
+                running, slot = slot, running  # noqa: PLW2901
+            assert slot is not None, "drafts were computed without a slot"
+            self._release([slot])
+        self._num_drafted -= len(state.drafted)
+        state.running, state.drafted = running, []
+        self._drop_planned(state, behind=table.num_written)  # of a page that a wrong draft would have filled
+
     def commit(self, table: PageTable) -> None:
         """Publish the snapshots of a step that was computed; digests of its full pages are known."""
         state = _state(table)
@@ -161,13 +192,15 @@ class StateGroup:
         state = _state(table)
         self._drop_planned(state)
         self._release([slot for slot in (state.found, state.running) if slot is not None])
-        state.found = state.running = None
+        self._release([slot for _, slot in state.drafted])
+        self._num_drafted -= len(state.drafted)
+        state.found, state.running, state.drafted = None, None, []
 
     def held(self, table: PageTable) -> list[PageId]:
         """Return the slots that a table holds."""
         state = _state(table)
         one = [slot for slot in (state.running, state.found) if slot is not None]
-        return one + [planned.slot for planned in state.planned]
+        return one + [planned.slot for planned in state.planned] + [slot for _, slot in state.drafted]
 
     def check(self, tables: abc.Iterable[PageTable], copies: abc.Iterable[PageCopy]) -> None:
         """Raise AssertionError unless every slot is idle, or held as often as tables and copies name it, and
@@ -179,15 +212,17 @@ class StateGroup:
             assert self.pool.ref_count(slot) == held[slot], f"slot {slot} is not held {held[slot]} times"
         running = Counter(state.running for state in map(_state, tables) if state.running is not None)
         assert all(count == 1 for count in running.values()), "two tables write one slot"
-        written = [*running, *(p.slot for table in tables for p in _state(table).planned)]
+        drafted = [slot for table in tables for _, slot in _state(table).drafted]
+        written = [*running, *drafted, *(p.slot for table in tables for p in _state(table).planned)]
         assert len(set(written)) == len(written), "a slot is written twice in a step"
         assert not any(map(self.pool.is_published, written)), "a slot can be found and is still written"
         staged = sum(planned.is_staged for table in tables for planned in _state(table).planned)
         assert self._num_staged == staged <= self.spec.num_staged, "staged snapshots are miscounted"
+        assert self._num_drafted == len(drafted) <= self.spec.max_drafted, "states of drafts are miscounted"
         if first := self.spec.num_running:
             found = map(self.pool.is_published, map(PageId, range(first)))
             assert not any(found), "a running slot can be found"
-            assert all(slot < first for slot in running), "a snapshot runs"
+            assert all(slot < first for slot in [*running, *drafted]), "a snapshot runs"
         for table in tables:
             assert (
                 table.num_written == 0 or _state(table).running is not None or _state(table).found is not None
@@ -200,10 +235,11 @@ class StateGroup:
     def _release(self, slots: abc.Sequence[PageId]) -> None:
         self.pool.decref(slots)
 
-    def _drop_planned(self, state: TableState) -> None:
-        self._num_staged -= sum(planned.is_staged for planned in state.planned)
-        self._release([planned.slot for planned in state.planned])
-        state.planned = []
+    def _drop_planned(self, state: TableState, *, behind: int = 0) -> None:
+        dropped = [planned for planned in state.planned if planned.position > behind]
+        self._num_staged -= sum(planned.is_staged for planned in dropped)
+        self._release([planned.slot for planned in dropped])
+        state.planned = [planned for planned in state.planned if planned.position <= behind]
 
     def _step_down(self, state: TableState) -> None:
         """There is a longer snapshot of this sequence: its last one is of no more use unless somebody else

@@ -75,6 +75,8 @@ class TableState:
     origin     that snapshot afterwards, not held
     junction   pages that were found beyond the snapshot: the sequence takes one there
     planned    snapshots of the step that is being computed
+    drafted    slots for the states that step passes after its last known token and after every draft but the
+               last, with the number of tokens each stands after
     tail       its last published snapshot, and its digest; not held
     """
 
@@ -83,6 +85,7 @@ class TableState:
     origin: PageId | None = None
     junction: int = 0
     planned: list[PlannedSnapshot] = field(default_factory=list)
+    drafted: list[tuple[int, PageId]] = field(default_factory=list)
     tail: PageId | None = None
     tail_digest: Digest = Digest(b"")
 

@@ -15,7 +15,8 @@ from .reference.backend import ReferenceBackend
 from .verify.selftest import first_failure
 
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
-"""Set to 1, Metal kernels write pages in place, where a self-test shows that the device allows it."""
+"""0: Metal kernels do not write pages in place. Else they do, where a self-test shows that the device
+allows it."""
 
 ABI_VERSION = 3
 """Of the native extension's interface; csrc/module.cpp has the other one."""
@@ -91,17 +92,21 @@ def _choose_metal(*, asked_for: bool) -> Choice:
     """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
     from .metal.backend import MetalBackend
 
+    if (asked := os.environ.get(IN_PLACE_VARIABLE, "1")) not in ("0", "1"):
+        raise ValueError(
+            f"{IN_PLACE_VARIABLE} must be 0 or 1, got {asked!r}; leave it out to have a self-test decide"
+        )
     backend = MetalBackend()
-    failure = None if asked_for else first_failure(backend)
+    in_place = f"; {backend.try_in_place()}" if asked == "1" else ""
+    # What passed in place was right: the other way of writing is checked where it is the one that serves.
+    failure = None if asked_for or backend.writes_in_place else first_failure(backend)
     if failure is None:
         reason = (
             "Metal kernels, as asked for: `octavo doctor --backend metal` checks them"
             if asked_for
             else "Metal kernels, right on a short self-test on this device"
         )
-        if os.environ.get(IN_PLACE_VARIABLE) == "1":
-            reason += f"; {backend.try_in_place()}"
-        return Choice(backend, reason)
+        return Choice(backend, reason + in_place)
     return Choice(
         ReferenceBackend(),
         f"plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "

@@ -76,8 +76,7 @@ class AttendOptions:
                   stored as V are rotary keys. Their dot products with these queries, which come scaled,
                   join the scaled logits; the result is [T, Hq, D]. No softcap with it
 
-    No architecture of mlx-lm that is served passes ``alibi_slopes`` or ``mask``: they are for callers of
-    the kernels.
+    No architecture of mlx-lm that is served passes ``alibi_slopes``: it is for callers of the kernels.
     """
 
     scale: float

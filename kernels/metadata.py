@@ -35,7 +35,7 @@ class StateMetadata:
 
     slots      [B]     the slot of each sequence: its state before the step, and after it
     snapshots  [C, 3]  sequence of the step, position, slot that gets a copy of the state after that many
-                       tokens
+                       tokens. A state may be copied to several
     """
 
     slots: Ints

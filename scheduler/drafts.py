@@ -36,17 +36,17 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
     """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool; return
     whether any may have been added.
 
-    None, where there are recurrent states. Nobody is preempted for a draft. Where the budget is short,
-    everyone gets about as much. Their number in all is one of ``NUM_ROWS``, unless pages are short.
+    Nobody is preempted for a draft. Where the budget is short, or slots for recurrent states are, everyone
+    gets about as much. Their number in all is one of ``NUM_ROWS``, unless pages are short.
     """
-    if blocks.states is not None:  # a recurrent state that has seen a wrong token cannot be rolled back
-        return False
-    places = [index for index, item in enumerate(work) if item.sequence.drafts and _decodes(item)]
+    places = [index for index, item in enumerate(work) if item[0].drafts and _decodes(item)]
     if not places:
         return False
     granted: list[int] = []
+    slots = blocks.num_draftable(len(work))
     for number, index in enumerate(places):
-        sequence, share = work[index].sequence, -(-budget.left // (len(places) - number))
+        left = budget.left if slots is None else min(budget.left, slots - sum(granted))
+        sequence, share = work[index].sequence, -(-left // (len(places) - number))
         wanted = min(len(sequence.drafts), _tokens_left(sequence) - 1, share)
         granted.append(budget.grant_drafts(sequence, wanted))
         budget.spend_drafts(sequence, granted[-1])
@@ -54,6 +54,8 @@ def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> 
         item = work[index]
         count = _reserve(item, wanted, blocks)
         if count > 0:
+            assert item.sequence.table is not None
+            blocks.plan_drafts(item.sequence.table, item.stop, count)
             work[index] = item._replace(drafts=item.sequence.drafts[:count])
     return True
 

@@ -181,9 +181,12 @@ class Scheduler:
             return None
         roster = self._roster
         if self.blocks.takes_snapshots:
-            for sequence, start, stop, *_ in work:
+            for item in work:
+                sequence, drafts = item.sequence, len(item.drafts)
                 assert sequence.table is not None
-                self.blocks.plan_snapshots(sequence.table, start, stop, num_known=len(sequence.tokens))
+                self.blocks.plan_snapshots(
+                    sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
+                )
         copies, roster.copies = tuple(roster.copies), []
         shape = predicted_s = None
         if self._latency is not None and decodes is not None:
@@ -199,7 +202,7 @@ class Scheduler:
         (before,) = self._planned
         if (
             not isinstance(self._connector, NoConnector)  # which reads and writes pages between steps
-            or self.blocks.states is not None  # a recurrent state cannot be rolled back
+            or self.blocks.states is not None  # a recurrent state has no place ahead
             or self._roster.copies
             or self._may_admit()
         ):
@@ -236,32 +239,32 @@ class Scheduler:
         index = 0
         for item in step.work:
             sequence, _, stop, samples, siblings, drafts = item
-            first, index = index, index + samples
             table = sequence.table
             if siblings:
-                index += len(siblings)
+                first, index = index, index + samples + len(siblings)
                 groups.append((item, results[first:index]))
-            elif sequence.status is not running or table is None:  # aborted while it was computed
                 continue
-            elif not samples:
-                commit_pages(table, sequence.tokens, stop)
-            elif results[first].void:
+            if not samples:
+                if table is not None and sequence.status is running:
+                    commit_pages(table, sequence.tokens, stop)
                 continue
-            else:
-                token, finished, more, _ = results[first]
-                if token is None:
-                    ended.append(sequence)
-                    continue
-                tokens = sequence.tokens
-                tokens.append(token)
-                if more:
-                    tokens += more
-                    stop += len(more)
-                commit_pages(table, tokens, stop)
-                if drafts and len(more) < len(drafts):
-                    drop_rejected(table, self.blocks)
-                if finished or len(tokens) - sequence.num_prompt >= sequence.max_tokens:
-                    ended.append(sequence)
+            token, finished, more, void = results[index]
+            index += 1
+            if void or table is None or sequence.status is not running:  # aborted while it was computed
+                continue
+            if token is None:
+                ended.append(sequence)
+                continue
+            tokens = sequence.tokens
+            tokens.append(token)
+            if more:
+                tokens += more
+                stop += len(more)
+            commit_pages(table, tokens, stop)
+            if drafts and len(more) < len(drafts):
+                drop_rejected(table, self.blocks)
+            if finished or len(tokens) - sequence.num_prompt >= sequence.max_tokens:
+                ended.append(sequence)
         assert index == len(results), f"{len(results)} results for {index} samples"
         if ended:
             self._refused = None  # what they would have grown by is free, even if they shared all they had

@@ -123,13 +123,17 @@ def run_step(
 def write_in_place(
     library: KernelLibrary, formats: tuple[str, str], layer: LayerSpec, dtype: mx.Dtype
 ) -> None:
-    """Launch the kernels that only a pool written in place has: write and copy."""
+    """Launch the kernels that only a pool written in place has: write, copy, and attention in their order."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool, metadata = InPlacePool(spec, library), mixed_step()
     pool.copy_pages([(22, 23)])
     pool.begin_step(metadata)
     rows = (metadata.num_tokens, layer.num_kv_heads)
     pool.write(0, mx.zeros((*rows, layer.head_dim), dtype), mx.zeros((*rows, layer.value_dim), dtype))
+    for step in (metadata, short_step()):
+        pool.begin_step(step)
+        queries = mx.zeros((step.num_tokens, 2 * layer.num_kv_heads, layer.head_dim), dtype)
+        pool.attend(0, queries, AttendOptions(scale=0.1))
 
 
 def record_all() -> dict[str, str]:

@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from octavo.kernels.backends import native_instructions
@@ -59,6 +62,8 @@ def compare_levels(args: argparse.Namespace) -> dict[str, Any]:
     _print_findings(f"more than {PER_BYTE:g} times the reference's time for a byte", dear)
     return {
         "bench": "kernels-compare-isa",
+        **_origin(),
+        "quick": args.quick,
         "levels": list(levels),
         "rounds": args.rounds,
         "cases": {
@@ -129,10 +134,37 @@ def find_dear(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
                 yield {"level": level, "than": than, **case._asdict(), "ratio": ratio}
 
 
+def _origin() -> dict[str, str | None]:
+    """Where and when this was measured: what a benchmark file says beside its figures."""
+    return {"machine": machine_name(), "date": date.today().isoformat(), "commit": commit_of_checkout()}
+
+
+def machine_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor as Linux names it (elsewhere its architecture), and how many of its CPUs there are."""
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs"
+
+
+def commit_of_checkout() -> str | None:
+    """Of the checkout that this file lies in, with "+" if it was changed since; None outside of one."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--exclude=*", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
 def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
     """One run of the benchmark, in a process at that level."""
     flags = {
-        "--contexts": _joined(args.contexts),
+        "--contexts": args.contexts and _joined(args.contexts),
         "--formats": _joined(args.formats),
         "--weights": _joined(args.weights),
         "--chunk": args.chunk,
@@ -140,7 +172,8 @@ def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
         "--threads": args.threads,
         "--rows": args.rows and _joined(args.rows),
     }
-    given = [str(part) for flag, value in flags.items() if value is not None for part in (flag, value)]
+    given = ["--quick"] if args.quick else []
+    given += [str(part) for flag, value in flags.items() if value is not None for part in (flag, value)]
     done = subprocess.run(
         [sys.executable, "-m", "octavo.engine.cli", "bench", "kernels", "--backend", "cpu", "--json", *given],
         env=os.environ | {"OCTAVO_CPU_ISA": level},

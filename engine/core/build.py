@@ -67,11 +67,10 @@ def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Token
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
     try:
-        if drafter.info.states is not None or runner.info.states is not None:
-            name = drafter.info.name if drafter.info.states is not None else runner.info.name
+        if drafter.info.states is not None:
             raise InvalidConfig(
-                f"speculate={config.speculate!r} needs states that can be rolled back, and those of {name}'s "
-                "recurrent layers cannot; choose a model without"
+                f"draft model {config.draft_model} cannot guess: its states are not rolled back, as "
+                f"{drafter.info.architecture}'s recurrent layers would need; choose one without such layers"
             )
         difference = tokenizer.difference(load_tokenizer(drafter.info.path))
         if difference is not None:
@@ -115,11 +114,6 @@ def assemble(
         )
     except ValueError as error:  # pins that leave no room in a pool of this size
         raise InvalidConfig(str(error)) from error
-    if info.states is not None and config.speculate != "off":
-        raise InvalidConfig(
-            f"speculate={config.speculate!r} needs states that can be rolled back, and those of "
-            f"{info.architecture}'s recurrent layers cannot; leave it out for this model"
-        )
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,

@@ -162,6 +162,7 @@ def _states(work: tuple[Work, ...]) -> StateMetadata | None:
         assert state.running is not None, "a sequence was planned without a slot"
         slots.append(state.running)
         snapshots += [(index, planned.position, planned.slot) for planned in state.planned]
+        snapshots += [(index, position, slot) for position, slot in state.drafted]
     return StateMetadata(
         slots=np.array(slots, np.int32), snapshots=np.array(snapshots, np.int32).reshape(-1, 3)
     )

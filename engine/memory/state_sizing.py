@@ -9,6 +9,7 @@ from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
 MIN_SLOTS = 2  # one that runs, and a snapshot
+NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts hardly pay
 NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
 
 
@@ -23,8 +24,9 @@ def plan_states(
     """The slots of a model whose state takes ``slot_bytes`` per sequence; None if it has none.
 
     ``state_memory`` decides if given. Otherwise: a slot for each running sequence and as many for
-    snapshots, within half of ``kv_memory``, or of what stands for it. Where a slot is no bigger than a page
-    (``page_bytes``), every page of the pool may have one. InvalidConfig if there is no room for two.
+    snapshots, and with ``speculate`` some for drafts, within half of ``kv_memory``, or of what stands for
+    it. Where a slot is no bigger than a page (``page_bytes``), every page of the pool may have one.
+    InvalidConfig if there is no room for two.
 
     snapshot_bytes   of one that is kept compressed (None: as it is). Where every page may have one, none is
     """
@@ -37,9 +39,10 @@ def plan_states(
         wanted = budget // slot_bytes
     else:
         budget, source = budget // 2, "half of the memory for K/V and states"
-        wanted = 2 * config.max_running
+        wanted = 2 * config.max_running + _num_drafts(config)
         if every_page:
-            wanted = max(wanted, config.max_running + (config.num_pages or budget // page_bytes))
+            pages = config.num_pages or budget // page_bytes
+            wanted = max(wanted, config.max_running + pages + _num_drafts(config))
     if snapshot_bytes is None or snapshot_bytes >= slot_bytes or every_page:
         num_slots = min(wanted, budget // slot_bytes)
         states = RecurrentState(num_slots=max(num_slots, 1), slot_bytes=slot_bytes, every_page=every_page)
@@ -61,12 +64,13 @@ def plan_states(
 
 
 def _compressed(config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budget: int) -> RecurrentState:
-    """A slot for each running sequence, within half of the bytes; what is left is for snapshots, but no
-    more bytes than those if nothing was said."""
-    num_running = max(1, min(config.max_running, budget // (2 * slot_bytes) - NUM_STAGED))
+    """A slot for each running sequence, and those for drafts, within half of the bytes; what is left is for
+    snapshots, but no more bytes than running sequences have if nothing was said."""
+    wanted = config.max_running + _num_drafts(config)
+    num_running = max(1, min(wanted, budget // (2 * slot_bytes) - NUM_STAGED))
     left = budget - (num_running + NUM_STAGED) * slot_bytes
     if config.state_memory is None:
-        left = min(left, num_running * slot_bytes)
+        left = min(left, min(num_running, config.max_running) * slot_bytes)
     return RecurrentState(
         num_slots=num_running + max(left // snapshot_bytes, 1),
         slot_bytes=slot_bytes,
@@ -74,3 +78,8 @@ def _compressed(config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budg
         num_staged=NUM_STAGED,
         snapshot_bytes=snapshot_bytes,
     )
+
+
+def _num_drafts(config: EngineConfig) -> int:
+    """Slots for states after drafts, which a step passes."""
+    return 0 if config.speculate == "off" else config.draft_tokens * min(config.max_running, NUM_DRAFTING)

@@ -7,6 +7,7 @@ hidden 1024, intermediate 3072.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy as np
 from .. import page_format
 from ..interface import AttendOptions, AttentionBackend, KVPool, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, GroupMetadata, Ints
-from .roofline import best_seconds
+from .roofline import Clock, best_seconds
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
 MATRICES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # qkv, o, gate and up, down
@@ -27,6 +28,22 @@ FILL_TOKENS = 256
 
 
 Multiply = Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How to time: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``."""
+
+    working_set: int = WORKING_SET
+    repeats: int = 3
+    clock: Clock = time.perf_counter
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        return best_seconds(run, repeats=self.repeats, clock=self.clock)
+
+
+QUICK = Timing(working_set=32 * 1024**2, repeats=5, clock=time.process_time)
+"""Of kernels on one thread: a few seconds a format, and other programs hardly count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +88,19 @@ class LinearTiming:
 
 
 def time_attention(
-    backend: AttentionBackend, name: str, *, context: int, chunk: int, page_size: int
+    backend: AttentionBackend,
+    name: str,
+    *,
+    context: int,
+    chunk: int,
+    page_size: int,
+    timing: Timing = Timing(),
 ) -> Iterator[AttentionTiming]:
     """Decode steps over ``context`` positions, a chunk of ``chunk`` rows at their end, and a write."""
     sequences = max(1, min(MAX_SEQUENCES, DECODE_POSITIONS // context))
     pages = -(-context // page_size)
     row_bytes = 2 * KV_HEADS * page_format(name).row_bytes(HEAD_DIM)
-    num_layers = max(1, min(64, WORKING_SET // (sequences * context * row_bytes)))
+    num_layers = max(1, min(64, timing.working_set // (sequences * context * row_bytes)))
     layer = LayerSpec(num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, value_dim=HEAD_DIM)
     pool = backend.create_pool(
         PoolSpec(
@@ -94,26 +117,30 @@ def time_attention(
     _fill(pool)
     pair_flops = 4.0 * QUERY_HEADS * HEAD_DIM  # of one query row and one position it sees
     seen = sequences * context
-    seconds = _attend_seconds(pool, _step(tables, context, 1, page_size))
+    seconds = _attend_seconds(pool, _step(tables, context, 1, page_size), timing)
     yield AttentionTiming("decode", name, context, sequences, seconds, seen * row_bytes, seen * pair_flops)
     rows = min(chunk, context)
     step = _step(tables[:1], context, rows, page_size)
     seen = rows * context - rows * (rows - 1) // 2
-    seconds = _attend_seconds(pool, step)
+    seconds = _attend_seconds(pool, step, timing)
     yield AttentionTiming("chunk", name, context, 1, seconds, context * row_bytes, seen * pair_flops)
-    yield AttentionTiming("write", name, context, 1, _write_seconds(pool, step), rows * row_bytes, 0.0)
+    yield AttentionTiming(
+        "write", name, context, 1, _write_seconds(pool, step, timing), rows * row_bytes, 0.0
+    )
 
 
-def time_linear(rows: tuple[int, ...], weights: Sequence[str], *, native: bool) -> Iterator[LinearTiming]:
+def time_linear(
+    rows: tuple[int, ...], weights: Sequence[str], *, native: bool, timing: Timing = Timing()
+) -> Iterator[LinearTiming]:
     """Layers of the WEIGHT_KINDS named; MLX's own operations unless ``native``."""
     for name in weights:
-        layers, layer_bytes = _layers(WEIGHT_KINDS[name], native=native)
+        layers, layer_bytes = _layers(WEIGHT_KINDS[name], timing.working_set, native=native)
         parameters = sum(outputs * inputs for outputs, inputs in MATRICES)
         for count in rows:
             xs = [mx.random.normal((count, inputs)).astype(mx.bfloat16) for _, inputs in MATRICES]
             mx.eval(xs)
             used = layers if count < 128 else layers[:2]  # these are bound by arithmetic
-            seconds = best_seconds(functools.partial(_multiply_all, used, xs), repeats=3) / len(used)
+            seconds = timing.seconds(functools.partial(_multiply_all, used, xs)) / len(used)
             yield LinearTiming(name, count, seconds, layer_bytes, 2.0 * parameters * count)
 
 
@@ -145,7 +172,7 @@ def _step(tables: Ints, context: int, rows: int, page_size: int) -> AttentionMet
     )
 
 
-def _attend_seconds(pool: KVPool, step: AttentionMetadata) -> float:
+def _attend_seconds(pool: KVPool, step: AttentionMetadata, timing: Timing) -> float:
     """Of one layer: a pass goes through all of them, as a model does."""
     queries = mx.random.normal((step.num_tokens, QUERY_HEADS, HEAD_DIM)).astype(mx.bfloat16)
     layers = range(len(pool.spec.layers) if step.num_tokens == step.num_sequences else 1)
@@ -155,10 +182,10 @@ def _attend_seconds(pool: KVPool, step: AttentionMetadata) -> float:
     def attend() -> None:
         mx.eval([pool.attend(layer, queries, AttendOptions(scale=HEAD_DIM**-0.5)) for layer in layers])
 
-    return best_seconds(attend, repeats=3) / len(layers)
+    return timing.seconds(attend) / len(layers)
 
 
-def _write_seconds(pool: KVPool, step: AttentionMetadata) -> float:
+def _write_seconds(pool: KVPool, step: AttentionMetadata, timing: Timing) -> float:
     rows = mx.random.normal((step.num_tokens, KV_HEADS, HEAD_DIM)).astype(mx.bfloat16)
     mx.eval(rows)
 
@@ -167,21 +194,21 @@ def _write_seconds(pool: KVPool, step: AttentionMetadata) -> float:
         pool.write(0, rows, rows)
         mx.eval(*pool.pending())
 
-    return best_seconds(write, repeats=3)
+    return timing.seconds(write)
 
 
 def _multiply_all(layers: list[list[Multiply]], xs: list[mx.array]) -> None:
     mx.eval([multiply(x) for layer in layers for multiply, x in zip(layer, xs, strict=True)])
 
 
-def _layers(kind: WeightKind | None, *, native: bool) -> tuple[list[list[Multiply]], int]:
+def _layers(kind: WeightKind | None, working_set: int, *, native: bool) -> tuple[list[list[Multiply]], int]:
     """Copies of a layer's matrices, enough of them to fill the working set, and bytes of one."""
     mx.random.seed(0)
     dense = [mx.random.normal((outputs, inputs)).astype(mx.bfloat16) for outputs, inputs in MATRICES]
     parts = [(weight,) if kind is None else _quantized(weight, kind) for weight in dense]
     mx.eval(parts)
     layer_bytes = sum(part.nbytes for matrix in parts for part in matrix)
-    count = max(1, WORKING_SET // layer_bytes) if native else 1
+    count = max(1, working_set // layer_bytes) if native else 1
     return [[_multiply(matrix, kind, native=native) for matrix in parts] for _ in range(count)], layer_bytes
 
 

@@ -26,16 +26,17 @@ from .plan import (
 from .units import MIN_ELEMENTS, Unit
 
 _LOG2_E = 1.4426950408889634
+READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and type of ``Attended.read``
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``written`` is what the writers
-    of K and of V made, where only that orders the reads after the writes."""
+    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``after`` is what the last kernel on
+    them made, where only that orders reads after writes."""
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
-    written: tuple[mx.array, ...] = ()
+    after: mx.array | None = None
 
     def inputs(self) -> dict[str, mx.array]:
         names = ("codes", "scales")
@@ -43,7 +44,7 @@ class StoredPages:
             f"{letter}_{name}": array
             for letter, arrays in (("k", self.keys), ("v", self.values))
             for name, array in zip(names, arrays, strict=False)
-        } | dict(zip(("k_written", "v_written"), self.written, strict=False))
+        } | ({} if self.after is None else {"after": self.after})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +70,21 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]: top, the sum of weights, -, -."""
+    """values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]: top, the sum of weights, -, -.
+    ``read``: as of ``Attended``."""
 
     values: mx.array
     stats: mx.array
+    read: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """out [T, Hq, Dv]; ``read`` is what later writes of the pages must wait for, where pages have an
+    ``after``."""
+
+    out: mx.array
+    read: mx.array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +126,7 @@ class PagedAttention:
         queries: mx.array,
         pages: StoredPages,
         options: AttendOptions,
-    ) -> mx.array:
+    ) -> Attended:
         """queries [T, Hq, D] -> [T, Hq, Dv] in their dtype; no mask."""
         sinks, slopes = options.sinks, options.alibi_slopes
         step, spec = self._begun, self._spec.layers[layer]
@@ -133,7 +145,7 @@ class PagedAttention:
             sinks=sinks is not None,
             softcap=options.softcap is not None,
             alibi=slopes is not None,
-            ordered=bool(pages.written),
+            ordered=pages.after is not None,
         )
         inputs = pages.inputs() | {
             "queries": queries,
@@ -145,12 +157,16 @@ class PagedAttention:
             if array is not None:
                 inputs[name] = _per_head(name, array, num_heads)
         routes = self._routes(spec, config.chunk_tokens)
-        outs = [
-            *self._decode(config, routes, inputs),
-            *self._chunks(config, routes, inputs),
-        ]
+        outs = []
+        if len(routes.decode.items):
+            out, read = self._decode(config, routes, inputs)
+            inputs |= {} if read is None else {"after": read}
+            outs.append(out)
+        if len(routes.chunks.tiles):
+            out, read = self._chunks(config, routes, inputs)
+            outs.append(out)
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-        return out if routes.order is None else out[routes.order]
+        return Attended(out if routes.order is None else out[routes.order], read)
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
         """Attention of each of ``parts`` to the keys of its tiles, not normalized, V still rotated. Every
@@ -166,7 +182,7 @@ class PagedAttention:
             sinks=False,
             softcap=parts.softcap is not None,
             alibi=False,
-            ordered=bool(pages.written),
+            ordered=pages.after is not None,
         )
         inputs = pages.inputs() | {
             "queries": queries,
@@ -175,10 +191,12 @@ class PagedAttention:
             "params": self._device_params(parts.scale, parts.softcap),
         }
         if parts.tiled is None:
-            return Partials(*self._split(config, inputs | {"items": parts.items}, parts.count))
+            values, stats, *read = self._split(config, inputs | {"items": parts.items}, parts.count)
+            return Partials(values, stats, _made(read))
         launch = _chunk_launch(config, parts.count, *_part_outputs(config, parts.tiled))
         tiles = inputs | {"tiles": parts.items}
-        return Partials(*self._library.run(self._unit(config, "split_chunk"), tiles, launch))
+        values, stats, *read = self._library.run(self._unit(config, "split_chunk"), tiles, launch)
+        return Partials(values, stats, _made(read))
 
     def _split(self, config: AttentionConfig, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
         launch = _decode_launch(config, count, *_part_outputs(config, count))
@@ -186,21 +204,20 @@ class PagedAttention:
 
     def _decode(
         self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
-    ) -> list[mx.array]:
-        """Outputs of the rows in ``routes.decode.rows``."""
+    ) -> tuple[mx.array, mx.array | None]:
+        """Outputs of the rows in ``routes.decode.rows``, and ``Attended.read``."""
         spec, dtype = config.layer, inputs["queries"].dtype
         count, heads, rows = (
             len(routes.decode.items),
             spec.num_kv_heads * config.group,
             len(routes.decode.joins),
         )
-        if not count:
-            return []
         items = inputs | {"items": routes.items}
         if not rows:
             launch = _decode_launch(config, count, ((count, heads, spec.value_dim), dtype))
-            return self._library.run(self._unit(config, "decode"), items, launch)
-        partial, stats = self._split(config, items, count)
+            out, *read = self._library.run(self._unit(config, "decode"), items, launch)
+            return out, _made(read)
+        partial, stats, *read = self._split(config, items, count)
         threads = 32 * REDUCE_SIMDGROUPS
         launch = Launch(
             grid=(threads, heads, rows),
@@ -208,18 +225,19 @@ class PagedAttention:
             outputs=(((rows, heads, spec.value_dim), dtype),),
         )
         joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
-        return self._library.run(self._unit(config, "reduce"), joined, launch)
+        (out,) = self._library.run(self._unit(config, "reduce"), joined, launch)
+        return out, _made(read)
 
     def _chunks(
         self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
-    ) -> list[mx.array]:
-        """Outputs of the rows in ``routes.chunks.rows``."""
+    ) -> tuple[mx.array, mx.array | None]:
+        """Outputs of the rows in ``routes.chunks.rows``, and ``Attended.read``."""
         count, spec = len(routes.chunks.tiles), config.layer
-        if not count:
-            return []
         shape = (len(routes.chunks.rows), spec.num_kv_heads * config.group, spec.value_dim)
         launch = _chunk_launch(config, count, (shape, inputs["queries"].dtype))
-        return self._library.run(self._unit(config, "chunk"), inputs | {"tiles": routes.tiles}, launch)
+        tiles = inputs | {"tiles": routes.tiles}
+        out, *read = self._library.run(self._unit(config, "chunk"), tiles, launch)
+        return out, _made(read)
 
     def _unit(self, config: AttentionConfig, kind: str) -> Unit:
         """The kernel's text, put together once per configuration."""
@@ -272,7 +290,9 @@ def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[in
     """One threadgroup per item and KV head."""
     threads = 32 * config.decode_simdgroups
     return Launch(
-        grid=(threads * count, config.layer.num_kv_heads, 1), threadgroup=(threads, 1, 1), outputs=outputs
+        grid=(threads * count, config.layer.num_kv_heads, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=outputs + (READ,) * config.ordered,
     )
 
 
@@ -280,7 +300,9 @@ def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int
     """One threadgroup per tile and KV head."""
     threads = 32 * CHUNK_SIMDGROUPS
     return Launch(
-        grid=(threads * count, config.layer.num_kv_heads, 1), threadgroup=(threads, 1, 1), outputs=outputs
+        grid=(threads * count, config.layer.num_kv_heads, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=outputs + (READ,) * config.ordered,
     )
 
 
@@ -288,6 +310,10 @@ def _part_outputs(config: AttentionConfig, count: int) -> tuple[tuple[tuple[int,
     """The arrays of ``Partials``."""
     heads = config.layer.num_kv_heads * config.group
     return ((count, heads, config.layer.value_dim), mx.float32), ((count, heads, 4), mx.float32)
+
+
+def _made(read: list[mx.array]) -> mx.array | None:
+    return read[0] if read else None
 
 
 def _per_head(name: str, array: mx.array, num_heads: int) -> mx.array:

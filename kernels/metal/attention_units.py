@@ -45,7 +45,7 @@ class AttentionConfig:
     """What an attention kernel is compiled for.
 
     group     query heads per KV head
-    ordered   inputs k_written and v_written order it after writes that MLX does not see
+    ordered   input `after` orders it after writes that MLX does not see, and output `read` what follows
     """
 
     layer: LayerSpec
@@ -172,8 +172,7 @@ class AttentionConfig:
             ("v_scales", self.value_scales),
             ("sinks", self.sinks),
             ("slopes", self.alibi),
-            ("k_written", self.ordered),
-            ("v_written", self.ordered),
+            ("after", self.ordered),
         )
         fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes")
         return fixed + tuple(name for name, on in optional if on)
@@ -207,8 +206,8 @@ class AttentionConfig:
             kernel,
             f"{self._suffix}{'_split' if split else ''}",
             inputs,
-            ("partial", "stats") if split else ("out",),
-            {**macros, "SPLIT": int(split)},
+            (("partial", "stats") if split else ("out",)) + (("read",) if self.ordered else ()),
+            {**macros, "SPLIT": int(split), "ORDERED": int(self.ordered)},
             {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
             ("rows", "attention"),
         )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ..interface import LayerSpec, PagedKVCache, PoolSpec
 from ..verify.selftest import first_failure
-from .in_place import InPlacePool, copies_pages
+from .in_place import InPlacePool
+from .in_place_check import copies_pages, overlaps_steps
 from .launch import KernelLibrary
 from .pool import MetalPool
 
@@ -62,12 +63,17 @@ class MetalBackend:
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
 
     def try_in_place(self) -> str:
-        """Write pages in place from now on, if a self-test that writes, reads back and attends
-        and copies passes on this device; one line for people says which way it went."""
+        """Write pages in place from now on, if a self-test passes on this device that writes, reads back,
+        attends, copies, and has steps in flight; one line for people says which way it went."""
         self._writes_in_place = True
         failure = first_failure(self)
-        if failure is None and copies_pages(self._library):
+        if failure is not None:
+            failed = failure.name
+        elif not copies_pages(self._library):
+            failed = "pages are copied"
+        elif not overlaps_steps(self._library):
+            failed = "steps in flight give the same"
+        else:
             return "pages are written in place"
         self._writes_in_place = False
-        name = "pages are copied" if failure is None else failure.name
-        return f"pages are not written in place: its self-test failed ({name})"
+        return f"pages are not written in place: its self-test failed ({failed})"

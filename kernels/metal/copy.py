@@ -38,7 +38,7 @@ def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> Unit:
         "copy",
         f"{k_format.name}_{v_format.name}_{heads.head_dim}_{heads.value_dim}_{heads.num_kv_heads}"
         f"_{spec.page_size}",
-        ("pairs", *run_bytes, *(f"to_{name}" for name in run_bytes), "k_written", "v_written", "after"),
+        ("pairs", *run_bytes, *(f"to_{name}" for name in run_bytes), "after"),
         ("copied",),
         macros,
         {"Keys": k_format, "Values": v_format},
@@ -51,23 +51,23 @@ def copy_pages(
     spec: PoolSpec,
     layer: int,
     parts: Mapping[str, mx.array],
-    tokens: Mapping[str, mx.array],
+    after: mx.array,
     pairs: Sequence[tuple[int, int]],
 ) -> mx.array:
     """Copy page onto page (none of them both source and target) in one layer's ``parts``, arrays
-    [rows, width] by name. ``tokens`` are k_written, v_written and after; the result is the token of
-    the copy, for readers and writers that come later."""
+    [rows, width] by name, after the kernel that made ``after``; the result is the token of the copy, for
+    readers and writers that come later."""
     heads = spec.layers[layer].num_kv_heads
     run_bytes = {name: spec.page_size * array.shape[-1] * array.dtype.size for name, array in parts.items()}
     inputs = {
         "pairs": padded(np.array(pairs, np.int32).ravel()),
         **parts,
         **{f"to_{name}": array for name, array in parts.items()},
-        **tokens,
+        "after": after,
     }
     launch = Launch(
         grid=(len(pairs) * _THREADS, heads, 1),
         threadgroup=(_THREADS, 1, 1),
-        outputs=(((len(pairs) * heads, 8), mx.bool_),),
+        outputs=(((len(pairs) * heads * 8,), mx.bool_),),
     )
     return library.run(copy_unit(spec, layer, run_bytes), inputs, launch)[0]

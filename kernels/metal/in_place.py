@@ -1,94 +1,130 @@
 """Pages written in place: no scatter, and no copy of a pool that somebody still holds.
 
-The writer changes an input, which MLX does not see. Its order comes from declared dependencies
-alone: readers take the writers' ``storable`` as inputs, the next writers take what the last reader
-made, and whatever reads pages by MLX's own operations waits for the writes first. Copying a page is
-a write of the pool too: a kernel that moves the pages' bytes and nothing else. All this is an option,
-and only for a device on which a self-test has shown that it works.
+The writer changes an input, which MLX does not see. Its order comes from declared dependencies alone:
+every kernel that writes, reads or copies pages of a layer takes as an input what the last one made, and
+makes a small array for the next, so the kernels of a layer run in the order in which they were launched,
+also those of steps that are in flight together. Whatever reads pages by MLX's own operations waits for
+the kernels first, and the host writes pages only when none is under way.
+In this way a step costs one launch per layer for K, V and their flags, and arrays of the pool are the same
+from first to last. It needs a device that lets kernels write their inputs: ``in_place_check``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-from ..formats import PageFormat
-from ..interface import LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata, GroupMetadata
-from ..page_bytes import PageBytes
+from ..interface import PoolSpec
+from ..metadata import AttentionMetadata
+from ..page_bytes import PageBytes, check_write, layer_bytes
 from .attention import StoredPages
 from .copy import copy_pages
-from .launch import KernelLibrary, padded
-from .pool import MetalPool, rows_launch
-from .units import MIN_ELEMENTS, NUM_SIMDGROUPS, Unit, write_unit
+from .launch import KernelLibrary, Launch, padded
+from .pool import MetalPool
+from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, Unit, write_unit
 
 
 class InPlacePool(MetalPool):
-    """A ``MetalPool`` whose kernels write the pool's own arrays."""
+    """A ``MetalPool`` whose kernels write the pool's own arrays.
+
+    ``_last[layer]`` is what the last kernel on the layer's pages made. ``_flagged`` is what the step's last
+    write made, bool [max(T, 8)]: tokens of which a row of any layer so far could not be stored.
+    """
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         super().__init__(spec, library)
-        nothing = mx.zeros(MIN_ELEMENTS)
-        self._written: list[list[mx.array]] = [[nothing, nothing] for _ in spec.layers]
-        self._last_read = [nothing] * len(spec.layers)
+        self._last = [mx.array(np.zeros(MIN_ELEMENTS, bool))] * len(spec.layers)
         self._rows: dict[int, mx.array] = {}
+        self._no_flags: dict[int, mx.array] = {}
+        self._write_units: dict[tuple[int, int], Unit] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
         self._rows = {}
 
-    def _was_read(self, layer: int, result: mx.array) -> None:
-        self._last_read[layer] = result
+    def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        self._check_rows(layer, keys, values)
+        tokens, heads, _ = keys.shape
+        shown = max(tokens, MIN_ELEMENTS)
+        flagged = self._unstorable
+        if flagged is None:
+            flagged = self._no_flags.setdefault(shown, mx.array(np.zeros(shown, bool)))
+        inputs = self._pages(layer).inputs() | {
+            "keys": keys,
+            "values": values,
+            "targets": self._target_rows(heads),
+            "flagged": flagged,
+        }
+        threads = 32 * min(2 * heads, MAX_WRITE_SIMDGROUPS)
+        launch = Launch(
+            grid=(shown * threads, 1, 1), threadgroup=(threads, 1, 1), outputs=(((shown,), mx.bool_),)
+        )
+        (written,) = self._library.run(self._write_unit(keys.shape[2], values.shape[2]), inputs, launch)
+        self._last[layer] = self._unstorable = written
+        self._dtypes[layer] = (keys.dtype, values.dtype)
+
+    def pending(self) -> list[mx.array]:
+        """The last write alone: it waits for all others of the step."""
+        return [] if self._unstorable is None else [self._unstorable]
+
+    def flags(self) -> list[mx.array]:
+        if self._unstorable is None:
+            return []
+        tokens = self._step.num_tokens
+        return [self._unstorable if tokens >= MIN_ELEMENTS else self._unstorable[:tokens]]
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        mx.eval(self._written[layer])
+        mx.eval(self._last[layer])
         dense = super().gather_sequences(layer)
         mx.eval(dense)  # before the next write
         return dense
-
-    def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """As every write: after the last writers and readers, before the next."""
-        for layer in range(len(self._spec.layers)):
-            tokens = dict(zip(("k_written", "v_written"), self._written[layer], strict=True))
-            tokens["after"] = self._last_read[layer]
-            parts = super()._pages(layer).inputs()
-            copied = copy_pages(self._library, self._spec, layer, parts, tokens, pairs)
-            self._written[layer] = [copied, copied]
-            self._last_read[layer] = copied
 
     def read_pages(self, pages: Sequence[int]) -> PageBytes:
         self._finish()
         return super().read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        """By the host, into the arrays' own memory: MLX's scatter would copy an array that the device still
+        holds."""
+        check_write(self._spec, pages, data)
         self._finish()
-        super().write_pages(pages, data)
+        at = np.array(pages, np.int64)
+        for parts, place in zip(self._parts, layer_bytes(self._spec), strict=True):
+            heads = data[:, place.span].reshape(len(pages), place.layer.num_kv_heads, -1)
+            start = 0
+            for array in (array for part in parts for array in part):
+                memory = _memory(array).reshape(self._spec.num_pages, place.layer.num_kv_heads, -1)
+                width = memory.shape[-1] * memory.itemsize
+                memory[at] = np.ascontiguousarray(heads[..., start : start + width]).view(memory.dtype)
+                start += width
 
     def _finish(self) -> None:
-        """MLX's own operations know nothing of kernels that write or read the pool's arrays."""
-        mx.eval(self._written, self._last_read)
+        """Wait for every kernel that writes or reads the pool's arrays."""
+        mx.eval(self._last)
+
+    def _was_read(self, layer: int, read: mx.array | None) -> None:
+        assert read is not None, "a kernel read pages without a place in their order"
+        self._last[layer] = read
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        """As every write: after the last kernel on the pages, before the next."""
+        for layer in range(len(self._spec.layers)):
+            parts = super()._pages(layer).inputs()
+            self._last[layer] = copy_pages(self._library, self._spec, layer, parts, self._last[layer], pairs)
 
     def _pages(self, layer: int) -> StoredPages:
         keys, values = self._parts[layer]
-        return StoredPages(tuple(keys), tuple(values), tuple(self._written[layer]))
+        return StoredPages(tuple(keys), tuple(values), self._last[layer])
 
-    def _store(self, layer: int, part: int, rows: mx.array) -> mx.array:
-        tokens, heads, dim = rows.shape
-        count = tokens * heads
-        at_least = -(-max(count, MIN_ELEMENTS) // NUM_SIMDGROUPS) * NUM_SIMDGROUPS
-        inputs = {
-            "rows": rows.reshape(-1, dim),
-            "targets": self._target_rows(heads),
-            "after": self._last_read[layer],
-        } | dict(zip(("codes", "scales"), self._parts[layer][part], strict=False))
-        (storable,) = self._library.run(self._row_unit(part, dim), inputs, rows_launch(at_least))
-        self._written[layer][part] = storable
-        return storable[:count]
-
-    def _make_row_unit(self, fmt: PageFormat, dim: int) -> Unit:
-        return write_unit(fmt, dim)
+    def _write_unit(self, key_dim: int, value_dim: int) -> Unit:
+        """The kernel that stores rows, put together once."""
+        if (key_dim, value_dim) not in self._write_units:
+            self._write_units[key_dim, value_dim] = write_unit(*self._formats, key_dim, value_dim)
+        return self._write_units[key_dim, value_dim]
 
     def _target_rows(self, heads: int) -> mx.array:
         """The step's rows of the pool, [T * Hkv] or more."""
@@ -101,31 +137,10 @@ class InPlacePool(MetalPool):
         return self._rows[heads]
 
 
-def copies_pages(library: KernelLibrary) -> bool:
-    """Whether this device copies a page that it has just written, to the bit."""
-    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
-    pool = InPlacePool(
-        PoolSpec(layers=(layer,), num_pages=4, page_size=16, k_format="fp4", v_format="bf16"), library
-    )
-    rows = mx.random.normal((16, 2, 64), key=mx.random.key(0))
-    pool.begin_step(_one_page(0))
-    pool.write(0, rows, -rows)
-    pool.copy_pages([(0, 2), (2, 3)])
-    pages = [pool.gather_sequences(0)]
-    pool.begin_step(_one_page(3))
-    pages.append(pool.gather_sequences(0))
-    (keys, values), (copied_keys, copied_values) = pages
-    same = mx.array_equal(keys, copied_keys) & mx.array_equal(values, copied_values)
-    return bool(same & (keys != 0).any())
-
-
-def _one_page(page: int) -> AttentionMetadata:
-    """A step of one sequence that fills ``page`` of 16."""
-    positions = np.arange(16, dtype=np.int32)
-    return AttentionMetadata(
-        positions=positions,
-        q_start=np.array([0, 16], np.int32),
-        kv_len=np.array([16], np.int32),
-        groups=(GroupMetadata(slots=16 * page + positions, page_table=np.array([[page]], np.int32)),),
-        page_size=16,
-    )
+def _memory(array: mx.array) -> NDArray[Any]:
+    """The bytes of an evaluated array, as unsigned integers, writable."""
+    plain = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
+    mx.eval(plain)
+    memory = np.array(plain, copy=False)
+    assert memory.flags.writeable
+    return memory

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from ..formats import PageFormat, page_format
+from ..formats import page_format
 from ..interface import AttendOptions, PoolSpec, refuse_option
 from ..metadata import AttentionMetadata
 from ..reference.backend import ReferencePool
@@ -42,10 +42,8 @@ class MetalPool(ReferencePool):
         self._attention.begin_step(metadata)
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        spec, tokens = self._spec.layers[layer], self._step.num_tokens
-        for name, rows, dim in (("keys", keys, spec.head_dim), ("values", values, spec.value_dim)):
-            if rows.shape != (tokens, spec.num_kv_heads, dim):
-                raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
+        self._check_rows(layer, keys, values)
+        tokens = self._step.num_tokens
         stored = mx.logical_and(self._store(layer, 0, keys), self._store(layer, 1, values))
         bad = mx.logical_not(stored.reshape(tokens, -1).all(axis=-1))
         self._unstorable = bad if self._unstorable is None else mx.logical_or(self._unstorable, bad)
@@ -53,18 +51,24 @@ class MetalPool(ReferencePool):
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_option("metal", mask=options.mask, rotary=options.rotary)
-        out = self._attention.attend(layer, queries, self._pages(layer), options)
-        self._was_read(layer, out)
-        return out
+        attended = self._attention.attend(layer, queries, self._pages(layer), options)
+        self._was_read(layer, attended.read)
+        return attended.out
 
-    def _was_read(self, layer: int, result: mx.array) -> None:
-        """Attention over the pages of ``layer`` gives ``result``: a read that later writes must await. MLX's
+    def _check_rows(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        spec, tokens = self._spec.layers[layer], self._step.num_tokens
+        for name, rows, dim in (("keys", keys, spec.head_dim), ("values", values, spec.value_dim)):
+            if rows.shape != (tokens, spec.num_kv_heads, dim):
+                raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
+
+    def _was_read(self, layer: int, read: mx.array | None) -> None:
+        """A kernel that reads the pages of ``layer`` makes ``read``, which later writes must await. MLX's
         scatter, which writes them here, sees to that."""
 
     def partials(self, layer: int, queries: mx.array, parts: Parts) -> Partials:
         """See ``PagedAttention.partials``."""
         partials = self._attention.partials(layer, queries, self._pages(layer), parts)
-        self._was_read(layer, partials.stats)
+        self._was_read(layer, partials.read)
         return partials
 
     def _pages(self, layer: int) -> StoredPages:
@@ -85,11 +89,8 @@ class MetalPool(ReferencePool):
     def _row_unit(self, part: int, dim: int) -> Unit:
         """The kernel that stores rows of K or of V, put together once."""
         if (part, dim) not in self._row_units:
-            self._row_units[part, dim] = self._make_row_unit(self._formats[part], dim)
+            self._row_units[part, dim] = quantize_unit(self._formats[part], dim)
         return self._row_units[part, dim]
-
-    def _make_row_unit(self, fmt: PageFormat, dim: int) -> Unit:
-        return quantize_unit(fmt, dim)
 
 
 def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:

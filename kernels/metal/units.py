@@ -18,6 +18,9 @@ import numpy as np
 from ..formats import PageFormat, rotation_block
 
 NUM_SIMDGROUPS = 4
+MAX_WRITE_SIMDGROUPS = 16
+"""In a threadgroup that stores the rows of one token."""
+
 THREADGROUP_BYTES = 32768
 """Threadgroup memory of every Apple GPU."""
 
@@ -145,16 +148,27 @@ def quantize_unit(fmt: PageFormat, dim: int) -> Unit:
     )
 
 
-def write_unit(fmt: PageFormat, dim: int) -> Unit:
-    """rows, targets, codes, (scales), after -> storable: see sources/write.metal."""
-    parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
+def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_dim: int) -> Unit:
+    """keys, values, targets, flagged, parts of pages, after -> written: see sources/write.metal."""
+    parts: list[str] = []
+    macros: dict[str, int | str] = {"MAX_SIMDGROUPS": MAX_WRITE_SIMDGROUPS}
+    for letter, name, fmt, dim in (("k", "KEY", k_format, key_dim), ("v", "VALUE", v_format, value_dim)):
+        scaled = has_scales(fmt, dim)
+        parts += [f"{letter}_codes", *([f"{letter}_scales"] if scaled else [])]
+        macros |= {
+            f"{name}_DIM": dim,
+            f"{name}_LANE": lane_dim(dim),
+            f"ROTATE_{name}S": rotates(fmt, dim),
+            f"{name}_NORM_BITS": norm_bits(dim),
+            f"{name}_SCALES": f"{letter}_scales" if scaled else "nullptr",
+        }
     return make_unit(
         "write",
-        f"{fmt.name}_{dim}",
-        ("rows", "targets", *parts, "after"),
-        ("storable",),
-        _row_macros(fmt, dim),
-        {"Format": fmt},
+        f"{k_format.name}_{v_format.name}_{key_dim}_{value_dim}",
+        ("keys", "values", "targets", "flagged", *parts, "after"),
+        ("written",),
+        macros,
+        {"Keys": k_format, "Values": v_format},
         ("rows",),
     )
 

@@ -113,16 +113,13 @@ class FairQueue(TenantLanes):
         self._since_short = 0 if self._is_short else self._since_short + 1
         self._is_short = False
         costs, priority = self._output_cost, None
-        for sequence, _, _, samples, siblings, _ in work:
-            if not samples:
-                continue
-            start, stop = sequence.num_charged, len(sequence.tokens)
-            if siblings or start < sequence.num_prompt:
-                self._charge(sequence, stop)
-                for sibling in siblings:
-                    sibling.num_charged = max(sibling.num_charged, sibling.num_prompt)
-                    self._charge(sibling, len(sibling.tokens))
-            elif stop > start:  # most rows of most steps
+        for item in work:
+            sequence = item[0]
+            start = sequence.num_charged
+            if start > sequence.num_prompt:  # it has a token: most rows of most steps
+                stop = len(sequence.tokens)
+                if stop <= start:  # computed again
+                    continue
                 sequence.num_charged, tenant = stop, sequence.tenant
                 if sequence.priority != priority:
                     priority = sequence.priority
@@ -132,6 +129,11 @@ class FairQueue(TenantLanes):
                 except KeyError:
                     cost = (stop - start) * self._cost(costs, tenant)
                     service[tenant] = service.get(tenant, 0.0) + cost
+            elif item.samples:
+                self._charge(sequence, len(sequence.tokens))
+                for sibling in item.siblings:
+                    sibling.num_charged = max(sibling.num_charged, sibling.num_prompt)
+                    self._charge(sibling, len(sibling.tokens))
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
         """For tokens up to a position, as far as nobody has paid for them."""

@@ -249,3 +249,86 @@ def test_running_slots_are_never_found_and_snapshots_never_run() -> None:
     for table in tables:
         blocks.close(table)
     blocks.check()
+
+
+def draft(blocks: BlockManager, table: PageTable, known: list[int], drafts: list[int]) -> list[int]:
+    """Plan a step of the last known token and of drafts; the slots of the states that it passes, by row."""
+    stop, end = len(known), len(known) + len(drafts)
+    assert blocks.reserve(table, end)
+    limit = blocks.num_draftable(1)
+    assert limit is not None
+    assert len(drafts) <= limit
+    blocks.plan_drafts(table, stop, len(drafts))
+    blocks.plan_snapshots(table, stop - 1, end, num_known=end)
+    blocks.check()
+    assert table.state is not None
+    assert table.state.running is not None
+    slots = dict(table.state.drafted)
+    assert list(slots) == list(range(stop, end))
+    return [*slots.values(), table.state.running]
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_a_sequence_goes_on_from_the_state_after_its_last_right_draft(num_right: int) -> None:
+    blocks = manager(12)
+    tokens = list(range(1, 30))
+    table = blocks.open(tokens[:10])
+    advance(blocks, table, tokens[:10], 10)
+    slots = draft(blocks, table, tokens[:11], tokens[11:14])  # a page is full after 12 tokens
+    blocks.commit(table, tokens, 11 + num_right)
+    assert blocks.rollback(table, table.num_written) == ()
+    blocks.check()
+    assert table.state is not None
+    assert table.state.running == slots[num_right]
+    assert blocks.held_by(table)[-1] == (1, slots[num_right]), "it holds no other slot"
+    blocks.close(table)
+    table = blocks.open(tokens)
+    assert table.num_written == (12 if num_right else 8), "the state after a wrong draft is found"
+    blocks.close(table)
+    counts = blocks.state_counts
+    assert counts is not None
+    assert counts.held == 0
+
+
+def test_drafts_leave_slots_for_what_is_cached_and_for_snapshots() -> None:
+    blocks = manager(12)
+    assert blocks.num_draftable(1) == 6
+    assert blocks.num_draftable(8) == 4, "each of eight may need one for a snapshot"
+    assert blocks.num_draftable(40) == 0
+    assert BlockManager(8, PAGE_SIZE).num_draftable(1) is None
+    tokens = list(range(1, 30))
+    table = blocks.open(tokens[:3])
+    advance(blocks, table, tokens[:3], 3)
+    draft(blocks, table, tokens[:4], tokens[4:9])
+    assert blocks.num_draftable(1) == 1
+    blocks.close(table)  # cancelled while they are computed
+    blocks.check()
+    assert blocks.num_draftable(1) == 6
+
+
+def test_states_after_drafts_are_never_where_compressed_snapshots_lie() -> None:
+    states = RecurrentState(num_slots=9, slot_bytes=4, num_running=6, num_staged=1, snapshot_bytes=1)
+    blocks = BlockManager(40, PAGE_SIZE, states=states)
+    tokens = list(range(1, 30))
+    table = blocks.open(tokens[:10])
+    advance(blocks, table, tokens[:10], 10)
+    assert blocks.num_draftable(1) == 3
+    assert all(slot < 6 for slot in draft(blocks, table, tokens[:11], tokens[11:14]))
+    blocks.commit(table, tokens, 12)
+    blocks.check()
+    assert blocks.rollback(table, 12) == ()
+    blocks.close(table)
+    assert blocks.open(tokens).num_written == 12
+
+
+def test_who_speculates_gets_slots_for_drafts() -> None:
+    plain = EngineConfig(kv_memory=1000 * MiB, max_running=4)
+    asked = EngineConfig(kv_memory=1000 * MiB, max_running=4, speculate="ngram", draft_tokens=5)
+    for config, count in ((plain, 8), (asked, 28)):
+        states = plan_states(config, MiB, page_bytes=1000, available=2**34)
+        assert states is not None
+        assert states.num_slots == count
+        compressed = plan_states(config, MiB, page_bytes=1000, available=2**34, snapshot_bytes=MiB // 4)
+        assert compressed is not None
+        assert compressed.num_running == count - 4
+        assert compressed.num_slots - compressed.num_running == 16

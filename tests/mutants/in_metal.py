@@ -426,4 +426,21 @@ FP5 = (
     Mutant("lowest bits of the next value", "format_fp5", "bits >> 1)", "bits >> 2)"),
 )
 
-MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + PARTED + FP4 + WRITE + COPY + PACKED + FP5
+IN_PLACE = (
+    Mutant(
+        "flags of other layers are lost", "write", "bool failed = flagged[token];", "bool failed = false;"
+    ),
+    Mutant("flags of one simdgroup", "write", "i < simdgroups_per_threadgroup; ++i", "i < 1; ++i"),
+    Mutant("race: flags before the rows are stored", "write", TG_BARRIER + "  // every row is stored\n", ""),
+    Mutant("rows beyond the first round are left out", "write", "i < 2 * heads;", "i < 2 * heads && i < 16;"),
+    Mutant(
+        "a later row's flag alone",
+        "write",
+        "v_codes, value_scale_rows) &&\n        finite;",
+        "v_codes, value_scale_rows);",
+    ),
+    Mutant("rows of the first head", "write", "token * heads + i % heads", "token * heads"),
+    Mutant("V where K lies", "write", "target, v_codes,", "target + 1, v_codes,"),
+)
+
+MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + PARTED + FP4 + WRITE + IN_PLACE + COPY + PACKED + FP5

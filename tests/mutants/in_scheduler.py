@@ -89,14 +89,15 @@ MUTANTS = (
     Mutant(
         "failed work is published",
         SCHEDULER,
-        "                if token is None:\n",
-        "                if token is None:\n                    commit_pages(table, sequence.tokens, stop)\n",
+        "            if token is None:\n                ended",
+        "            if token is None:\n"
+        "                commit_pages(table, sequence.tokens, stop)\n                ended",
     ),
     Mutant(
         "aborted work is committed",
         SCHEDULER,
-        "elif sequence.status is not running or table is None:",
-        "elif table is None and commit_pages(table, sequence.tokens, stop):",
+        "if void or table is None or sequence.status is not running:",
+        "if void:",
     ),
     Mutant(
         "copies are carried out twice",
@@ -248,8 +249,9 @@ MUTANTS = (
     Mutant(
         "rows of a wrong token are committed",
         SCHEDULER,
-        "elif results[first].void:\n                continue",
-        "elif results[first].void:\n                commit_pages(table, [*sequence.tokens, 0], stop)",
+        "            index += 1\n            if void or",
+        "            index += 1\n            if void and table:\n"
+        "                commit_pages(table, [*sequence.tokens, 0], stop)\n            if void or",
     ),
     Mutant(
         "a step ahead takes the tokens of others",

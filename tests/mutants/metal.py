@@ -25,7 +25,7 @@ from metal_backend import Emulator  # noqa: E402
 from metal_cases import EVERYTHING, LONG, LOOPING, TOLERANCES, run_watched, shape  # noqa: E402
 from metal_checks import check_bytes, minimum_bytes, pages_read  # noqa: E402
 from metal_emulator import MetalEmulatorError  # noqa: E402
-from metal_in_place import check_copies  # noqa: E402
+from metal_in_place import WritingDevice, check_copies, check_flags  # noqa: E402
 from octavo.kernels.metal import units  # noqa: E402
 
 PLAIN = shape("", 80, 3, 16)
@@ -71,6 +71,12 @@ def grouped() -> None:
     attend(formats=("affine8", "affine4"))
 
 
+def write_in_place() -> None:
+    for name in ("fp4", "bf16"):
+        check_bytes(name, 64, WritingDevice(ftz=False), limit=300, in_place=True)
+    check_flags(3)
+
+
 def copy() -> None:
     check_copies(("fp4", "bf16"), 64, 16)
 
@@ -98,6 +104,7 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "chunk": (everything, plain, wide),
     "rows": (write,),
     "quantize": (write,),
+    "write": (write_in_place,),
     "format_fp4": (everything, write),
     "format_fp5": (write_packed, finer),
     "format_half": (write, plain),

@@ -1,7 +1,7 @@
 """Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
 ``python tests/mutants/run.py [WORD]`` copies rooms of the repository to a scratch folder, plants each
-bug of in_scheduler.py and in_engine.py (with WORD: those that have it in the name)
+bug of in_scheduler.py, in_policies.py and in_engine.py (with WORD: those that have it in the name)
 there and runs the tests of its room against it. Prints a table; exits 1 if the tests miss a bug, or fail
 without one. Some minutes.
 """
@@ -9,7 +9,9 @@ without one. Some minutes.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import in_engine
+import in_policies
 import in_scheduler
 from harness import ROOT, hunt, run_tests, spoilt
 from mutant import Mutant
@@ -42,9 +45,16 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_long_prompts.py",
         "tests/scheduler/test_prefix_in_flight.py",
         "tests/scheduler/test_siblings.py",
+        "tests/scheduler/test_priority.py",
+        "tests/scheduler/test_latency_target.py",
+        "tests/scheduler/test_deadlines.py",
+        "tests/scheduler/test_preemption.py",
         "tests/block_manager/test_machine.py",
         "tests/block_manager/test_prefix_oracle.py",
         "tests/scheduler/test_serving.py",
+        "tests/scheduler/test_fairness.py",
+        "tests/scheduler/test_preemption_bounds.py",
+        "tests/scheduler/test_deadlines_at_random.py",
     ),
 )
 EVERY_ROOM = ("block_manager", "scheduler", "kernels", "engine", "proto")
@@ -75,8 +85,15 @@ def suite_of(mutant: Mutant) -> Suite:
     return ENGINE.get(mutant.file, CONTROL_PLANE)
 
 
+NO_REDIRECTION = """import sys
+sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__module__.startswith("_editable")]
+"""
+"""An editable installation finds the package before PYTHONPATH does."""
+
+
 def copy_package(folder: Path, rooms: tuple[str, ...]) -> None:
     """The rooms as the package ``octavo``, in front of the installed one."""
+    (folder / "sitecustomize.py").write_text(NO_REDIRECTION)
     package = folder / "octavo"
     package.mkdir()
     (package / "__init__.py").write_text('"""A copy with a bug."""\n')
@@ -93,7 +110,18 @@ def attempt(mutant: Mutant | None, suite: Suite) -> str | None:
             path = folder / "octavo" / mutant.file
             path.write_text(spoilt(mutant, path.read_text()))
         extension = native_extension() if "kernels" in suite.rooms else {}
+        if mutant is None:
+            check_is_imported(folder, suite.rooms[0])
         return run_tests(suite.tests, {"PYTHONPATH": str(folder), **extension})
+
+
+def check_is_imported(folder: Path, room: str) -> None:
+    """SystemExit unless tests would import the copy: against the installed package every bug is missed."""
+    command = [sys.executable, "-c", f"import octavo.{room} as room; print(room.__file__)"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    if not Path(done.stdout.strip()).is_relative_to(folder):
+        raise SystemExit(f"tests import {done.stdout.strip()} and not the copy in {folder}")
 
 
 def native_extension() -> dict[str, str]:
@@ -104,7 +132,7 @@ def native_extension() -> dict[str, str]:
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    everything = in_scheduler.MUTANTS + in_engine.MUTANTS
+    everything = in_scheduler.MUTANTS + in_policies.MUTANTS + in_engine.MUTANTS
     mutants = [mutant for mutant in everything if word in mutant.name]
     suites = dict.fromkeys(map(suite_of, mutants))
     clean = [partial(attempt, None, suite) for suite in suites]

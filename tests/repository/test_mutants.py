@@ -13,6 +13,7 @@ import extension
 import in_engine
 import in_metal
 import in_native
+import in_policies
 import in_scheduler
 import run
 from harness import ROOT, spoilt
@@ -20,7 +21,7 @@ from mutant import Mutant
 
 from octavo.kernels.metal.units import read_source
 
-PYTHON = (*in_scheduler.MUTANTS, *in_engine.MUTANTS)
+PYTHON = (*in_scheduler.MUTANTS, *in_policies.MUTANTS, *in_engine.MUTANTS)
 
 
 def name_of(mutant: Mutant) -> str:

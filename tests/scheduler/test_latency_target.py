@@ -224,6 +224,42 @@ def test_a_few_run_even_if_the_target_leaves_room_for_one() -> None:
     assert max(seconds[10:]) > 0.029 > machine(StepShape(1, 0, 1000, 0)) + 0.003
 
 
+def busy() -> Scheduler:
+    """As many decode as the target allows, and two wait for whom there would be pages and
+    tokens."""
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.04)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+
+    def advance_by_rows() -> None:
+        step = scheduler.plan()
+        assert step is not None
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
+
+    for index in range(MIN_RUNNING - 1):
+        scheduler.add(Sequence(f"s{index}", [index, 1], 500))
+        advance_by_rows()
+    for _ in range(40):
+        advance_by_rows()
+    scheduler.add(Sequence("own", [9], 500))
+    for _ in range(3):
+        advance_by_rows()
+    for index in range(2):
+        scheduler.add(Sequence(f"waits {index}", [7, index], 2))
+        advance_by_rows()
+    assert scheduler.num_running == MIN_RUNNING
+    assert scheduler.num_waiting == 2
+    return scheduler
+
+
+def test_steps_are_planned_ahead_while_nobody_has_time_to_be_let_in() -> None:
+    scheduler = busy()
+    assert scheduler.plan() is not None
+    ahead = scheduler.plan_ahead()
+    assert ahead is not None
+    assert len(ahead.work) == MIN_RUNNING
+
+
 def test_prompts_alone_take_whole_chunks() -> None:
     scheduler = make(0.050)
     scheduler.add(Sequence("long", list(range(1500)), 4))

@@ -14,6 +14,8 @@ from metal_emulator import Count, Result
 from octavo.kernels import page_format
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.pool import MetalPool
 
 PAGES = ("k_codes", "k_scales", "v_codes", "v_scales")
@@ -47,12 +49,15 @@ def bits(array: mx.array) -> NDArray[np.unsignedinteger]:
     return np.array(array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size]))
 
 
-def make_pool(emulator: Emulator, name: str, head_dim: int, *, tokens: int, heads: int = 1) -> MetalPool:
+def make_pool(
+    emulator: Emulator, name: str, head_dim: int, *, tokens: int, heads: int = 1, in_place: bool = False
+) -> MetalPool:
     layer = LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=head_dim)
     spec = PoolSpec(
         layers=(layer,), num_pages=-(-tokens // 16) + 1, page_size=16, k_format=name, v_format=name
     )
-    return emulator.backend().create_pool(spec)
+    kind = InPlacePool if in_place else MetalPool
+    return kind(spec, KernelLibrary(emulator.compile))
 
 
 def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
@@ -78,7 +83,13 @@ def corner_rows(head_dim: int) -> NDArray[np.float32]:
 
 
 def check_bytes(
-    name: str, head_dim: int, emulator: Emulator, *, subnormals: bool = True, limit: int | None = None
+    name: str,
+    head_dim: int,
+    emulator: Emulator,
+    *,
+    subnormals: bool = True,
+    limit: int | None = None,
+    in_place: bool = False,
 ) -> None:
     """Store rows of every kind (``limit`` of them) as K, and in reverse as V: the definition's bytes."""
     fmt = page_format(name)
@@ -87,7 +98,7 @@ def check_bytes(
     )
     rows = rows[np.random.default_rng(0).permutation(len(rows))][:limit]
     rows = np.concatenate([rows, corner_rows(head_dim)])
-    pool = make_pool(emulator, name, head_dim, tokens=len(rows))
+    pool = make_pool(emulator, name, head_dim, tokens=len(rows), in_place=in_place)
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
     pool.begin_step(one_sequence(slots, pool.spec.num_pages))
     pool.write(0, mx.array(rows[:, None]), mx.array(rows[::-1, None].copy()))

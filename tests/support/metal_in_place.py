@@ -14,8 +14,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_cases import build_metadata
 from metal_backend import Emulator, to_mlx
-from metal_checks import bits, pages_read
+from metal_checks import PAGES, bits, pages_read
 from metal_emulator import MetalKernel
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metal.in_place import InPlacePool
@@ -27,7 +28,7 @@ PAIRS = [(0, 2), (5, 1), (2, 3), (0, 6)]
 
 def memory_of(array: mx.array) -> NDArray[Any]:
     """The array's own bytes as unsigned integers, writable."""
-    unsigned = array if array.dtype == mx.uint32 else array.view(mx.uint16)
+    unsigned = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
     mx.eval(unsigned)
     return np.array(unsigned, copy=False)
 
@@ -46,7 +47,8 @@ class WritingDevice(Emulator):
             return super().compile(
                 name=name, input_names=input_names, output_names=output_names, source=source, header=header
             )
-        pools = [part for part in input_names if part in ("codes", "scales") or part.startswith("to_")]
+        pools = [part for part in input_names if part in PAGES or part.startswith("to_")]
+        pools = [part for part in pools if kind == "write" or part not in PAGES]
         read = [part for part in input_names if part not in pools]
         kernel = MetalKernel(name, read, [*output_names, *pools], source, header)
 
@@ -76,7 +78,8 @@ class WritingDevice(Emulator):
 def _written_rows(name: str, inputs: dict[str, mx.array], grid: tuple[int, int, int]) -> NDArray[np.int64]:
     """Rows of the pool that a launch is to write."""
     if "targets" in inputs:
-        return np.array(inputs["targets"])[: len(inputs["rows"])].astype(np.int64)
+        tokens, heads, _ = inputs["keys"].shape
+        return np.array(inputs["targets"])[: tokens * heads].astype(np.int64)
     heads, page_size = (int(part) for part in name.split("_")[-2:])
     threads, size = 128, heads * page_size
     targets = np.array(inputs["pairs"]).reshape(-1, 2)[: grid[0] // threads, 1].astype(np.int64)
@@ -98,7 +101,7 @@ def check_copies(
         memory[:] = rng.integers(0, 1 << 16, memory.shape)
         want.append(memory.copy().reshape(9, -1))
     pool.copy_pages(PAIRS)
-    mx.eval(pool._written)
+    mx.eval(pool._last)
     for array, pages in zip(arrays, want, strict=True):
         for source, target in PAIRS:
             pages[target] = pages[source]
@@ -113,3 +116,23 @@ def check_copies(
         assert sum(count.bytes for count in counts) == spec.page_bytes * len(PAIRS)
         assert page_size < 16 or all(count.line_ratio == 1.0 for count in counts)
     return device
+
+
+def check_flags(tokens: int) -> None:
+    """Rows that cannot be stored, of several layers and steps, are those of the tokens reported."""
+    layers = tuple(LayerSpec(num_kv_heads=heads, head_dim=64, value_dim=64) for heads in (1, 9, 2))
+    spec = PoolSpec(layers=layers, num_pages=2, page_size=16, k_format="fp4", v_format="int8")
+    pool = InPlacePool(spec, KernelLibrary(WritingDevice().compile))
+    for spoilt in (((0, 0, 2), (1, 1, 0)), ((1, 0, 1),), ()):
+        pool.begin_step(build_metadata([(0, tokens)], [np.array([0], np.int32)], 16))
+        for index, layer in enumerate(layers):
+            rows = np.ones((2, tokens, layer.num_kv_heads, 64), np.float32)
+            for at, part, token in spoilt:
+                if at == index:
+                    rows[part, token, -part, 63] = np.inf  # the first head of K, the last of V
+            pool.write(index, mx.array(rows[0]), mx.array(rows[1]))
+        (flags,) = pool.flags()
+        mx.eval(flags, pool.pending())
+        assert flags.shape == (tokens,)
+        assert np.flatnonzero(np.array(flags)).tolist() == pool.nonfinite_tokens()
+        assert pool.nonfinite_tokens() == sorted(token for _, _, token in spoilt)

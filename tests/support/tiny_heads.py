@@ -41,13 +41,30 @@ QWEN: dict[str, Any] = {
     "num_hidden_layers": 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+QWEN_NEXT = {
+    **QWEN,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "partial_rotary_factor": 0.5,
+}
 CONFIGS = {
     "glm4_moe": GLM,
+    "qwen3_next": QWEN_NEXT,
     "qwen3_5": QWEN,
     "deepseek_v3": {"num_hidden_layers": 61},
 }  # mlx-lm knows the head by this number
+LAYER_NORMS = (
+    "input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight",
+)  # fmt: skip
+SILENT = ("o_proj.weight", "out_proj.weight", "down_proj.weight")  # what layers add to their input
 DIM, HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 4, 2, 16, 128
 EPS = 1e-5
+QWENS = ("qwen3_5", "qwen3_next")
 
 
 def make_model(
@@ -57,13 +74,16 @@ def make_model(
     head says what the model will."""
     tiny_models.make_model(folder, architecture, dtype=dtype, **CONFIGS[architecture])
     head = {name: value.astype(dtype) for name, value in _head(architecture).items()}
+    if architecture == "qwen3_next":
+        mx.save_safetensors(str(folder / "model.safetensors"), _as_published(_load(folder)))
     if agrees:
         weights = _load(folder)
         for tensors in (weights, head):
-            silent = [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight"))]
+            silent = [name for name in tensors if name.endswith(SILENT)]
             tensors |= {name: mx.zeros_like(tensors[name]) for name in silent}
         (norm,) = [value for name, value in weights.items() if name.endswith("model.norm.weight")]
-        shift = 1.0 if architecture == "qwen3_5" else 0.0
+        shift = 1.0 if architecture in QWENS else 0.0
+        norm = norm + 1.0 if architecture == "qwen3_next" else norm  # stored less one, as the head's
         one = mx.full((DIM,), 1.0 - shift, dtype)
         names = _names(architecture)
         head |= {names["embedding_norm"]: one, names["hidden_norm"]: one, names["norm"]: norm - shift}
@@ -73,6 +93,22 @@ def make_model(
     return folder
 
 
+def _as_published(weights: Tensors) -> Tensors:
+    """Experts one by one, norms less one and convolutions the other way round: mlx-lm drops a head only of
+    weights that it has to rearrange."""
+    published: Tensors = {}
+    for name, value in weights.items():
+        if ".switch_mlp." in name:
+            published |= {name.replace("switch_mlp", f"experts.{i}"): value[i] for i in range(value.shape[0])}
+        elif name.endswith("conv1d.weight"):
+            published[name] = value.moveaxis(2, 1)
+        elif name.endswith((*LAYER_NORMS, "model.norm.weight")):
+            published[name] = value - 1.0
+        else:
+            published[name] = value
+    return published
+
+
 def _load(folder: Path) -> Tensors:
     weights: Tensors = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
     mx.eval(weights)
@@ -80,7 +116,7 @@ def _load(folder: Path) -> Tensors:
 
 
 def _names(architecture: str) -> dict[str, str]:
-    if architecture == "qwen3_5":
+    if architecture in QWENS:
         return {
             "embedding_norm": "mtp.pre_fc_norm_embedding.weight",
             "hidden_norm": "mtp.pre_fc_norm_hidden.weight",
@@ -101,7 +137,7 @@ def _names(architecture: str) -> dict[str, str]:
 def _head(architecture: str) -> Tensors:
     """Random weights; norms of Qwen's are around 0, for one is added to them."""
     mx.random.seed(5)
-    names, center = _names(architecture), 0.0 if architecture == "qwen3_5" else 1.0
+    names, center = _names(architecture), 0.0 if architecture in QWENS else 1.0
     shapes: dict[str, tuple[int, ...]] = {
         names["embedding_norm"]: (DIM,),
         names["hidden_norm"]: (DIM,),
@@ -109,7 +145,7 @@ def _head(architecture: str) -> Tensors:
         names["projection"]: (DIM, 2 * DIM),
     }
     shapes |= {names["layer"] + name: shape for name, shape in _layer_shapes(architecture).items()}
-    if architecture != "qwen3_5":  # the model's own, a second time
+    if architecture not in QWENS:  # the model's own, a second time
         shapes[names["layer"] + "embed_tokens.weight"] = (tiny_models.VOCAB_SIZE, DIM)
         shapes[names["layer"] + "shared_head.head.weight"] = (tiny_models.VOCAB_SIZE, DIM)
     return {
@@ -135,7 +171,7 @@ def _layer_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
             "self_attn.kv_b_proj.weight": (HEADS * 32, 16),
         }
     else:
-        queries = HEADS * HEAD_DIM * (2 if architecture == "qwen3_5" else 1)
+        queries = HEADS * HEAD_DIM * (2 if architecture in QWENS else 1)
         shapes |= {
             "self_attn.q_proj.weight": (queries, DIM),
             "self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, DIM),
@@ -145,6 +181,11 @@ def _layer_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
         }
     if architecture == "qwen3_5":
         return shapes | _mlp_shapes("mlp.", INNER)
+    if architecture == "qwen3_next":
+        shapes |= {"mlp.gate.weight": (4, DIM), "mlp.shared_expert_gate.weight": (1, DIM)}
+        for i in range(4):
+            shapes |= _mlp_shapes(f"mlp.experts.{i}.", 64)
+        return shapes | _mlp_shapes("mlp.shared_expert.", 48)
     inner = 32 if architecture == "deepseek_v3" else 64
     shapes |= {"mlp.gate.weight": (4, DIM), "mlp.gate.e_score_correction_bias": (4,)}
     for part in (*(f"experts.{i}." for i in range(4)), "shared_experts."):
@@ -194,7 +235,7 @@ class NumpyHead:
         return logits, y
 
     def _norm(self, x: Floats, name: str) -> Floats:
-        weight = self._weights[name] + (1.0 if self._architecture == "qwen3_5" else 0.0)
+        weight = self._weights[name] + (1.0 if self._architecture in QWENS else 0.0)
         normed: Floats = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
         return normed
 
@@ -205,7 +246,7 @@ class NumpyHead:
         count = len(x)
         queries = (x @ self._of_layer("self_attn.q_proj").T).reshape(count, HEADS, -1)
         gate = np.ones((count, HEADS * HEAD_DIM))
-        if self._architecture == "qwen3_5":
+        if self._architecture in QWENS:
             queries, raw = np.split(queries, 2, axis=-1)
             gate = 1 / (1 + np.exp(-raw.reshape(count, -1)))
         keys = (x @ self._of_layer("self_attn.k_proj").T).reshape(count, KV_HEADS, HEAD_DIM)
@@ -224,6 +265,8 @@ class NumpyHead:
     def _mlp(self, x: Floats) -> Floats:
         if self._architecture == "qwen3_5":
             return self._swiglu(x, "mlp.")
+        if self._architecture == "qwen3_next":
+            return self._mixture(x)
         scores = 1 / (1 + np.exp(-x @ self._of_layer("mlp.gate").T))
         bias = self._weights[f"{self._names['layer']}mlp.gate.e_score_correction_bias"]
         out = self._swiglu(x, "mlp.shared_experts.")
@@ -232,6 +275,17 @@ class NumpyHead:
             for expert in chosen:
                 share = own[expert] / own[chosen].sum() * GLM["routed_scaling_factor"]
                 out[row] += share * self._swiglu(x[row], f"mlp.experts.{expert}.")
+        return out
+
+    def _mixture(self, x: Floats) -> Floats:
+        """Of Qwen3-Next: experts by softmax, the chosen shares made to sum to 1, and a gated one for all."""
+        raw = np.exp(x @ self._of_layer("mlp.gate").T)
+        shared = 1 / (1 + np.exp(-x @ self._of_layer("mlp.shared_expert_gate").T))
+        out = shared * self._swiglu(x, "mlp.shared_expert.")
+        for row, own in enumerate(raw):
+            chosen = np.argsort(-own)[: QWEN_NEXT["num_experts_per_tok"]]
+            for expert in chosen:
+                out[row] += own[expert] / own[chosen].sum() * self._swiglu(x[row], f"mlp.experts.{expert}.")
         return out
 
     def _swiglu(self, x: Floats, prefix: str) -> Floats:

@@ -118,10 +118,41 @@ CHUNKED: dict[str, dict[str, Any]] = {
 }
 """Architectures whose layers see chunks."""
 
-GATHERED: dict[str, dict[str, Any]] = {
-    "gear": {"layer_types": ["full_attention"] * 4, "attn_logit_softcapping": 2.0}
+OWN_ATTENTION: dict[str, dict[str, Any]] = {
+    "gear": {"layer_types": ["full_attention"] * 4, "attn_logit_softcapping": 2.0},
+    "phi3small": {
+        "vocab_size": 100_352,  # it hides some ids that its vocabulary must have
+        "num_hidden_layers": 2,
+        "dense_attention_every_n_layers": 2,
+        "ff_intermediate_size": 128,
+        "gegelu_limit": 20.0,
+        "layer_norm_epsilon": 1e-5,
+        "mup_attn_multiplier": 4.0,
+        "blocksparse_block_size": 32,
+        "blocksparse_num_local_blocks": 1,
+        "blocksparse_vert_stride": 3,
+    },
+    "minimax_m3_vl": {
+        "text_config": _COMMON
+        | {
+            "moe_layer_freq": [0, 0, 1, 1],
+            "dense_intermediate_size": 128,
+            "shared_intermediate_size": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 8,
+            "sparse_attention_config": {
+                "sparse_num_index_heads": 2,
+                "sparse_index_dim": 16,
+                "sparse_block_size": 8,
+                "sparse_topk_blocks": 3,
+                "sparse_local_block": 1,
+                "sparse_attention_freq": [0, 1, 1, 1],
+            },
+        }
+    },
 }
-"""Architectures whose attention does its own arithmetic on K and V."""
+"""Architectures whose attention does its own arithmetic on K and V, or makes masks of its own."""
 
 
 def make_model(
@@ -130,7 +161,7 @@ def make_model(
     """Write a model folder: config, random weights, byte tokenizer. Returns ``folder``."""
     config = (
         _COMMON
-        | (CONFIGS | LATENT | CHUNKED | GATHERED).get(architecture, {})
+        | (CONFIGS | LATENT | CHUNKED | OWN_ATTENTION).get(architecture, {})
         | {"model_type": architecture}
         | changes
     )

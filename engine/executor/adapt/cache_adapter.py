@@ -146,9 +146,10 @@ class LayerShim:
         rotary: mx.array | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Attention of queries [T, Hq, D] over the layer's pages; ``mask`` with ``rotary`` alone."""
-        if rotary is not None:
-            self.context.reads_latents = True
+        """Attention of queries [T, Hq, D] over the layer's pages; ``rotary`` and ``mask`` as in
+        AttendOptions, without the others."""
+        if rotary is not None or mask is not None:
+            self.context.reads_latents |= rotary is not None
             options = AttendOptions(scale=scale, rotary=rotary, mask=mask)
             return self.context.kv_cache.attend(self.layer, queries, options)
         options = self._options

@@ -2,7 +2,8 @@
 
 plamo tiles K and V to its number of heads: of a handle that is another order of query heads. gpt_bigcode
 counts positions from its cache's offset with ``np.arange``: of a row for each token that is its own
-position; llama4 does so with ``mx.arange``. Everything else that the names give is MLX's and NumPy's.
+position; llama4 does so with ``mx.arange``. plamo2 calls MLX's attention itself. Everything else that the
+names give is MLX's and NumPy's.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import Handle, HookError
+from .cache_adapter import Handle, HookError, attention
 
 
 class Changed:
-    """A module in which one function is another; ``plain`` is its own."""
+    """A module in which one attribute is another; ``plain`` is its own."""
 
-    def __init__(self, plain: ModuleType, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, plain: ModuleType, name: str, replacement: Callable[..., Any] | Changed) -> None:
         self.plain = plain
-        setattr(self, name, function)
+        setattr(self, name, replacement)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
@@ -48,17 +49,25 @@ def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
     return first[:, None, None] if isinstance(first, mx.array) else mx.arange(first, *rest, **options)
 
 
-_CHANGED: dict[str, tuple[str, str, Callable[..., Any]]] = {
+def _attend(queries: mx.array, keys: Any, values: Any, **options: Any) -> mx.array:
+    if isinstance(keys, Handle):
+        return attention(queries, keys, values, **options)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, **options)
+
+
+_FAST: Any = mx.fast
+_CHANGED: dict[str, tuple[str, str, Any]] = {
     "plamo": ("mx", "tile", _tile),
     "gpt_bigcode": ("np", "arange", _arange),
     "llama4": ("mx", "arange", _mx_arange),
+    "plamo2": ("mx", "fast", Changed(_FAST, "scaled_dot_product_attention", _attend)),
 }
-"""By module of mlx-lm: the name it calls the library by, the function, and what takes its place."""
+"""By module of mlx-lm: the name it calls the library by, the attribute, and what takes its place."""
 
 
 def install_names() -> None:
     """Change the names in those of the modules that are imported, once."""
-    for model, (name, function, replacement) in _CHANGED.items():
+    for model, (name, attribute, replacement) in _CHANGED.items():
         module = sys.modules.get(f"mlx_lm.models.{model}")
         if module is not None and not isinstance(plain := getattr(module, name), Changed):
-            setattr(module, name, Changed(plain, function, replacement))
+            setattr(module, name, Changed(plain, attribute, replacement))

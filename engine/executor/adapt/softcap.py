@@ -1,9 +1,9 @@
-"""gemma2's attention through pages: it caps its logits itself, so it never calls mlx-lm's function.
+"""Attention of gemma2 and gear through pages: they cap their logits themselves, without mlx-lm's function.
 
-Its ``Attention`` multiplies queries and keys in Python, because MLX's attention has no softcap. Our kernels
-have one: for a layer whose cache is pages, the same projections and rotations are followed by one call of
-``attend``. Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every
-model; should they differ, the model is served through gathered K/V, which is mlx-lm's code again.
+They multiply queries and keys in Python, because MLX's attention has no softcap. Our kernels have one: for a
+layer whose cache is pages, the same projections and rotations are followed by one call of ``attend``. Any
+other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model; should they
+differ, the model is served through gathered K/V, which is mlx-lm's code again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import HookError, LayerShim
+from .cache_adapter import Handle, HookError, LayerShim
 
 GEMMA2 = "mlx_lm.models.gemma2"
+GEAR = "mlx_lm.models.gear"
 _MARK = "_octavo_plain"
 
 
 def install_softcap() -> None:
-    """Patch gemma2's attention, if mlx-lm's module is imported and was not patched before."""
+    """Patch the attention of both, if mlx-lm's modules are imported and were not patched before."""
+    _install_in_gemma2()
+    _install_in_gear()
+
+
+def _install_in_gemma2() -> None:
     module = sys.modules.get(GEMMA2)
     kind: Any = None if module is None else module.Attention
     if kind is None or hasattr(kind, _MARK):
@@ -37,6 +43,28 @@ def install_softcap() -> None:
         return out
 
     kind.__call__ = attention
+
+
+def _install_in_gear() -> None:
+    """gear's attention is a function of its own, of queries, keys and values."""
+    module: Any = sys.modules.get(GEAR)
+    if module is None or hasattr(module, _MARK):
+        return
+    plain = module._softcap_attention
+    setattr(module, _MARK, plain)
+
+    @functools.wraps(plain)
+    def attention(
+        queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: mx.array | str | None
+    ) -> mx.array:
+        if not isinstance(keys, Handle):
+            out: mx.array = plain(queries, keys, values, scale, softcap, mask)
+            return out
+        if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
+            raise HookError("the model gives attention a mask of its own")
+        return keys.shim.attend(queries.squeeze(2), scale=scale, softcap=softcap)[:, :, None]
+
+    module._softcap_attention = attention
 
 
 def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerShim) -> mx.array:

@@ -245,7 +245,18 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
     "mellum": {"rope_parameters": {"sliding_attention": _YARN, "full_attention": _YARN}},
     "mimo_v2_flash": {"moe_layer_freq": [0, 1, 1, 1]},
-    "minimax_m3_vl": {"moe_layer_freq": [0, 1, 1, 1]},
+    "minimax_m3_vl": {
+        "moe_layer_freq": [0, 1, 1, 1],
+        "dense_intermediate_size": 128,
+        "sparse_attention_config": {
+            "sparse_num_index_heads": 2,
+            "sparse_index_dim": 16,
+            "sparse_block_size": 4,  # short, so that the load-time probe sees blocks left out
+            "sparse_topk_blocks": 2,
+            "sparse_local_block": 1,
+            "sparse_attention_freq": [0, 1, 1, 1],
+        },
+    },
     "minicpm3": {
         "rope_scaling": {"original_max_position_embeddings": 512, "short_factor": 1.0, "long_factor": 1.0}
     },

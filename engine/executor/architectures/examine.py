@@ -19,11 +19,7 @@ from octavo.kernels.backends import Choice
 from octavo.kernels.interface import PoolSpec
 
 from ...api.errors import ModelLoadError
-from ..adapt.cache_adapter import install_hook
-from ..adapt.chunk_masks import install_chunks
-from ..adapt.module_names import install_names
-from ..adapt.softcap import install_softcap
-from ..adapt.sparse_latents import install_sparse_latents
+from ..adapt.install import adapt_models
 from ..load.discover import CacheLayout, discover_layout
 from ..load.loader import LoadedModel, describe_weights
 from ..load.prepare import make_ready
@@ -100,11 +96,7 @@ def _tiny_model(name: str) -> Module:
     mx.random.seed(0)
     model: Module = module.Model(module.ModelArgs.from_dict(config))
     model.update(tree_map(_random, model.parameters()))
-    install_hook()
-    install_softcap()
-    install_chunks()
-    install_sparse_latents()
-    install_names()
+    adapt_models()
     model.eval()
     return model
 

@@ -19,10 +19,7 @@ from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.model_files import read_config
 from ..adapt.cache_adapter import install_hook
-from ..adapt.chunk_masks import install_chunks
-from ..adapt.module_names import install_names
-from ..adapt.softcap import install_softcap
-from ..adapt.sparse_latents import install_sparse_latents
+from ..adapt.install import adapt_models
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
 from .mlx_lm_import import utils as mlx_lm_utils
@@ -67,11 +64,7 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
     except Exception as error:  # mlx-lm and model code of any architecture
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
-    install_hook()
-    install_softcap()
-    install_chunks()
-    install_sparse_latents()
-    install_names()
+    adapt_models()
     install_cut_points()
     model.eval()
     if weights != "keep":

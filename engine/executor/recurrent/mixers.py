@@ -112,12 +112,12 @@ class RecordingState(caches_of_mlx_lm.ArraysCache):
 
 
 def record_kv(cache: Any, observed: Observed) -> Any:
-    """The same cache, which notes who writes K and V, and whether both are one array."""
+    """The same cache, which notes who writes K and V, and whether there is nothing to V beside K."""
     plain = cache.update_and_fetch
 
     def update_and_fetch(*args: Any, **kwargs: Any) -> Any:
         observed.kv.append(list(observed.stack))
-        cache.holds_keys_alone = args[0] is args[1]
+        cache.holds_keys_alone = args[0] is args[1] or args[1].size == 0
         return plain(*args, **kwargs)
 
     cache.update_and_fetch = update_and_fetch

@@ -18,13 +18,13 @@ from .recurrences import Recurrences
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Adjacent rows of one sequence. A chunk in whose middle a snapshot is wanted is two segments.
+    """Adjacent rows of one sequence. A chunk in whose middle a state is wanted is two segments.
 
     sequence    index in the step
     slot        where its state lies
     position    tokens of the sequence before the segment; stop: once it is computed
     is_last     whether it is the sequence's last one of the step
-    snapshot    slot that gets a copy of the state after the segment; None: nobody wants one
+    copies      slots that get a copy of the state after the segment
     """
 
     sequence: int
@@ -32,7 +32,12 @@ class Segment:
     position: int
     stop: int
     is_last: bool
-    snapshot: int | None
+    copies: tuple[int, ...]
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Slots that hold the state after the segment once the step is over."""
+        return (self.slot, *self.copies) if self.is_last else self.copies
 
 
 class SegmentGroup:
@@ -82,19 +87,19 @@ class StateStep:
         if states is None or len(states.slots) != metadata.num_sequences:
             raise ValueError("a step of a model with recurrent layers needs a slot for each sequence")
         self.num_rows = metadata.num_tokens
-        wanted: dict[int, dict[int, int]] = {}
+        wanted: dict[int, dict[int, list[int]]] = {}
         for sequence, position, slot in states.snapshots.tolist():
-            wanted.setdefault(sequence, {})[position] = slot
+            wanted.setdefault(sequence, {}).setdefault(position, []).append(slot)
         keyed: dict[tuple[int, int, bool], tuple[list[Segment], list[Ints]]] = {}
         starts, slots = metadata.q_start.tolist(), states.slots.tolist()
         for index, slot in enumerate(slots):
             row = starts[index]
             begin = int(metadata.positions[row])
             end = begin + starts[index + 1] - row
-            snapshots = wanted.get(index, {})
-            bounds = [begin, *sorted(p for p in snapshots if begin < p < end), end]
+            copies = wanted.get(index, {})
+            bounds = [begin, *sorted(p for p in copies if begin < p < end), end]
             for wave, (position, stop) in enumerate(itertools.pairwise(bounds)):
-                segment = Segment(index, slot, position, stop, stop == end, snapshots.get(stop))
+                segment = Segment(index, slot, position, stop, stop == end, tuple(copies.get(stop, ())))
                 members, rows = keyed.setdefault((wave, stop - position, position == 0), ([], []))
                 members.append(segment)
                 rows.append(np.arange(row + position - begin, row + stop - begin, dtype=np.int32))
@@ -130,8 +135,7 @@ class StateStep:
         checkpoints: list[tuple[int, int]] = []
         for group in self.groups:  # the first wave first
             for segment, last in zip(group.segments, group.last_rows, strict=True):
-                if segment.snapshot is not None:
-                    checkpoints.append((last, segment.snapshot))
+                checkpoints += [(last, slot) for slot in segment.copies]
                 first, count, source, _ = rows.get(
                     segment.sequence,
                     (last + 1 - group.length, 0, NO_STATE if group.fresh else segment.slot, segment.slot),

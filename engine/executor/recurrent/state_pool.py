@@ -94,17 +94,23 @@ class StatePool:
 
     def staged(self, metadata: AttentionMetadata) -> AttentionMetadata:
         """The step as it is computed where snapshots are compressed: a state that a sequence stands at when
-        the step ends is compressed from its slot, and others pass through slots kept for that."""
+        the step ends is compressed from its slot, and others pass through slots kept for that. Copies
+        to slots that run (of states after drafts) are no snapshots."""
         states = metadata.states
         if self._snapshots is None or states is None:
             return metadata
         kept: list[tuple[int, int, int]] = []
         self._to_compress = []
+        num_staged = 0
         for sequence, position, slot in states.snapshots.tolist():
+            if slot < self._first:
+                kept.append((sequence, position, slot))
+                continue
             last = int(metadata.q_start[sequence + 1]) - 1
             running = int(states.slots[sequence])
             if position != int(metadata.positions[last]) + 1:
-                running = self._first + len(kept)
+                running = self._first + num_staged
+                num_staged += 1
                 kept.append((sequence, position, running))
             self._to_compress.append((running, slot - self._first))
         staged = np.array(kept, np.int32).reshape(-1, 3)
@@ -116,8 +122,7 @@ class StatePool:
         targets: list[int] = []
         for group in step.groups:
             for segment in group.segments:
-                targets += [segment.slot] if segment.is_last else []
-                targets += [] if segment.snapshot is None else [segment.snapshot]
+                targets += segment.written
                 if group.wave or group.fresh:
                     continue
                 if not 0 <= segment.slot < self.num_slots:
@@ -217,8 +222,7 @@ class StatePool:
         mx.eval(list(self._arrays.values()))
         for group in step.groups:
             for segment in group.segments:
-                for slot in _targets(segment.slot if segment.is_last else None, segment.snapshot):
-                    self._positions[slot] = segment.stop
+                self._positions[list(segment.written)] = segment.stop
         if self._to_compress:
             assert self._snapshots is not None
             sources, targets = zip(*self._to_compress, strict=True)
@@ -302,9 +306,8 @@ class StatePool:
         first = 0
         for group, _ in parts:
             for i, segment in enumerate(group.segments):
-                for slot in _targets(segment.slot if segment.is_last else None, segment.snapshot):
-                    places.append(first + i)
-                    slots.append(slot)
+                slots += segment.written
+                places += [first + i] * len(segment.written)
             first += len(group)
         if not self._fixed:
             self._widen(name, parts)
@@ -325,10 +328,6 @@ class StatePool:
                 array = mx.zeros((self.num_slots, *value.shape[1:]), value.dtype)
             shape = tuple(map(max, array.shape[1:], value.shape[1:]))
             self._arrays[name] = _fitting(array, shape).astype(mx.result_type(array, value))
-
-
-def _targets(slot: int | None, snapshot: int | None) -> list[int]:
-    return [target for target in (slot, snapshot) if target is not None]
 
 
 def _fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:

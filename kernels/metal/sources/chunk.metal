@@ -135,6 +135,11 @@ threadgroup float4 shared_quads[SHARED_QUADS];  // rows of STAGED row groups' qu
 threadgroup KeyRow key_rows[2 * KEYS];  // of the tile and the next
 threadgroup float2 part_products[NUM_PART_PRODUCTS];
 
+#if ORDERED
+if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
+  read[thread_index_in_threadgroup] = true;
+}
+#endif
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
 const uint thread_index = thread_index_in_threadgroup;
 const uint row_group = simd_index / PARTS, part = simd_index % PARTS;

@@ -1,9 +1,9 @@
 // Pages copied onto pages inside the pool, codes and scales of K and V: one threadgroup per pair and
 // KV head, whose rows of a page are one run of words.
-//   pairs [>= P, 2]: (source, target); no page of one launch is both  ->  copied [P * KV heads, 8]
+//   pairs [>= P, 2]: (source, target); no page of one launch is both  ->  copied [P * KV heads * 8]
 // Each part is an input twice, once to read and once, as `to_...`, to be written all the same. MLX does
-// not see that: whoever reads the pages takes `copied` as an input, and so does who writes them next;
-// `k_written`, `v_written` and `after` are what the last writers and the last reader made.
+// not see that: whoever reads or writes the pages next takes `copied` as an input, and `after` is what the
+// last kernel on these pages made.
 
 template <typename T>
 METAL_FUNC void copy_run(const device T* part, device T* to, uint words, ulong source, ulong target, uint first) {

@@ -1,23 +1,54 @@
-// As quantize.metal, but each row goes to its place in the pool: an input, written all the same.
-// MLX does not see that: whoever reads the pages takes `storable` as an input, and `after` is what
-// the last reader made.
-//   rows [R, DIM], targets [>= R] rows of the pool  ->  storable [>= R]
+// Rows of K and V in page format, each in its place in the pool: inputs, written all the same. MLX does not
+// see that: whoever reads or writes the pages next takes `written` as an input, and `after` is what the last
+// kernel on these pages made. A threadgroup per token, a simdgroup per row.
+//   keys [T, KV heads, KEY_DIM], values [T, KV heads, VALUE_DIM], targets [>= T * KV heads] rows of the pool,
+//   flagged [>= T]  ->  written [>= T]: a row of the token cannot be stored, or the token was flagged
+
+template <typename Format, int D, int E, bool ROTATES, typename Row>
+METAL_FUNC bool write_row(
+    const device Row* source, uint lane, float norm, uint target, const device typename Format::Code* codes,
+    const device typename Format::Scale* scales) {
+  float x[E];
+  load_row<D, E>(source, lane, x);
+  if (ROTATES) {
+    hadamard<D, E>(x, lane, norm);
+  }
+  return Format::template store<D, E>(
+      x, lane, target, (device typename Format::Code*)codes, (device typename Format::Scale*)scales);
+}
 //! body
-const uint lane = thread_index_in_simdgroup;
-const uint row = threadgroup_position_in_grid.x * NUM_SIMDGROUPS + simdgroup_index_in_threadgroup;
-if (row >= uint(rows_shape[0])) {  // the whole simdgroup
-  if (lane == 0) {
-    storable[row] = true;
+threadgroup bool failures[MAX_SIMDGROUPS];
+const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
+const uint token = threadgroup_position_in_grid.x, heads = uint(keys_shape[1]);
+if (token >= uint(keys_shape[0])) {  // the whole threadgroup
+  if (simd_index == 0 && lane == 0) {
+    written[token] = false;
   }
   return;
 }
-float x[LANE_DIM];
-load_row<DIM, LANE_DIM>(rows + ulong(row) * DIM, lane, x);
-#if ROTATE
-hadamard<DIM, LANE_DIM>(x, lane, as_type<float>(NORM_BITS));
-#endif
-const bool finite = Format::store<DIM, LANE_DIM>(
-    x, lane, uint(targets[row]), (device Format::Code*)codes, (device Format::Scale*)SCALES);
+const device Keys::Scale* const key_scale_rows = KEY_SCALES;
+const device Values::Scale* const value_scale_rows = VALUE_SCALES;
+bool finite = true;
+for (uint i = simd_index; i < 2 * heads; i += simdgroups_per_threadgroup) {
+  const uint row = token * heads + i % heads;
+  const uint target = uint(targets[row]);
+  if (i < heads) {  // the whole simdgroup
+    finite = write_row<Keys, KEY_DIM, KEY_LANE, ROTATE_KEYS>(
+        keys + ulong(row) * KEY_DIM, lane, as_type<float>(KEY_NORM_BITS), target, k_codes, key_scale_rows) && finite;
+  } else {
+    finite = write_row<Values, VALUE_DIM, VALUE_LANE, ROTATE_VALUES>(
+        values + ulong(row) * VALUE_DIM, lane, as_type<float>(VALUE_NORM_BITS), target, v_codes, value_scale_rows) &&
+        finite;
+  }
+}
 if (lane == 0) {
-  storable[row] = finite;
+  failures[simd_index] = !finite;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);  // every row is stored
+if (simd_index == 0 && lane == 0) {
+  bool failed = flagged[token];
+  for (uint i = 0; i < simdgroups_per_threadgroup; ++i) {
+    failed = failed || failures[i];
+  }
+  written[token] = failed;
 }

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import re
+from pathlib import Path
 
 import pytest
 
@@ -51,14 +55,37 @@ def test_an_asked_for_level_and_a_missing_extension_are_told(monkeypatch: pytest
         compare_isa.available_levels()
 
 
+def test_a_result_says_which_machine_and_commit_it_is_of(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(
+        "processor : 0\nmodel name\t: Some CPU @ 2 GHz\nprocessor : 1\nmodel name\t: Some CPU @ 2 GHz\n"
+    )
+    assert compare_isa.machine_name(info) == f"Some CPU @ 2 GHz, {os.cpu_count()} CPUs"
+    assert compare_isa.machine_name(tmp_path / "none").startswith(platform.machine())
+    commit = compare_isa.commit_of_checkout()
+    assert commit is None or re.fullmatch(r"[0-9a-f]{7,40}\+?", commit)
+
+
+def test_quick_runs_are_of_one_thread_and_native_kernels() -> None:
+    parser = argparse.ArgumentParser()
+    bench_kernels.add_arguments(parser)
+    with pytest.raises(InvalidConfig, match="one thread, not of 2; leave --threads out"):
+        bench_kernels.run(parser.parse_args(["--quick", "--threads", "2"]))
+    with pytest.raises(InvalidConfig, match="of the reference backend"):
+        bench_kernels.run(parser.parse_args(["--quick", "--backend", "reference"]))
+
+
 @pytest.mark.slow
 def test_each_level_of_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     bench_kernels.add_arguments(parser)
-    flags = "--compare-isa --rounds 1 --contexts 64 --chunk 16 --rows 1 --formats bf16,fp4 --weights int4"
+    flags = (
+        "--compare-isa --quick --rounds 1 --contexts 64 --chunk 16 --rows 1 --formats bf16,fp4 --weights int4"
+    )
     result = bench_kernels.run(parser.parse_args(flags.split()))
     json.dumps(result)
     assert result["levels"][0] == "generic"
+    assert all(result[key] for key in ("quick", "machine", "date"))
     for level in result["levels"]:
         cases = {(row["kernel"], row["of"], row["size"]) for row in result["cases"][level]}
         assert cases == {

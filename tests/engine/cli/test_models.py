@@ -28,6 +28,19 @@ def test_the_table_in_the_docs_has_every_architecture() -> None:
     assert [row["name"] for row in NO_MODEL.finditer(TABLE.read_text())] == architectures()
 
 
+def test_nothing_is_gathered_and_little_refused() -> None:
+    """Two need Metal for a plain forward of mlx-lm; the third has a cache of its own kind."""
+    rows = [line.split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| `")]
+    reasons = {row[0].strip("| `"): row[4] for row in rows if row[1] not in ("paged", "not tried")}
+    assert sorted(reasons) == ["bitnet", "deepseek_v41", "muse_spark"]
+    assert {name for name, reason in reasons.items() if "No Metal back-end" in reason} == {
+        "bitnet",
+        "muse_spark",
+    }
+    assert "keeps its state in LayerCache" in reasons["deepseek_v41"]
+    assert "gather" not in {row[1] for row in rows}
+
+
 def test_some_are_examined(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", *TRIED, "--json"]) == 0
     found = {

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+import recurrent_models
 import tiny_models
 from draft_checks import (
     FORMS,
@@ -78,6 +79,12 @@ def test_a_model_that_is_wrong_changes_nothing(folder: Path, windowed: Path) -> 
     accepted, rejected = check(folder, windowed, kv_format="int8")
     assert rejected > 200
     assert rejected > 4 * accepted
+
+
+def test_a_model_with_recurrent_layers_is_guessed_for(tmp_path: Path, folder: Path) -> None:
+    recurrent = recurrent_models.make_folder(tmp_path / "qwen3_5", "qwen3_5", mx.bfloat16)
+    _, rejected = check(recurrent, folder, seeds=range(1))
+    assert rejected > 100
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
             np.testing.assert_allclose(other[name][1], logprobs, rtol=0, atol=0.03)
 
 
+@pytest.mark.usefixtures("unadapted_gear")
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_gathered_keys_are_those_of_the_residual_window_too(tmp_path: Path, backend: Backend) -> None:
     """gear caps its logits itself: they are gathered from both kinds of pages."""

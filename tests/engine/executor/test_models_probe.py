@@ -160,6 +160,7 @@ def test_latents_are_gathered_where_pages_cannot_be_read_as_such(tmp_path: Path)
     assert "residual window" in result.reason
 
 
+@pytest.mark.usefixtures("unadapted_gear")
 def test_models_with_attention_of_their_own_gather(tmp_path: Path, backend: AttentionBackend) -> None:
     result = run_probe(tmp_path, "gear", backend, dtype=mx.float32)
     assert result.tier == "gather"
@@ -194,13 +195,14 @@ def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: Attent
 
 
 @pytest.mark.parametrize("num_kv_heads", [2, 4], ids=["grouped", "one query head each"])
+@pytest.mark.parametrize("name", ["gemma2", "gear"])
 def test_softcapped_attention_is_paged_with_its_cap(
-    tmp_path: Path, backend: AttentionBackend, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: AttentionBackend, name: str, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits go far beyond the cap here, so that leaving it out is no rounding error: the model is then
     computed by its own code, from gathered K/V."""
     settings = {"num_key_value_heads": num_kv_heads, "dtype": mx.float32}
-    result = run_probe(tmp_path / "capped", "gemma2", backend, **settings)
+    result = run_probe(tmp_path / "capped", name, backend, **settings)
     assert result.tier == "paged", probe.describe(result)
     attend = hook.LayerShim.attend
 
@@ -208,7 +210,7 @@ def test_softcapped_attention_is_paged_with_its_cap(
         return attend(shim, queries, **options | {"softcap": None})
 
     monkeypatch.setattr(hook.LayerShim, "attend", without_cap)
-    result = run_probe(tmp_path / "not capped", "gemma2", backend, **settings)
+    result = run_probe(tmp_path / "not capped", name, backend, **settings)
     assert result.tier == "gather"
     assert "are off by" in result.reason
 

@@ -97,6 +97,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(
     [("llama", 2**28), ("gear", 2**28), ("gear", 1)],
     ids=["paged", "gather", "gather in slices"],
 )
+@pytest.mark.usefixtures("unadapted_gear")
 def test_keys_that_are_not_finite_fail_their_sequence_only(
     tmp_path: Path, backend: str, name: str, gather_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_pages_outside_the_pool_never_reach_a_kernel(runner: paged.PagedRunner) 
         runner.run(make_batch([(PROMPT, 0, [1, 40])], [10]), [state()])
 
 
+@pytest.mark.usefixtures("unadapted_gear")
 def test_the_gather_tier_in_slices_is_the_gather_tier_at_once(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

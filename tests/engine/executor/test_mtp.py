@@ -22,7 +22,12 @@ from tiny_runners import make_batch, state
 
 pytestmark = pytest.mark.parity
 
-ARCHITECTURES = ("glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow))  # of 61 layers
+ARCHITECTURES = (
+    "glm4_moe",
+    "qwen3_5",  # with recurrent layers, as the next
+    pytest.param("qwen3_next", marks=pytest.mark.slow),
+    pytest.param("deepseek_v3", marks=pytest.mark.slow),  # of 61 layers
+)
 
 
 def config_of(folder: Path, **settings: Any) -> EngineConfig:
@@ -32,7 +37,7 @@ def config_of(folder: Path, **settings: Any) -> EngineConfig:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("architecture", ["glm4_moe", "qwen3_5"])
+@pytest.mark.parametrize("architecture", ["glm4_moe", "qwen3_5", "qwen3_next"])
 def test_the_head_is_numpys(tmp_path: Path, architecture: str, backend: str) -> None:
     """Outputs and choices of rows that are read in three chunks."""
     folder = tiny_heads.make_model(tmp_path / architecture, architecture, dtype=mx.float32)
@@ -61,7 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], 
     top = tmp_path_factory.mktemp("heads")
     return {
         (name, agrees): tiny_heads.make_model(top / f"{name}-{agrees}", name, agrees=agrees)
-        for name in ("glm4_moe", "deepseek_v3")
+        for name in ("glm4_moe", "qwen3_5", "qwen3_next", "deepseek_v3")
         for agrees in (False, True)
     }
 
@@ -103,8 +108,11 @@ def test_a_head_that_is_wrong_changes_nothing(
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
-def test_cancelled_requests_give_the_heads_pages_back(folders: dict[tuple[str, bool], Path]) -> None:
-    assert serve_and_cancel(config_of(folders["glm4_moe", True], num_pages=30)) > 10
+@pytest.mark.parametrize("architecture", ["glm4_moe", "qwen3_5"])
+def test_cancelled_requests_give_the_heads_pages_back(
+    folders: dict[tuple[str, bool], Path], architecture: str
+) -> None:
+    assert serve_and_cancel(config_of(folders[architecture, True], num_pages=30)) > 10
 
 
 def test_kv_memory_pays_for_the_heads_pages(folders: dict[tuple[str, bool], Path]) -> None:

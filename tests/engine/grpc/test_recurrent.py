@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import recurrent_models
+import tiny_models
 from native import require_extension
 from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
@@ -138,10 +139,10 @@ async def test_native_kernels_stream_the_same_however_they_are_served(name: str,
     core.check()
 
 
-@pytest.mark.parametrize(("changes", "named"), [({"speculate": "ngram"}, "speculate")])
-def test_what_states_cannot_do_yet_is_refused(folder: Path, changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"^{named}.*leave (it|{named}) out for this model"):
-        build_core(config(folder, **changes))
+def test_recurrent_layers_do_not_guess_for_others(folder: Path, tmp_path: Path) -> None:
+    model = tiny_models.make_model(tmp_path / "qwen3", "qwen3")
+    with pytest.raises(InvalidConfig, match=r"draft model .* cannot guess: .* recurrent layers would need"):
+        build_core(config(model, speculate=f"draft:{folder}", state_memory=None))
 
 
 def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> None:

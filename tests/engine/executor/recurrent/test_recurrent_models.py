@@ -32,7 +32,7 @@ pytestmark = pytest.mark.parity
 PAGE_SIZE = 8
 NUM_PAGES = 5  # of each sequence
 LENGTH = 24
-GATHERED = {"kimi_linear", "kimi_k3", "bailing_moe_v3", "plamo2", "bailing_hybrid", "longcat_flash_ngram"}
+GATHERED = {"kimi_linear", "kimi_k3", "bailing_moe_v3", "bailing_hybrid", "longcat_flash_ngram"}
 QUICK = ("qwen3_next", "lfm2", "falcon_h1", "recurrent_gemma", "rwkv7", "mamba2")
 """A gated delta net, a short convolution, two caches in a layer, None against zeros, token shifts, no
 attention."""

@@ -1,0 +1,166 @@
+"""Block-sparse attention through pages: layers that see some blocks of positions, and not others.
+
+phi3small's layers see the latest blocks, and of those before them every so many-th: which ones differs from
+head to head. minimax_m3's choose: an indexer scores blocks by their best key, and a row attends to the best
+of them, another choice for each KV head. mlx-lm's code masks dense arrays. For caches that are pages the same
+masks, bool [T, Hq, L], go to the kernels; minimax_m3's index keys are stored half as K and half as V.
+
+A row stands in the block of its position. Among equal blocks the earliest is taken, so that a row's choice
+depends on nothing but its sequence.
+
+Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model. One
+mistake in that code is mended: phi3small adds its causal mask, which is of bools, to the scores of a prompt,
+so that rows see what follows them; one token at a time there is no mask. (It also counts the blocks of a
+prompt from its end, so that rows stand elsewhere where its length is no multiple of the block. That is as it
+was.)
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from .cache_adapter import Handle, HookError, LayerShim
+from .sparse_latents import best_positions
+
+PHI3SMALL = "mlx_lm.models.phi3small"
+MINIMAX_M3 = "mlx_lm.models.minimax_m3_vl"
+_MARK = "_octavo_plain"
+
+
+def install_block_sparse() -> None:
+    """Patch the attention of both, if mlx-lm's modules are imported and were not patched before."""
+    _replace(PHI3SMALL, "_block_sparse_attention", _strided)
+    _replace(MINIMAX_M3, "__call__", _chosen)
+
+
+def _replace(
+    name: str, method: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
+) -> None:
+    module = sys.modules.get(name)
+    kind: Any = None if module is None else module.Attention
+    if kind is None or hasattr(kind, _MARK):
+        return
+    plain = getattr(kind, method)
+    setattr(kind, _MARK, plain)
+    setattr(kind, method, functools.wraps(plain)(make(plain)))
+
+
+def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention(
+        layer: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: mx.array | None
+    ) -> mx.array:
+        if not isinstance(keys, Handle):
+            if mask is not None and mask.dtype == mx.bool_:
+                mask = mx.where(mask, 0.0, -mx.inf).astype(queries.dtype)
+            return plain(layer, queries, keys, values, scale, mask)
+        if mask is not None:
+            raise HookError("the model gives attention a mask of its own")
+        context = keys.shim.context
+        seen = strided_blocks(
+            context.positions,
+            context.num_visible,
+            num_heads=layer.n_heads,
+            block_size=layer.blocksparse_block_size,
+            local_blocks=layer.blocksparse_num_local_blocks,
+            stride=layer.blocksparse_vert_stride,
+        )
+        return keys.shim.attend(queries.squeeze(2), scale=scale, mask=seen)[:, :, None]
+
+    return attention
+
+
+def strided_blocks(
+    positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
+) -> mx.array:
+    """What rows at these positions see of ``length``, bool [T, num_heads, length]: the ``local_blocks``
+    latest blocks up to their own, and in head h block b where ``stride`` divides b + h + 1."""
+    at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
+    behind = (positions // block_size)[:, None] - at // block_size
+    strided = (at // block_size + heads[:, None]) % stride == 0
+    near = mx.logical_and(behind < local_blocks, at <= positions[:, None])
+    far = mx.logical_and(behind >= local_blocks, at <= positions[:, None])
+    return mx.logical_or(near[:, None], mx.logical_and(far[:, None], strided))
+
+
+def _chosen(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        if not layer.is_sparse_attn or cache is None:
+            return plain(layer, x, mask, cache)
+        if not isinstance(cache[0], LayerShim) or not cache[0].is_paged:
+            return plain(layer, x, mask, cache)
+        if mask is not None:
+            raise HookError("the model gives attention a mask of its own")
+        return _attend_chosen(layer, x, cache[0], cache[1])
+
+    return attention
+
+
+def _attend_chosen(layer: Any, x: mx.array, shim: LayerShim, index: LayerShim) -> mx.array:
+    """Rows [T, 1, hidden] of a step in, and out."""
+    queries = _heads(layer.q_proj(x), layer.num_attention_heads)
+    keys = _heads(layer.k_proj(x), layer.num_key_value_heads)
+    values = _heads(layer.v_proj(x), layer.num_key_value_heads)
+    if layer.use_qk_norm:
+        queries, keys = layer.q_norm(queries), layer.k_norm(keys)
+    queries = layer.rope(queries, offset=shim.offset)
+    shim.update_and_fetch(layer.rope(keys, offset=shim.offset), values)
+    seen = _choose(layer, x, index)
+    out = shim.attend(queries.squeeze(2), scale=layer.scale, mask=seen)
+    projected: mx.array = layer.o_proj(out.reshape(x.shape[0], 1, -1))
+    return projected
+
+
+def _choose(layer: Any, x: mx.array, cache: LayerShim) -> mx.array | None:
+    """Which of the L dense positions each row attends to, bool [T, Hq, L]; None where it is all that it sees.
+    Writes the rows' index keys."""
+    context = cache.context
+    keys = layer.index_k_norm(layer.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
+    cache.write_halves(layer.index_rope(keys, offset=cache.offset))
+    if context.num_visible <= layer.index_topk_blocks * layer.index_block_size:
+        return None
+    queries = layer.index_q_norm(layer.index_q_proj(x).reshape(x.shape[0], 1, layer.index_n_heads, -1))
+    queries = layer.index_rope(queries.transpose(0, 2, 1, 3), offset=cache.offset).squeeze(2)
+    stored = cache.gather_halves().squeeze(1).astype(mx.float32)  # [T, L, dim]
+    scores = queries.astype(mx.float32) @ stored.swapaxes(-1, -2)
+    seen = best_blocks(
+        scores,
+        context.positions,
+        block_size=layer.index_block_size,
+        count=layer.index_topk_blocks,
+        local_blocks=layer.index_local_blocks,
+    )
+    return mx.repeat(seen, layer.num_attention_heads // layer.index_n_heads, axis=1)
+
+
+def best_blocks(
+    scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
+) -> mx.array:
+    """Of float32 scores [T, H, L] of positions: those up to each row's that lie in its ``count`` best blocks,
+    bool [T, H, L]. A block is as good as its best position; the ``local_blocks`` latest ones come first."""
+    tokens, heads, length = scores.shape
+    seen = (mx.arange(length) <= positions[:, None])[:, None]
+    blocks = -(-length // block_size)
+    padding = [(0, 0), (0, 0), (0, blocks * block_size - length)]
+    masked = mx.pad(mx.where(seen, scores, -mx.inf), padding, constant_values=-mx.inf)
+    best = masked.reshape(tokens, heads, blocks, block_size).max(axis=-1)
+    own = (positions // block_size)[:, None, None]
+    behind = own - mx.arange(blocks)
+    local = mx.logical_and(behind >= 0, behind < local_blocks)
+    best = mx.where(local, mx.inf, best).reshape(tokens * heads, blocks)
+    chosen = (
+        best_positions(best, mx.repeat(positions // block_size, heads), count) if blocks > count else None
+    )
+    if chosen is None:
+        return mx.broadcast_to(seen, scores.shape)
+    wide = mx.repeat(chosen.reshape(tokens, heads, blocks), block_size, axis=-1)[..., :length]
+    return mx.logical_and(wide, seen)
+
+
+def _heads(x: mx.array, count: int) -> mx.array:
+    """Rows [T, 1, count * D] as [T, count, 1, D]."""
+    return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)

@@ -1,0 +1,76 @@
+"""Whether a device lets kernels write their inputs, in the order that small arrays give: asked at start."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from ..interface import AttendOptions, LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata, GroupMetadata, Ints
+from .in_place import InPlacePool
+from .launch import KernelLibrary
+
+_PAGE_SIZE = 16
+_LAYER = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+_STEPS = 6
+
+
+def copies_pages(library: KernelLibrary) -> bool:
+    """Whether this device copies a page that it has just written, to the bit."""
+    pool = _pool(library)
+    rows = mx.random.normal((_PAGE_SIZE, 2, 64), key=mx.random.key(0))
+    pool.begin_step(_one_page(0))
+    pool.write(0, rows, -rows)
+    pool.copy_pages([(0, 2), (2, 3)])
+    pages = [pool.gather_sequences(0)]
+    pool.begin_step(_one_page(3))
+    pages.append(pool.gather_sequences(0))
+    (keys, values), (copied_keys, copied_values) = pages
+    same = mx.array_equal(keys, copied_keys) & mx.array_equal(values, copied_values)
+    return bool(same & (keys != 0).any())
+
+
+def overlaps_steps(library: KernelLibrary) -> bool:
+    """Whether steps that are in flight together give what they give one by one, to the bit. Each writes its
+    token over the one before and reads what there is, so that no write may be late or early."""
+    outs = []
+    for waits in (True, False):
+        pool, made = _pool(library), []
+        for step in range(_STEPS):
+            rows = mx.random.normal((1, 2, 64), key=mx.random.key(step))
+            pool.begin_step(_one_row(position=step % 2))
+            pool.write(0, rows, -rows)
+            made.append(pool.attend(0, mx.ones((1, 2, 64)), AttendOptions(scale=0.125)))
+            mx.async_eval(made[-1], *pool.pending())
+            if waits:
+                mx.eval(made[-1])
+        outs.append(mx.concatenate(made))
+    alone, together = outs
+    return bool(mx.array_equal(alone, together) & (alone != 0).any())
+
+
+def _pool(library: KernelLibrary) -> InPlacePool:
+    spec = PoolSpec(layers=(_LAYER,), num_pages=4, page_size=_PAGE_SIZE, k_format="fp4", v_format="bf16")
+    return InPlacePool(spec, library)
+
+
+def _one_page(page: int) -> AttentionMetadata:
+    """A step of one sequence that fills ``page``."""
+    positions = np.arange(_PAGE_SIZE, dtype=np.int32)
+    return _metadata(positions, _PAGE_SIZE * page + positions, page)
+
+
+def _one_row(position: int) -> AttentionMetadata:
+    """A step of one row of the sequence in the first page."""
+    positions = np.array([position], np.int32)
+    return _metadata(positions, positions, 0)
+
+
+def _metadata(positions: Ints, slots: Ints, page: int) -> AttentionMetadata:
+    return AttentionMetadata(
+        positions=positions,
+        q_start=np.array([0, len(positions)], np.int32),
+        kv_len=positions[-1:] + np.int32(1),
+        groups=(GroupMetadata(slots=slots, page_table=np.array([[page]], np.int32)),),
+        page_size=_PAGE_SIZE,
+    )

@@ -1,0 +1,193 @@
+"""Bugs in what the scheduler goes by: predictions, deadlines, accounts, orders and room to grow."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+SCHEDULER = "scheduler/scheduler.py"
+BUDGET = "scheduler/budget.py"
+COST = "scheduler/step_cost.py"
+TARGET = "scheduler/latency_target.py"
+PACE = "scheduler/prompt_pace.py"
+PREEMPTION = "scheduler/preemption.py"
+AGE = "scheduler/waiting/age_order.py"
+DEFICITS = "scheduler/waiting/deficits.py"
+FAIR = "scheduler/waiting/fair.py"
+FIRST_COME = "scheduler/waiting/first_come.py"
+LANES = "scheduler/waiting/lanes.py"
+LENGTHS = "scheduler/waiting/cached_lengths.py"
+
+MUTANTS = (
+    Mutant(
+        "who waits for time is looked at in every step",
+        SCHEDULER,
+        "len(self._roster.running) == self.limits.max_running or not self._has_time():",
+        "len(self._roster.running) == self.limits.max_running:",
+    ),
+    Mutant(
+        "siblings count as one row",
+        SCHEDULER,
+        "members = 1 + len(each.siblings)\n",
+        "members = 1\n",
+    ),
+    Mutant(
+        "a target of one's own counts for nobody",
+        SCHEDULER,
+        "self._latency.limit(decodes, tightest)",
+        "self._latency.limit(decodes)",
+    ),
+    Mutant(
+        "those who run have no targets of their own",
+        SCHEDULER,
+        "StepShape(num_rows, 0, num_positions, 0), self._tightest(running))",
+        "StepShape(num_rows, 0, num_positions, 0), None)",
+    ),
+    Mutant(
+        "time is not spent", BUDGET, "self._time.spend(len(sequence.tokens) - wanted, num_tokens)", "pass"
+    ),
+    Mutant("a chunk without time stops nobody", BUDGET, "self.left = in_time  # there", "pass  # there"),
+    Mutant(
+        "the cost of positions is not learned",
+        COST,
+        "return (1.0, decodes / 8, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)",
+        "return (1.0, decodes / 8, chunk_tokens / 64, 0.0, 0.0)",
+    ),
+    Mutant("errors are not relative", COST, "scale = 1 / seconds  # relative errors", "scale = 1.0"),
+    Mutant("coefficients may be negative", COST, "strict=True) if w > 0.0])", "strict=True)])"),
+    Mutant("old steps count for ever", COST, "_FORGETTING = 0.995", "_FORGETTING = 1.0"),
+    Mutant(
+        "a step without prompts teaches positions wrongly",
+        COST,
+        "aa * a + ba * b + da * d,",
+        "aa * a + ba * b,",
+    ),
+    Mutant("a predicted step may take all of the target", TARGET, "HEADROOM = 0.85", "HEADROOM = 1.5"),
+    Mutant("prompts starve under a tight target", TARGET, "MIN_CHUNK = 8", "MIN_CHUNK = 0"),
+    Mutant("the first chunk takes all", TARGET, "if not self._taught:", "if False:"),
+    Mutant("one runs at a time", TARGET, "MIN_RUNNING = 4", "MIN_RUNNING = 1"),
+    Mutant(
+        "a target that one cannot meet lets in nobody", TARGET, "or target * DECODE_SHARE < one else", "else"
+    ),
+    Mutant("decodes may take the whole target", TARGET, "DECODE_SHARE = 0.7", "DECODE_SHARE = 1.4"),
+    Mutant(
+        "what is cached makes nobody early",
+        PACE,
+        "missing = len(sequence.tokens) - cached_tokens(sequence, self._blocks)",
+        "missing = len(sequence.tokens)",
+    ),
+    Mutant("who ran may be late", PACE, "is None or sequence.num_cached is not None:", "is None:"),
+    Mutant("decodes count as prompts", PACE, "if item.stop - item.start > 1 or not item.samples", "if item"),
+    Mutant(
+        "shared pages are lost work",
+        PREEMPTION,
+        "table.num_written - blocks.num_shared(table)",
+        "table.num_written",
+    ),
+    Mutant("siblings take no room", PREEMPTION, "for sibling in sequence.siblings:", "for sibling in ():"),
+    Mutant(
+        "room is counted for the newcomer alone",
+        PREEMPTION,
+        "for member in members:\n",
+        "for member in (sequence,):\n",
+    ),
+    Mutant(
+        "who gave way has lost its place",
+        AGE,
+        "        if sequence in self._interrupted:\n            return 0\n",
+        "",
+    ),
+    Mutant(
+        "an heir is as young as can be",
+        AGE,
+        "            self._overtaken[heir] = overtaken\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "who gave way overtakes others",
+        AGE,
+        "            self._interrupted.remove(sequence)\n            return\n        oldest",
+        "            self._interrupted.remove(sequence)\n        oldest",
+    ),
+    Mutant(
+        "any tenant is served whatever it had",
+        DEFICITS,
+        "if service[sequence.tenant] < priority_class.level:",
+        "if True:",
+    ),
+    Mutant(
+        "the level rises to whoever had most",
+        DEFICITS,
+        "least = min([service[tenant] for tenant in lanes])",
+        "least = max([service[tenant] for tenant in lanes])",
+    ),
+    Mutant(
+        "a tenant that comes back has all its quanta",
+        DEFICITS,
+        "max(priority_class.service.get(tenant, 0.0), floor)",
+        "floor",
+    ),
+    Mutant(
+        "head starts lower the level", FAIR, "priority_class.level, floor\n        )", "0.0, floor\n        )"
+    ),
+    Mutant(
+        "the most served goes on",
+        FAIR,
+        "s.priority == lowest and self._service(s) == most]",
+        "s.priority == lowest]",
+    ),
+    Mutant(
+        "a tenant's output is charged by step",
+        FAIR,
+        "service[tenant] += (stop - start) * costs[tenant]",
+        "service[tenant] += costs[tenant]",
+    ),
+    Mutant(
+        "who was served least comes last",
+        FAIR,
+        "heap = [(service[tenant], index",
+        "heap = [(-service[tenant], index",
+    ),
+    Mutant(
+        "turns are not taken again",
+        FAIR,
+        "(service[tenant], index, tenant, passed + 1)",
+        "(service[tenant], index, tenant, len(line))",
+    ),
+    Mutant(
+        "priorities queue by age",
+        FIRST_COME,
+        "while index and self._waiting[index - 1].priority > sequence.priority:",
+        "while False:",
+    ),
+    Mutant(
+        "who gave way queues before the more urgent",
+        FIRST_COME,
+        "if s.priority >= sequence.priority)\n        self._waiting.insert",
+        "if True)\n        self._waiting.insert",
+    ),
+    Mutant(
+        "long prompts hold back the more urgent",
+        FIRST_COME,
+        "return running.priority <= sequence.priority",
+        "return True",
+    ),
+    Mutant(
+        "priorities have no order",
+        LANES,
+        "for priority in sorted(self._classes):\n            yield from self._choose",
+        "for priority in self._classes:\n            yield from self._choose",
+    ),
+    Mutant(
+        "who gave way is its tenant's last",
+        LANES,
+        "self._open_lane(sequence).appendleft(sequence)",
+        "self._open_lane(sequence).append(sequence)",
+    ),
+    Mutant(
+        "prompts that are computed again count as cached",
+        LENGTHS,
+        "if sequence.recompute or not blocks.prefix_cache:",
+        "if not blocks.prefix_cache:",
+    ),
+    Mutant("what was looked up stays so", LENGTHS, "for sequence in (*new, *stale):", "for sequence in new:"),
+)

@@ -1,0 +1,134 @@
+"""A Metal device that is late, and runs launches in any order that their inputs allow.
+
+A launch returns at once, with arrays that hold garbage until it has run; it runs when the host waits for
+something that depends on it, or earlier, as a seed decides, beside launches of other steps. What it
+depends on is what MLX sees: arrays among its inputs, or those that MLX's operations make these of. A
+kernel that reads pages which another one wrote, without an input that says so, finds other bytes there.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_in_place import WritingDevice, memory_of
+
+_PLACEHOLDER = re.compile(r'"out(\d+)_\d+" ->')
+
+
+@dataclass(eq=False)
+class Job:
+    """A launch that has not run. ``outputs`` are the arrays that it fills; ``after`` must run before."""
+
+    number: int
+    name: str
+    run: Callable[[], list[mx.array]]
+    outputs: list[mx.array]
+    after: set[int]
+
+
+@dataclass
+class LateDevice(WritingDevice):
+    """``order`` gets the numbers of launches in the order in which they ran; ``most_waiting`` is how many
+    had not run when another was launched, at most, and that one."""
+
+    order_seed: int = 0
+    order: list[int] = field(default_factory=list)
+    launched: list[str] = field(default_factory=list)
+    most_waiting: int = 0
+    _waiting: dict[int, Job] = field(default_factory=dict)
+    _running: bool = False
+
+    def compile(self, **parts: Any) -> Callable[..., Sequence[mx.array]]:
+        at_once = super().compile(**parts)
+
+        def launch(**arguments: Any) -> list[mx.array]:
+            outputs = [
+                _garbage(shape, dtype)
+                for shape, dtype in zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
+            ]
+            number = len(self.launched)
+            self.launched.append(parts["name"])
+            after = self._ancestors(arguments["inputs"])
+            job = Job(number, parts["name"], lambda: list(at_once(**arguments)), outputs, after)
+            self._waiting[number] = job
+            self.most_waiting = max(self.most_waiting, len(self._waiting))
+            return outputs
+
+        return launch
+
+    def _ancestors(self, arrays: Sequence[mx.array]) -> set[int]:
+        """Launches that have not run, of whose outputs MLX would make these."""
+        named = {
+            f"out{number}_{i}": array
+            for number, job in self._waiting.items()
+            for i, array in enumerate(job.outputs)
+        }
+        graph = io.StringIO()
+        mx.export_to_dot(graph, *(mx.stop_gradient(array) for array in arrays), **named)  # an edge each
+        return {int(found) for found in _PLACEHOLDER.findall(graph.getvalue())} & set(self._waiting)
+
+    def wait_for(self, arrays: Sequence[mx.array]) -> None:
+        """Run launches until these arrays can be computed; others may run meanwhile, and others not."""
+        if self._running or not self._waiting:  # running: inputs of a launch, and what they need has run
+            return
+        self._running = True
+        rng = random.Random(f"{self.order_seed} {len(self.order)}")
+        needed = self._ancestors(arrays)
+        while needed & set(self._waiting):
+            ready = [job for job in self._waiting.values() if not job.after & set(self._waiting)]
+            job = rng.choice(ready)
+            for placeholder, made in zip(job.outputs, job.run(), strict=True):
+                memory_of(placeholder)[...] = memory_of(made)
+            del self._waiting[job.number]
+            self.order.append(job.number)
+        self._running = False
+
+    @property
+    def num_out_of_order(self) -> int:
+        """How often a launch ran before one that was launched earlier."""
+        return sum(earlier > later for earlier, later in zip(self.order, self.order[1:], strict=False))
+
+    @contextmanager
+    def in_place_of_mlx(self) -> Iterator[None]:
+        """``mx.eval`` waits for launches, and ``mx.async_eval`` leaves them alone."""
+        evaluate = mx.eval
+
+        def waiting(*arrays: Any) -> None:
+            self.wait_for(list(_leaves(arrays)))
+            evaluate(*arrays)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mx, "eval", waiting)
+            patch.setattr(mx, "async_eval", lambda *_: None)
+            yield
+
+
+def _garbage(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """An evaluated array of bytes that nobody may see: NaN, the largest integers, true."""
+    array = mx.zeros(shape, dtype)
+    memory_of(array)[...] = 1 if dtype == mx.bool_ else -1 & (2 ** (8 * dtype.size) - 1)
+    return array
+
+
+def _leaves(arrays: Any) -> Iterator[mx.array]:
+    if isinstance(arrays, mx.array):
+        yield arrays
+    else:
+        for each in arrays:
+            yield from _leaves(each)
+
+
+def read(array: mx.array) -> np.ndarray[Any, Any]:
+    """As NumPy, once the device has computed it."""
+    mx.eval(array)
+    return np.array(array)

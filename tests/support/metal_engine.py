@@ -1,0 +1,50 @@
+"""Whole engines on an emulated Metal device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from late_device import LateDevice
+from metal_in_place import WritingDevice
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.executor.device_step import DeviceStep
+from octavo.engine.executor.load import load
+from octavo.engine.frontend.llm import LLM
+from octavo.kernels.backends import Choice
+from octavo.kernels.metal.backend import MetalBackend
+from octavo.kernels.metal.launch import KernelLibrary
+
+
+def writing_backend(device: WritingDevice) -> MetalBackend:
+    """That writes pages in place, as after its self-test."""
+    backend = MetalBackend(KernelLibrary(device.compile))
+    backend._writes_in_place = True
+    return backend
+
+
+@contextmanager
+def metal_engine(folder: Path, device: WritingDevice, **settings: Any) -> Iterator[LLM]:
+    small: dict[str, Any] = {"page_size": 16, "num_pages": 40, "max_running": 6, "max_step_tokens": 48}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "choose_device", lambda _: Choice(writing_backend(device), "emulated"))
+        if isinstance(device, LateDevice):
+            resolve = DeviceStep.resolve
+
+            def resolving(step: DeviceStep) -> Any:
+                device.wait_for(step.arrays)
+                return resolve(step)
+
+            patch.setattr(DeviceStep, "resolve", resolving)
+            with (
+                device.in_place_of_mlx(),
+                LLM(EngineConfig(model=str(folder), backend="metal", **(small | settings))) as llm,
+            ):
+                yield llm
+            return
+        with LLM(EngineConfig(model=str(folder), backend="metal", **(small | settings))) as llm:
+            yield llm
