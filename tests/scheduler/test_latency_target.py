@@ -274,10 +274,11 @@ def test_prompts_of_one_step_share_its_time() -> None:
         scheduler.add(Sequence(f"s{index}", [rng.randrange(1000) for _ in range(100)], 500))
     scheduler.add(Sequence("teaches", [rng.randrange(1000) for _ in range(500)], 1))
     teach(scheduler, 60)
-    for index in range(2):
+    for index in range(3):
         scheduler.add(Sequence(f"p{index}", [rng.randrange(1000) for _ in range(60)], 1))
     step = scheduler.plan()
     assert step is not None
+    assert len(step.work) == MIN_RUNNING + 2, "the third is not let in for a token"
     chunks = [item.stop - item.start for item in step.work if item.stop - item.start > 1]
     assert chunks[0] == 60
     assert 0 < chunks[1] < 60
