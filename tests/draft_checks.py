@@ -13,6 +13,8 @@ from octavo.engine.api.structured_output import Structured
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
+from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.memory.planner import plan
 
 SCHEMA = {
     "type": "object",
@@ -113,6 +115,25 @@ def request_of(core: EngineCore, number: int, prompt: list[int], params: Samplin
         vocab_size=core.info.vocab_size,
         arrived_at=0.0,
     )
+
+
+def planned_pages(config: EngineConfig, kv_memory: int) -> int:
+    """Pages that ``octavo plan`` finds room for in so many bytes beside weights and workspace."""
+
+    def planned(memory: int) -> dict[str, Any]:
+        return plan(
+            model=config.model,
+            memory=memory,
+            page_size=config.page_size,
+            formats=[config.page_formats],
+            speculate=config.speculate,
+            observe=observe_caches,
+            residual={"sink_pages": config.sink_pages, "residual_pages": config.residual_pages},
+        )
+
+    beside = planned(2**30)
+    (row,) = planned(2**30 - beside["kv_bytes"] + kv_memory)["formats"].values()
+    return int(row["pages"])
 
 
 def serve_and_cancel(config: EngineConfig) -> int:

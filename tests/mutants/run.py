@@ -1,9 +1,9 @@
 """Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
 ``python tests/mutants/run.py [WORD]`` copies rooms of the repository to a scratch folder, plants each
-bug of in_scheduler.py, in_policies.py, in_states.py and in_engine.py (with WORD: those that have it in
-the name) there and runs the tests of its room against it. Prints a table; exits 1 if the tests miss a bug,
-or fail without one. Some minutes.
+bug of in_scheduler.py, in_policies.py, in_states.py, in_swap.py and in_engine.py (with WORD: those that
+have it in the name) there and runs the tests of its room against it. Prints a table; exits 1 if the tests
+miss a bug, or fail without one. Some minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import in_engine
 import in_policies
 import in_scheduler
 import in_states
+import in_swap
 from harness import ROOT, hunt, run_tests, spoilt
 from mutant import Mutant
 
@@ -88,12 +89,21 @@ ENGINE = {
     in_states.POOL: Suite(
         EVERY_ROOM, ("tests/unit/test_state_segments.py", "tests/parity/test_recurrent_models.py")
     ),
+    in_engine.STATES: Suite(EVERY_ROOM, ("tests/unit/test_recurrent_states.py",)),
+    in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/parity/test_recurrent_speculation.py",)),
     in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
 }
 
 
+SWAP = Suite(EVERY_ROOM, ("tests/unit/test_swap.py",))
+
+
 def suite_of(mutant: Mutant) -> Suite:
-    return ENGINE.get(mutant.file, STATES if mutant in in_states.MUTANTS else CONTROL_PLANE)
+    if mutant in in_swap.MUTANTS:
+        return SWAP
+    if mutant in in_states.MUTANTS and mutant.file != in_states.POOL:
+        return STATES
+    return ENGINE.get(mutant.file, CONTROL_PLANE)
 
 
 NO_REDIRECTION = """import sys
@@ -143,7 +153,8 @@ def native_extension() -> dict[str, str]:
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    everything = in_scheduler.MUTANTS + in_policies.MUTANTS + in_states.MUTANTS + in_engine.MUTANTS
+    everything = in_scheduler.MUTANTS + in_policies.MUTANTS + in_states.MUTANTS
+    everything += in_swap.MUTANTS + in_engine.MUTANTS
     mutants = [mutant for mutant in everything if word in mutant.name]
     suites = dict.fromkeys(map(suite_of, mutants))
     clean = [partial(attempt, None, suite) for suite in suites]

@@ -18,6 +18,7 @@ from draft_checks import (
     Cores,
     Drafts,
     essence,
+    planned_pages,
     random_params,
     random_prompts,
     request_of,
@@ -29,6 +30,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
 from octavo.engine.core.draft_model import DraftModel
 from octavo.engine.frontend.llm import LLM
+from octavo.engine.memory.planner import plan, render
 
 pytestmark = pytest.mark.usefixtures("every_draft_is_computed")
 
@@ -145,6 +147,21 @@ def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path)
         assert mx.set_cache_limit(limit) == limit
     finally:
         core.close()
+
+
+def test_plans_count_what_the_draft_model_takes(folder: Path) -> None:
+    cores = Cores()
+    config = config_of(folder, folder, num_pages=None, kv_memory=1_000_000)
+    core = cores(config)
+    try:
+        assert planned_pages(config, 1_000_000) == core.info.num_pages
+        assert planned_pages(replace(config, speculate="off"), 1_000_000) > 1.9 * core.info.num_pages
+        weights = core.info.memory.weights
+    finally:
+        core.close()
+    found = plan(model=config.model, memory=2**30, speculate=config.speculate)
+    assert found["draft_weights_bytes"] == found["weights_bytes"] == weights
+    assert "draft model" in render(found)
 
 
 def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ import pytest
 
 import tiny_heads
 import tiny_models
-from draft_checks import FORMS, Cores, Drafts, essence, random_params, random_prompts, serve_and_cancel
+from draft_checks import (
+    FORMS,
+    Cores,
+    Drafts,
+    essence,
+    planned_pages,
+    random_params,
+    random_prompts,
+    serve_and_cancel,
+)
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.executor.load.load import load_paged_runner
@@ -123,6 +132,9 @@ def test_kv_memory_pays_for_the_heads_pages(folders: dict[tuple[str, bool], Path
         assert budget.pages == 2 * budget.drafts
         assert 590_000 < budget.pages + budget.drafts <= 600_000
         assert runner.head.num_pages == runner.info.num_pages
+        config = config_of(folders["glm4_moe", True])
+        assert planned_pages(config, 600_000) == runner.info.num_pages
+        assert planned_pages(replace(config, speculate="off"), 600_000) > 1.4 * runner.info.num_pages
     finally:
         runner.close()
 
