@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from octavo.block_manager import BlockManager, Digest, PageCopy, PageTable, RecurrentState
+from octavo.block_manager import BlockManager, Digest, PageCopy, PageId, PageTable, RecurrentState
 
 PAGE_SIZE = 3
 NUM_PAGES = 14
@@ -46,7 +46,9 @@ class Machine(RuleBasedStateMachine):
         self.names: dict[Digest, tuple[bytes, tuple[int, ...]]] = {}
 
     def carry_out(self) -> None:
-        moved = {c.target: self.slots.get(c.source, "empty") for c in self.copies if c.group == SLOTS}
+        moved: dict[int, State] = {
+            c.target: self.slots.get(c.source, "empty") for c in self.copies if c.group == SLOTS
+        }
         self.slots |= moved
         self.blocks.copied(self.copies)
         self.copies = []
@@ -168,7 +170,7 @@ class Machine(RuleBasedStateMachine):
         if not digests:
             return
 
-        def fill(indices: list[int], slots: list[int]) -> None:
+        def fill(indices: list[int], slots: list[PageId]) -> None:
             for index, slot in zip(indices, slots, strict=True):
                 self.slots[slot] = (salt, tuple(prompt[: (index + 1) * PAGE_SIZE]))
                 self.names[digests[index]] = (salt, tuple(prompt[: (index + 1) * PAGE_SIZE]))

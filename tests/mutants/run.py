@@ -155,8 +155,8 @@ def native_extension() -> dict[str, str]:
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    everything = in_scheduler.MUTANTS + in_policies.MUTANTS + in_states.MUTANTS
-    everything += in_swap.MUTANTS + in_engine.MUTANTS
+    control = in_scheduler.MUTANTS + in_policies.MUTANTS + in_states.MUTANTS
+    everything = control + in_swap.MUTANTS + in_engine.MUTANTS
     mutants = [mutant for mutant in everything if word in mutant.name]
     suites = dict.fromkeys(map(suite_of, mutants))
     clean = [partial(attempt, None, suite) for suite in suites]
