@@ -356,5 +356,6 @@ def attend_mixed(
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
     mask: mx.array | None,
+    rotary: mx.array | None,
     exact: bool,
 ) -> mx.array: ...

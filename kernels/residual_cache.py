@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 Pool = TypeVar("Pool", bound=KVPool)
 
 
-def refuse_latents(options: AttendOptions) -> None:
-    """ValueError for attention over latents: no kernel reads them from two kinds of pages."""
-    if options.rotary is not None:
-        raise ValueError("latents (AttendOptions.rotary) cannot be read from pages with a residual window")
-
-
 class ResidualCache(ABC, Generic[Pool]):
     """``PagedKVCache`` over a pool of quantized pages and one of residual pages, the groups of a step's
     metadata in this order."""

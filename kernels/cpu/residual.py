@@ -7,7 +7,7 @@ import mlx.core as mx
 from .. import _ext
 from ..interface import AttendOptions
 from ..masks import check_mask
-from ..residual_cache import ResidualCache, refuse_latents
+from ..residual_cache import ResidualCache
 from .backend import CpuPool
 
 
@@ -15,7 +15,6 @@ class CpuResidualCache(ResidualCache[CpuPool]):
     """Each pool is attended over by the kernels of its formats; their partial results are joined."""
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        refuse_latents(options)
         quantized, residual = self.quantized, self.residual
         step, spec, beside = quantized.step, quantized.spec.layers[layer], residual.spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
@@ -41,5 +40,6 @@ class CpuResidualCache(ResidualCache[CpuPool]):
             options.sinks,
             options.alibi_slopes,
             mask,
+            options.rotary,
             quantized.exact,
         )

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata
+from ..metadata import AttentionMetadata, Ints
 from .attention_units import CHUNK_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
 from .launch import KernelLibrary, Launch, padded
 from .plan import (
@@ -54,19 +54,23 @@ class Parts:
 
     items       [4 * M]  (row, row of the table, first tile, end tile) of each part; of tiles of rows instead
                 (first row, rows, row of the table, first part), a part for each row
-    count       M
+    plan        [M, 4]   the same on the host
     tiled       how many parts tiles of rows have together; None: a part for each of ``items``
     positions   [T]      position of each row
     page_table  [T, P]   its pages
     """
 
     items: mx.array
-    count: int
+    plan: Ints
     tiled: int | None
     positions: mx.array
     page_table: mx.array
     scale: float
     softcap: float | None
+
+    @property
+    def count(self) -> int:
+        return len(self.plan)
 
 
 @dataclass(frozen=True, slots=True)

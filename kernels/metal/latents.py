@@ -6,19 +6,22 @@ first, with partial results that *reduce* joins, and prompts have a launch of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
-from .attention import READ, Attended, StoredPages, device_params, per_head
+from .attention import READ, Attended, Partials, Parts, StoredPages, device_params, per_head
 from .attention_units import REDUCE_SIMDGROUPS
 from .latent_units import LatentConfig
 from .launch import KernelLibrary, Launch, padded
 from .plan import divide, num_splits, num_tiles, restore_order
 from .units import Unit
+
+LATENT_TOKENS = 64
+"""Tokens of prompts that are divided into tiles together, where what they read changes along a sequence."""
 
 ALL_TILES = np.iinfo(np.int32).max
 
@@ -93,13 +96,20 @@ def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
 
 def _cut(metadata: AttentionMetadata, sequences: Ints, outs: Ints, *, num_heads: int, rows: int) -> Ints:
     """Items of all rows of these sequences, whose outputs begin at ``outs``."""
-    totals = np.diff(metadata.q_start)[sequences] * num_heads
+    runs = metadata.q_start[sequences], np.diff(metadata.q_start)[sequences], sequences, outs
+    return row_tiles(np.stack(runs, axis=1), num_heads=num_heads, rows=rows)
+
+
+def row_tiles(runs: Ints, *, num_heads: int, rows: int) -> Ints:
+    """Items of runs (first row, rows, sequence, output of the first row) [N, 4], ``rows`` heads each."""
+    first, lengths, sequences, outs = runs.T
+    totals = lengths * num_heads
     counts = -(-totals // rows)
-    owner = np.repeat(np.arange(len(sequences)), counts)
+    owner = np.repeat(np.arange(len(runs)), counts)
     flat = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * rows
     token, head = flat // num_heads, flat % num_heads
     items = np.zeros((len(owner), 8), np.int32)
-    items[:, 0] = metadata.q_start[sequences][owner] + token
+    items[:, 0] = first[owner] + token
     items[:, 1] = head
     items[:, 2] = np.minimum(rows, totals[owner] - flat)
     items[:, 3] = sequences[owner]
@@ -176,6 +186,23 @@ class LatentAttention:
         out = out if route.order is None else out[route.order]
         return Attended(out, read[0] if read else None)
 
+    def partials(
+        self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
+    ) -> Partials:
+        """As ``PagedAttention.partials``, of latents: values [M, Hq, R], still rotated as these are."""
+        spec = replace(self._spec.layers[layer], window=None, keep=0)
+        config = self._configured(spec, queries.shape[1], pages, sinks=False, alibi=False)
+        cut = head_tiles if parts.tiled is None else row_tiles
+        items = cut(parts.plan, num_heads=config.num_heads, rows=config.rows)
+        inputs = self._inputs(queries, rotary, pages, parts.scale) | {
+            "positions": parts.positions,
+            "page_table": parts.page_table,
+            "items": padded(items.ravel()),
+        }
+        count = parts.count if parts.tiled is None else parts.tiled
+        values, stats, *read = self._split(config, inputs, len(items), count)
+        return Partials(values, stats, read[0] if read else None)
+
     def _config(
         self,
         layer: int,
@@ -195,14 +222,25 @@ class LatentAttention:
         wanted = (*queries.shape[:2], spec.value_dim)
         if rotary.shape != wanted:
             raise ValueError(f"rotary queries must be {wanted}, got {rotary.shape}")
+        return self._configured(
+            spec,
+            queries.shape[1],
+            pages,
+            sinks=options.sinks is not None,
+            alibi=options.alibi_slopes is not None,
+        )
+
+    def _configured(
+        self, layer: LayerSpec, num_heads: int, pages: StoredPages, *, sinks: bool, alibi: bool
+    ) -> LatentConfig:
         return LatentConfig(
-            layer=spec,
-            num_heads=queries.shape[1],
+            layer=layer,
+            num_heads=num_heads,
             page_size=self._spec.page_size,
             k_format=self._spec.k_format,
             v_format=self._spec.v_format,
-            sinks=options.sinks is not None,
-            alibi=options.alibi_slopes is not None,
+            sinks=sinks,
+            alibi=alibi,
             ordered=pages.after is not None,
         )
 

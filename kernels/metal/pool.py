@@ -73,9 +73,13 @@ class MetalPool(ReferencePool):
         """A kernel that reads the pages of ``layer`` makes ``read``, which later writes must await. MLX's
         scatter, which writes them here, sees to that."""
 
-    def partials(self, layer: int, queries: mx.array, parts: Parts) -> Partials:
-        """See ``PagedAttention.partials``."""
-        partials = self._attention.partials(layer, queries, self._pages(layer), parts)
+    def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
+        """See ``PagedAttention.partials``, and for rotary queries ``LatentAttention.partials``."""
+        pages = self._pages(layer)
+        if rotary is None:
+            partials = self._attention.partials(layer, queries, pages, parts)
+        else:
+            partials = self._latents.partials(layer, queries, rotary, pages, parts)
         self._was_read(layer, partials.read)
         return partials
 

@@ -18,9 +18,10 @@ from ..interface import AttendOptions, PoolSpec, refuse_option
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
 from ..residual import residual_starts
-from ..residual_cache import ResidualCache, refuse_latents
+from ..residual_cache import ResidualCache
 from .attention import Parts
 from .attention_units import DECODE_TILE, chunk_tokens
+from .latents import LATENT_TOKENS
 from .launch import padded
 from .plan import chunk_rows, cut, divide, num_splits, restore_order
 from .pool import MetalPool
@@ -35,16 +36,21 @@ class _Run:
     """What rows read of one kind of pages.
 
     items   [4 * M]  for the kernel; none if ``count``, M, is 0
+    plan    [M, 4]   the same on the host
     tiled   as of ``Parts``
     index   [R, S]   parts of each row
     live    [R, S]   which of these there are
     """
 
     items: mx.array
-    count: int
+    plan: Ints
     tiled: int | None
     index: mx.array
     live: mx.array
+
+    @property
+    def count(self) -> int:
+        return len(self.plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +112,21 @@ class MetalResidualCache(ResidualCache[MetalPool]):
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_option("metal", alibi_slopes=options.alibi_slopes, mask=options.mask)
-        refuse_latents(options)
+        if options.rotary is not None:
+            self.quantized.check_latents(layer, queries, options)
         self.quantized.check_queries(layer, queries, options)
         spec = self.quantized.spec.layers[layer]
-        routes = self._routes_of(chunk_tokens(spec, queries.shape[1] // spec.num_kv_heads))
+        group = queries.shape[1] // spec.num_kv_heads
+        tokens = chunk_tokens(spec, group) if options.rotary is None else LATENT_TOKENS
+        routes = self._routes_of(tokens)
         outs = [self._attend(layer, queries, route, options) for route in routes]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return (out if self._order is None else out[self._order]).astype(queries.dtype)
 
     def _attend(self, layer: int, queries: mx.array, route: _Route, options: AttendOptions) -> mx.array:
         """Of the rows of one route, float32 [R, Hq, Dv]."""
-        heads, dim = queries.shape[1], self.quantized.spec.layers[layer].value_dim
+        spec, rotary = self.quantized.spec.layers[layer], options.rotary
+        heads, dim = queries.shape[1], spec.value_dim if rotary is None else spec.head_dim
         top = mx.full((len(route.rows), heads), _LOWEST)
         if (sinks := options.sinks) is not None:
             sinks = sinks.astype(mx.float32) * _LOG2_E
@@ -129,14 +139,14 @@ class MetalResidualCache(ResidualCache[MetalPool]):
                 continue
             wanted = Parts(
                 items=run.items,
-                count=run.count,
+                plan=run.plan,
                 tiled=run.tiled,
                 positions=positions,
                 page_table=table,
                 scale=options.scale,
                 softcap=options.softcap,
             )
-            found = pool.partials(layer, queries, wanted)
+            found = pool.partials(layer, queries, rotary, wanted)
             tops = mx.where(run.live[..., None], found.stats[run.index][..., 0], _LOWEST)  # [R, S, Hq]
             parts.append((pool, run, found, tops))
             top = mx.maximum(top, tops.max(axis=1))
@@ -147,7 +157,8 @@ class MetalResidualCache(ResidualCache[MetalPool]):
             total = total + (share * found.stats[run.index][..., 1]).sum(axis=1)
             values = mx.where(run.live[..., None, None], found.values[run.index], 0.0)  # not 0 * NaN
             values = (share[..., None] * values).sum(axis=1)
-            out = out + (hadamard(values) if pool.rotates_values(layer) else values)
+            rotated = pool.rotates_values(layer) if rotary is None else pool.rotates_keys(layer)
+            out = out + (hadamard(values) if rotated else values)
         return out / total[..., None]
 
 
@@ -187,7 +198,7 @@ def _run(rows: Ints, kind: _Kind) -> _Run:
     each = np.arange(max(int(splits.max(initial=1)), 1))
     live = each < splits[:, None]
     index = np.where(live, first[:, None] + each, 0).astype(np.int32)
-    return _Run(padded(items.ravel()), len(items), None, mx.array(index), mx.array(live))
+    return _Run(padded(items.ravel()), items, None, mx.array(index), mx.array(live))
 
 
 def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
@@ -200,5 +211,5 @@ def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
     tiles = np.stack([rows[first], count, rows[first + count - 1], out], axis=1).astype(np.int32)
     index = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
     return _Run(
-        padded(tiles.ravel()), len(tiles), int(count.sum()), mx.array(index[:, None]), mx.array(live[:, None])
+        padded(tiles.ravel()), tiles, int(count.sum()), mx.array(index[:, None]), mx.array(live[:, None])
     )

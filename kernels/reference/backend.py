@@ -120,12 +120,7 @@ class ReferencePool:
     ) -> mx.array:
         """See ``AttendOptions.rotary``: one head, whose keys are latents and rotary keys side by side."""
         spec = self._spec.layers[layer]
-        if spec.num_kv_heads != 1 or options.softcap is not None:
-            raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
-        if rotary.shape != (*queries.shape[:2], spec.value_dim):
-            raise ValueError(
-                f"rotary queries must be {(*queries.shape[:2], spec.value_dim)}, got {rotary.shape}"
-            )
+        self.check_latents(layer, queries, options)
         wide = mx.concatenate(
             [queries.astype(mx.float32) * options.scale, rotary.astype(mx.float32)], axis=-1
         )
@@ -136,6 +131,17 @@ class ReferencePool:
             rows = wide[group.rows]
             outs.append(attend_group(group, rows, keys, latents, spec=spec, options=options, bias=bias))
         return mx.concatenate(outs)[self._restore_order].astype(queries.dtype)
+
+    def check_latents(self, layer: int, queries: mx.array, options: AttendOptions) -> None:
+        """ValueError unless the layer can be one of latents, and rotary queries fit it and ``queries``."""
+        spec, rotary = self._spec.layers[layer], options.rotary
+        if spec.num_kv_heads != 1 or options.softcap is not None:
+            raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
+        wanted = (*queries.shape[:2], spec.value_dim)
+        if rotary is None or rotary.shape != wanted:
+            raise ValueError(
+                f"rotary queries must be {wanted}, got {None if rotary is None else rotary.shape}"
+            )
 
     def check_queries(self, layer: int, queries: mx.array, options: AttendOptions) -> Bias:
         """ValueError unless queries and what is added to logits fit the layer and the step."""
@@ -167,6 +173,10 @@ class ReferencePool:
     def rotates_values(self, layer: int) -> bool:
         """Whether V is stored rotated."""
         return self._codecs[1].format.rotates(self._spec.layers[layer].value_dim)
+
+    def rotates_keys(self, layer: int) -> bool:
+        """Whether K is stored rotated."""
+        return self._codecs[0].format.rotates(self._spec.layers[layer].head_dim)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """As ``PagedKVCache.gather``, in the dtypes of the keys and values last written."""

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from ..interface import AttendOptions, LayerSpec
 from ..metadata import AttentionMetadata
-from ..residual_cache import ResidualCache, refuse_latents
+from ..residual_cache import ResidualCache
 from .attention import Bias, Group, attention_weights
 from .backend import ReferencePool
 
@@ -21,9 +21,11 @@ class ReferenceResidualCache(ResidualCache[ReferencePool]):
         self._starts = mx.array(self.starts())
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        refuse_latents(options)
         bias = self.quantized.check_queries(layer, queries, options)
         wide = queries.astype(mx.float32) * options.scale
+        if options.rotary is not None:  # keys are latents and rotary keys side by side, values latents
+            self.quantized.check_latents(layer, queries, options)
+            wide = mx.concatenate([wide, options.rotary.astype(mx.float32)], axis=-1)
         keep = self.residual.spec.layers[layer].keep
         outs = []
         for group, beside in zip(self.quantized.groups, self.residual.groups, strict=True):
@@ -32,6 +34,10 @@ class ReferenceResidualCache(ResidualCache[ReferencePool]):
                 [pool.rows(layer, part, table) for pool, table in zip(self._pools, tables, strict=True)]
                 for part in (0, 1)
             )
+            if options.rotary is not None:
+                latents = keys
+                keys = [mx.concatenate(list(pair), axis=-1) for pair in zip(latents, values, strict=True)]
+                values = latents
             seen = mx.arange(keys[0].shape[2])
             reads_residual = (seen >= self._starts[group.rows, layer][..., None]) | (seen < keep)
             outs.append(

@@ -9,9 +9,21 @@ import numpy as np
 import pytest
 
 from attention_backends import BACKENDS, TestedBackend, poison
-from latent_cases import CASES, Case, Data, history, last_step, metadata, relative_errors, spec_of
+from latent_cases import (
+    CASES,
+    Case,
+    Data,
+    history,
+    last_step,
+    metadata,
+    relative_errors,
+    residual_pool,
+    residual_truth,
+    spec_of,
+)
 from native import at_every_level, require_extension, run_at_level
 from octavo.kernels.interface import AttendOptions, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.residual_cache import ResidualCache
 
 pytestmark = pytest.mark.parity
 CAN = [backend for backend in BACKENDS if backend.name in ("reference", "cpu")]
@@ -100,6 +112,20 @@ def test_a_row_has_the_same_bits_alone(name: str, formats: tuple[str, str]) -> N
             alone = data.step(pool, [(i, p, p + 1)])
             assert np.array_equal(alone[0], together[first]), (i, p)
             first += 1
+
+
+@pytest.mark.parametrize("name", ["mixed", "uneven tiles", "small pages", "odd dims", "decode"])
+@pytest.mark.parametrize("formats", [("fp4", "bf16"), ("int8", "fp4")], ids="/".join)
+@pytest.mark.parametrize("backend", CAN, ids=lambda backend: backend.name)
+def test_latents_of_two_kinds_of_pages(backend: TestedBackend, name: str, formats: tuple[str, str]) -> None:
+    case = CASES[name]
+    for window, keep in ((1, 0), (case.page_size + 1, case.page_size)):
+        data, pool = Data(case), residual_pool(backend.create(), case, *formats, window=window, keep=keep)
+        assert isinstance(pool, ResidualCache)
+        data.write(pool, history(case))
+        got = data.step(pool, last_step(case))
+        error = relative_errors(got, residual_truth(data, pool, last_step(case))).max()
+        assert error < LIMITS[formats[0]] + LIMITS[formats[1]], (window, keep, error)
 
 
 @pytest.mark.parametrize("backend", CAN, ids=lambda backend: backend.name)

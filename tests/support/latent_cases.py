@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.interface import AttendOptions, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.interface import (
+    AttendOptions,
+    AttentionBackend,
+    KVPool,
+    LayerSpec,
+    PagedKVCache,
+    PoolSpec,
+)
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.residual_cache import ResidualCache
 
 Floats = NDArray[np.float32]
 
@@ -45,8 +53,8 @@ MLA = Case(((40, 1), (0, 2)), num_heads=20, latent=512, rotary=64)
 """The rows of DeepSeek's pages and their kin, with the 20 heads of glm4_moe_lite."""
 
 
-def metadata(case: Case, work: list[tuple[int, int, int]]) -> AttentionMetadata:
-    """Of (sequence, start, stop); pages in the reverse order."""
+def metadata(case: Case, work: list[tuple[int, int, int]], *, kinds: int = 1) -> AttentionMetadata:
+    """Of (sequence, start, stop); pages in the reverse order, the same of each kind."""
     size = case.page_size
     width = max(-(-(old + new) // size) for old, new in case.sequences)
     count = len(case.sequences)
@@ -59,7 +67,7 @@ def metadata(case: Case, work: list[tuple[int, int, int]]) -> AttentionMetadata:
         positions=positions,
         q_start=np.cumsum([0, *(b - a for _, a, b in work)]).astype(np.int32),
         kv_len=np.array([b for *_, b in work], np.int32),
-        groups=(GroupMetadata(slots=slots, page_table=chosen),),
+        groups=(GroupMetadata(slots=slots, page_table=chosen),) * kinds,
         page_size=size,
     )
 
@@ -85,17 +93,21 @@ class Data:
     def rows(self, parts: list[Floats], work: list[tuple[int, int, int]], dtype: mx.Dtype) -> mx.array:
         return mx.array(np.concatenate([parts[i][a:b] for i, a, b in work])).astype(dtype)
 
-    def write(self, pool: KVPool, work: list[tuple[int, int, int]], dtype: mx.Dtype = mx.bfloat16) -> None:
+    def write(
+        self, pool: PagedKVCache, work: list[tuple[int, int, int]], dtype: mx.Dtype = mx.bfloat16
+    ) -> None:
         """A step that only writes."""
         if work:
             self._begin(pool, work, dtype)
             mx.eval(pool.pending())
 
-    def _begin(self, pool: KVPool, work: list[tuple[int, int, int]], dtype: mx.Dtype) -> None:
-        pool.begin_step(metadata(self.case, work))
+    def _begin(self, pool: PagedKVCache, work: list[tuple[int, int, int]], dtype: mx.Dtype) -> None:
+        pool.begin_step(metadata(self.case, work, kinds=len(pool.storages)))
         pool.write(0, self.rows(self.latents, work, dtype), self.rows(self.rotary, work, dtype))
 
-    def step(self, pool: KVPool, work: list[tuple[int, int, int]], dtype: mx.Dtype = mx.bfloat16) -> Floats:
+    def step(
+        self, pool: PagedKVCache, work: list[tuple[int, int, int]], dtype: mx.Dtype = mx.bfloat16
+    ) -> Floats:
         """Write and attend; rows [T, Hq, R]."""
         self._begin(pool, work, dtype)
         rotary = self.rows(self.rotary_queries, work, mx.float32) * self.scale
@@ -143,3 +155,36 @@ def history(case: Case) -> list[tuple[int, int, int]]:
 
 def last_step(case: Case) -> list[tuple[int, int, int]]:
     return [(i, old, old + new) for i, (old, new) in enumerate(case.sequences)]
+
+
+def residual_truth(
+    data: Data, pool: ResidualCache[KVPool], work: list[tuple[int, int, int]]
+) -> NDArray[np.float64]:
+    """As ``Data.truth``, where ``pool`` has two kinds of pages."""
+    kinds = [
+        [np.array(x.astype(mx.float32), np.float64) for x in part.gather_sequences(0)]
+        for part in (pool.quantized, pool.residual)
+    ]
+    starts, keep = pool.starts()[:, 0], pool.residual.spec.layers[0].keep
+    out: list[NDArray[np.float64]] = []
+    for b, (i, start, stop) in enumerate(work):
+        for p in range(start, stop):
+            seen = np.arange(p + 1)
+            whole = ((seen >= starts[len(out)]) | (seen < keep))[:, None]
+            latents, keys = (
+                np.where(whole, kinds[1][x][b, 0, seen], kinds[0][x][b, 0, seen]) for x in (0, 1)
+            )
+            logits = data.queries[i][p] @ latents.T + data.rotary_queries[i][p] @ keys.T
+            weights = np.exp((logits - logits.max(-1, keepdims=True)) * data.scale)
+            out.append(weights @ latents / weights.sum(-1, keepdims=True))
+    return np.array(out)
+
+
+def residual_pool(
+    backend: AttentionBackend, case: Case, *formats: str, window: int, keep: int
+) -> PagedKVCache:
+    """Quantized pages and 16-bit ones, of which a query reads those of its last ``window`` positions."""
+    spec = spec_of(case, *formats)
+    layers = (replace(case.layer, window=window, keep=keep),)
+    twins = replace(spec, layers=layers, k_format="bf16", v_format="bf16")
+    return backend.create_residual_pool(spec, twins)

@@ -71,13 +71,9 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         choice,
         exact=config.exact,
         fuse=config.fuse,
-        latents=not size.residual or config.residual_is_optional,
     )
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    if size.residual and result.latents:
-        config = _without_residual(config, "no kernel reads latents from pages with a residual window")
-        size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
     )

@@ -68,10 +68,8 @@ def make_ready(
     *,
     exact: bool,
     fuse: bool,
-    latents: bool = True,
 ) -> ReadyModel:
-    """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly.
-    ``latents``: whether the pages that will be served from can be attended over as latents."""
+    """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly."""
     model, ops = loaded.model, model_ops(choice.backend)
     if layout.mixers and fuse and ops.fusion is not None:
         log.info("%s runs module by module: it has recurrent layers", loaded.architecture)
@@ -86,7 +84,6 @@ def make_ready(
         selection,
         architecture=loaded.architecture,
         kernels=ops.recurrences if layout.mixers else None,
-        latents=latents,
     )
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":

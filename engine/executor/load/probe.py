@@ -73,11 +73,9 @@ def probe(
     selection: RowSelection,
     *,
     architecture: str,
-    latents: bool = True,
     kernels: Recurrences | None = None,
 ) -> ProbeResult:
-    """The best tier that agrees with plain forwards; ModelLoadError says why there is none. Without
-    ``latents``, models that attend over them are not paged."""
+    """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
     steps = _steps(layout)
     try:
         reference = make_reference(model, layout, steps)
@@ -99,8 +97,6 @@ def probe(
                 reference = with_more_noise(reference, model)
                 refusal = _judge(errors, reference)
             refusal = refusal or _find_wrong(paged, layout, backend, reference)
-            if paged.reads_latents and not latents:
-                refusal = "no kernel reads latents from pages with a residual window"
         except Exception as error:  # model code of any architecture meets shims here
             refusal = _first_line(error)
         if refusal is None:

@@ -22,15 +22,6 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// The call over latents, of a layer whose pages hold them as K and rotary keys as V.
-void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
-  const PageLayout stored = args.layout;
-  args.rotary = {stored.v, stored.v_codes, stored.v_scales, rotary_queries};
-  args.layout.v = stored.k;
-  args.layout.v_codes = 0;
-  args.layout.v_scales = stored.k_scales;
-}
-
 // Partial results of split items. Kept between calls, because every layer of a step needs the same
 // amount; given back once a call needs far less.
 float* partial_buffer(int64_t size) {
@@ -43,6 +34,14 @@ float* partial_buffer(int64_t size) {
 }
 
 }  // namespace
+
+void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
+  const PageLayout stored = args.layout;
+  args.rotary = {stored.v, stored.v_codes, stored.v_scales, rotary_queries};
+  args.layout.v = stored.k;
+  args.layout.v_codes = 0;
+  args.layout.v_scales = stored.k_scales;
+}
 
 void run_attention(const AttendArgs& call) {
   AttendArgs args = call;
@@ -124,13 +123,7 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
-  if (rotary) {
-    require(layout.num_heads == 1 && softcap == 0, [] { return "latents have one KV head and no softcap"; });
-    require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);
-    require(rotary->shape(0) == queries.shape(0) && rotary->dtype() == queries.dtype(),
-            [] { return "rotary queries must have the rows and the type of the queries"; });
-    inputs.push_back(*rotary);
-  }
+  add_rotary(inputs, rotary, layout, queries, softcap);
   const AttendOptions options{scale,
                               softcap,
                               window,

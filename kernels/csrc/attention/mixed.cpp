@@ -24,15 +24,16 @@ namespace octavo {
 namespace {
 
 struct Part {
-  std::vector<float> out, logsums;  // [num_rows, v.dim], [num_rows]; a row is a token and query head
+  std::vector<float> out, logsums;  // [num_rows, dim], [num_rows]; a row is a token and query head
 };
 
-// `args` of the whole call, but for what is one pool's.
+// `args` of the whole call, but for what is one pool's; `rotary` queries where its K rows are latents.
 Part attend_part(AttendArgs args, const PageLayout& layout, const uint8_t* pool, const int32_t* page_table,
-                 Residency::Part which, int num_tokens) {
+                 Residency::Part which, int num_tokens, const std::optional<RowsView>& rotary) {
   const size_t num_rows = size_t(num_tokens) * args.num_query_heads;
-  Part part{std::vector<float>(num_rows * layout.v.dim), std::vector<float>(num_rows)};
   args.layout = layout;
+  if (rotary) attend_latents(args, *rotary);
+  Part part{std::vector<float>(num_rows * args.layout.v.dim), std::vector<float>(num_rows)};
   args.pool = pool;
   args.page_table = page_table;
   args.residency.part = which;
@@ -43,9 +44,9 @@ Part attend_part(AttendArgs args, const PageLayout& layout, const uint8_t* pool,
   return part;
 }
 
-// One row of the call: `row` is scratch of v.dim floats.
-void join_row(const AttendArgs& args, const Part& first, const Part& second, size_t index, float* row) {
-  const int dim = args.layout.v.dim, head = int(index % args.num_query_heads);
+// One row of the call, of `dim` values: `row` is scratch of as many floats.
+void join_row(const AttendArgs& args, const Part& first, const Part& second, size_t index, int dim, float* row) {
+  const int head = int(index % args.num_query_heads);
   const float sink = args.sinks != nullptr ? args.sinks[head] * kLog2E : kLowest;
   const float top = std::max(std::max(first.logsums[index], second.logsums[index]), sink);
   const float a = std::exp2(first.logsums[index] - top), b = std::exp2(second.logsums[index] - top);
@@ -59,7 +60,7 @@ struct MixedOptions {
   float scale, softcap;
   int window, keep;            // of the layer
   int twin_window, twin_keep;  // see Residency
-  bool sinks, slopes, mask, exact;
+  bool sinks, slopes, mask, rotary, exact;
 };
 
 class AttendMixed : public mx::Primitive {
@@ -68,8 +69,8 @@ class AttendMixed : public mx::Primitive {
               const MixedOptions& options)
       : Primitive(stream), layout_(layout), twins_(twins), options_(options) {}
 
-  // pool, twins, queries, page_table, twin_table, q_start, kv_len, quantize_after, maybe sinks, slopes, mask
-  // -> out
+  // pool, twins, queries, page_table, twin_table, q_start, kv_len, quantize_after, maybe sinks, slopes, mask,
+  // rotary queries -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     allocate(out);
@@ -91,17 +92,19 @@ class AttendMixed : public mx::Primitive {
     size_t next = 8;
     if (options_.sinks) args.sinks = inputs[next++].data<float>();
     if (options_.slopes) args.slopes = inputs[next++].data<float>();
-    if (options_.mask) args.mask = view_mask(inputs[next]);
+    if (options_.mask) args.mask = view_mask(inputs[next++]);
+    std::optional<RowsView> rotary;
+    if (options_.rotary) rotary = view_rows(inputs[next]);
     const uint8_t *pool = inputs[0].data<uint8_t>(), *twin_pool = inputs[1].data<uint8_t>();
     const int32_t *table = view_ints(inputs[3]), *twin_table = view_ints(inputs[4]);
-    const int num_tokens = inputs[2].shape(0);
-    Encoder(stream()).dispatch([args, pool, twin_pool, table, twin_table, num_tokens, twins = twins_] {
-      const Part first = attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens);
-      const Part second = attend_part(args, twins, twin_pool, twin_table, Residency::twins, num_tokens);
+    const int num_tokens = inputs[2].shape(0), dim = out.shape(2);
+    Encoder(stream()).dispatch([args, pool, twin_pool, table, twin_table, num_tokens, dim, rotary, twins = twins_] {
+      const Part first = attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens, rotary);
+      const Part second = attend_part(args, twins, twin_pool, twin_table, Residency::twins, num_tokens, rotary);
       parallel_for(num_tokens, [&](int token) {
-        std::vector<float> row(size_t(args.layout.v.dim));
+        std::vector<float> row(size_t(dim), 0.0f);
         for (int head = 0; head < args.num_query_heads; ++head)
-          join_row(args, first, second, size_t(token) * args.num_query_heads + head, row.data());
+          join_row(args, first, second, size_t(token) * args.num_query_heads + head, dim, row.data());
       });
     });
   }
@@ -128,7 +131,7 @@ mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const Pa
                        const mx::array& quantize_after, float scale, int window, int keep, int twin_window,
                        int twin_keep, float softcap, const std::optional<mx::array>& sinks,
                        const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
-                       bool exact) {
+                       const std::optional<mx::array>& rotary, bool exact) {
   require_twins(layout, twins);
   require_pool(layout, pool);
   require_pool(twins, twin_pool);
@@ -150,6 +153,7 @@ mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const Pa
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
+  add_rotary(inputs, rotary, layout, queries, softcap);
   const MixedOptions options{scale,
                              softcap,
                              window,
@@ -159,8 +163,10 @@ mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const Pa
                              sinks.has_value(),
                              slopes.has_value(),
                              mask.has_value(),
+                             rotary.has_value(),
                              exact};
-  return mx::array({queries.shape(0), queries.shape(1), layout.v.dim}, queries.dtype(),
+  const int dim = rotary ? layout.k.dim : layout.v.dim;
+  return mx::array({queries.shape(0), queries.shape(1), dim}, queries.dtype(),
                    std::make_shared<AttendMixed>(stream, layout, twins, options), std::move(inputs));
 }
 
@@ -171,7 +177,8 @@ void bind_attention_mixed(nb::module_& m) {
         nb::arg("twin_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("twin_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("quantize_after"), nb::arg("scale"), nb::arg("window"),
         nb::arg("keep"), nb::arg("twin_window"), nb::arg("twin_keep"), nb::arg("softcap"),
-        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(), nb::arg("exact"),
+        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
+        nb::arg("rotary").none(), nb::arg("exact"),
         "As attend, over quantized pages and 16-bit twins: a query at p reads as twins its last "
         "twin_window positions, from their page's start (all, if p < quantize_after), and the first "
         "twin_keep.");

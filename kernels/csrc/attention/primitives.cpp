@@ -143,6 +143,16 @@ void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& ma
   inputs.push_back(mx::contiguous(mx::astype(*mask, dtype, stream), false, stream));
 }
 
+void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary, const PageLayout& layout,
+                const mx::array& queries, float softcap) {
+  if (!rotary) return;
+  require(layout.num_heads == 1 && softcap == 0, [] { return "latents have one KV head and no softcap"; });
+  require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);
+  require(rotary->shape(0) == queries.shape(0) && rotary->dtype() == queries.dtype(),
+          [] { return "rotary queries must have the rows and the type of the queries"; });
+  inputs.push_back(*rotary);
+}
+
 MaskView view_mask(const mx::array& mask) {
   MaskView view{};
   if (mask.dtype() == mx::bool_) view.seen = reinterpret_cast<const uint8_t*>(mask.data<bool>());

@@ -88,20 +88,11 @@ def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, ar
     runner.close()
 
 
-def test_residual_pages_that_nobody_asked_for_are_left_out_where_they_cannot_be_had(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Latents are read as such, which no kernel does from two kinds of pages; who asks gets both."""
+def test_latents_have_a_residual_window_as_other_pages_have(tmp_path: Path) -> None:
     path = tiny_models.make_model(tmp_path, "deepseek_v3")
-    shapes: dict[str, Any] = {"kv_format": "fp4", "page_size": PAGE_SIZE}
-    runner = load(path, "cpu", **shapes, residual_pages=None)
-    assert (runner.info.residual_pages, len(runner.info.groups), runner.info.tier) == (0, 1, "paged")
-    (line,) = [record.getMessage() for record in caplog.records if "residual_pages" in record.getMessage()]
-    assert "residual_pages is 0 with fp4 pages: no kernel reads latents" in line
+    runner = load(path, "cpu", kv_format="fp4", page_size=PAGE_SIZE, residual_pages=None)
+    assert (runner.info.residual_pages, len(runner.info.groups), runner.info.tier) == (2, 2, "paged")
     runner.close()
-    asked = load(path, "cpu", **shapes, residual_pages=2)
-    assert (asked.info.residual_pages, len(asked.info.groups), asked.info.tier) == (2, 2, "gather")
-    asked.close()
 
 
 def test_room_for_states_that_a_model_does_not_have_is_said_to_be_unused(

@@ -150,16 +150,6 @@ def test_index_keys_are_stored_once(tmp_path: Path) -> None:
     assert layout.layers == (latents, LayerSpec(num_kv_heads=1, head_dim=8, value_dim=8)) * 4
 
 
-def test_latents_are_gathered_where_pages_cannot_be_read_as_such(tmp_path: Path) -> None:
-    model, layout = load(tmp_path, "deepseek_v3", dtype=mx.float32)
-    selection = select_rows(model, vocab_size=layout.vocab_size)
-    result = probe.probe(
-        model, layout, ReferenceBackend(), selection, architecture="deepseek_v3", latents=False
-    )
-    assert result.tier == "gather"
-    assert "residual window" in result.reason
-
-
 @pytest.mark.usefixtures("unadapted_gear")
 def test_models_with_attention_of_their_own_gather(tmp_path: Path, backend: AttentionBackend) -> None:
     result = run_probe(tmp_path, "gear", backend, dtype=mx.float32)

@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 
 from attention_cases import build_metadata
-from latent_cases import CASES, MLA, Case, history, last_step, metadata, spec_of
+from latent_cases import (
+    CASES,
+    MLA,
+    Case,
+    Data,
+    history,
+    last_step,
+    metadata,
+    relative_errors,
+    residual_pool,
+    residual_truth,
+    spec_of,
+)
 from metal_backend import Emulator, needs_compiler
 from metal_checks import check_bytes, pages_read
 from metal_emulator import FAST_MATH
@@ -23,6 +35,7 @@ from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.latents import ALL_TILES, plan_latents
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.units import METAL_FORMATS
+from octavo.kernels.residual_cache import ResidualCache
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 SIXTEEN = {mx.float16: 1e-3, mx.bfloat16: 8e-3}
@@ -92,6 +105,20 @@ def test_pages_written_in_place_give_the_same_bits() -> None:
     wanted.data.write(pool, history(ALIKE), mx.float32)
     np.testing.assert_array_equal(wanted.data.step(pool, last_step(ALIKE), mx.float32), wanted.got)
     assert len(device.ran("latent")) == 2
+
+
+@pytest.mark.parametrize("name", ["mixed", "uneven tiles"])
+def test_latents_of_two_kinds_of_pages(name: str) -> None:
+    """Decoded rows, and prompts along which what is read of either kind changes."""
+    case = CASES[name]
+    pool = residual_pool(
+        Emulator().backend(), case, "fp4", "bf16", window=case.page_size + 1, keep=case.page_size
+    )
+    assert isinstance(pool, ResidualCache)
+    data = Data(case)
+    data.write(pool, history(case), mx.float32)
+    got = data.step(pool, last_step(case), mx.float32)
+    assert relative_errors(got, residual_truth(data, pool, last_step(case))).max() < LATENT_LIMIT
 
 
 def test_sinks_and_slopes_join_the_logits() -> None:
