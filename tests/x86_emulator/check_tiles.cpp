@@ -15,12 +15,16 @@
 
 namespace {
 
+// GCC is not told that tile instructions read memory: what was stored before must lie there.
+void settle() { asm volatile("" ::: "memory"); }
+
 // Tile 0: 3 rows of 5 columns; tile 1: 3 rows of 2 groups of four bytes; tile 2: 2 rows of 5 groups.
 void configure() {
   uint8_t config[64] = {1};
   const uint16_t row_bytes[] = {20, 8, 20};
   std::memcpy(config + 16, row_bytes, sizeof row_bytes);
   config[48] = 3, config[49] = 3, config[50] = 2;
+  settle();
   _tile_loadconfig(config);
 }
 
@@ -36,6 +40,7 @@ void load_bf16(const float (&a)[3][4], const float (&b)[2][10]) {
     for (int k = 0; k < 4; ++k) x[m][k] = bf16(a[m][k]);
   for (int k = 0; k < 2; ++k)
     for (int n = 0; n < 10; ++n) y[k][n] = bf16(b[k][n]);
+  settle();
   _tile_loadd(1, x, sizeof x[0]);
   _tile_loadd(2, y, sizeof y[0]);
 }
@@ -49,6 +54,7 @@ void load_bytes(X a, Y b) {
   for (auto& row : y)
     for (Y& value : row) value = b;
   y[1][19] = 0;  // of column 4, the last byte of the second group
+  settle();
   _tile_loadd(1, x, sizeof x[0]);
   _tile_loadd(2, y, sizeof y[0]);
 }
