@@ -31,6 +31,12 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
+// GCC's intrinsic says that it reads eight bytes of the configuration: the others must be in memory too.
+inline void load_config(const TileConfig& config) {
+  asm volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
 // The tile registers, in use for the life of the object.
 class Tiles {
  public:
@@ -51,7 +57,7 @@ class Tiles {
     config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(step_bytes);
     config.rows[6] = config.rows[7] = static_cast<uint8_t>(step_bytes / 4);
     config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
-    _tile_loadconfig(&config);
+    load_config(config);
     upper_ = upper;
     lower_ = lower;
     step_bytes_ = step_bytes;
