@@ -40,6 +40,7 @@ void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int st
                float* products) {
   const uint8_t *const first = keys.rows[block], *const second = keys.rows[block + 1];
   const uint16_t* lower = queries + size_t(steps) * kTileValues;
+  finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -66,6 +67,7 @@ void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int st
 
 // All four blocks under 16 rows.
 void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ahead, float* products) {
+  finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -95,6 +97,7 @@ void add_two(const uint16_t* weights, const uint16_t* values, uint32_t halves, i
              float* accumulators) {
   constexpr int64_t kWeightBytes = kPositions * sizeof(uint16_t);
   float* const below = accumulators + kTileRows * stride / int64_t(sizeof(float));
+  finish_stores();
   _tile_loadd(0, accumulators, stride);
   _tile_loadd(1, accumulators + 16, stride);
   if constexpr (kLower) {
@@ -162,7 +165,8 @@ void configure(int upper, int lower) {
   }
   config.rows[0] = config.rows[1] = config.rows[4] = static_cast<uint8_t>(upper);
   config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
-  load_config(config);
+  finish_stores();
+  _tile_loadconfig(&config);
 }
 
 }  // namespace

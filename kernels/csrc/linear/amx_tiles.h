@@ -31,11 +31,9 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// GCC's intrinsic says that it reads eight bytes of the configuration: the others must be in memory too.
-inline void load_config(const TileConfig& config) {
-  asm volatile("" : : "r"(&config) : "memory");
-  _tile_loadconfig(&config);
-}
+// What was stored is in memory before tiles are loaded: the compiler's intrinsics for loading tiles and
+// their layout do not tell it what they read, so it may drop or move stores that look unused (GCC 12 does).
+inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
 // The tile registers, in use for the life of the object.
 class Tiles {
@@ -57,7 +55,8 @@ class Tiles {
     config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(step_bytes);
     config.rows[6] = config.rows[7] = static_cast<uint8_t>(step_bytes / 4);
     config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
-    load_config(config);
+    finish_stores();
+    _tile_loadconfig(&config);
     upper_ = upper;
     lower_ = lower;
     step_bytes_ = step_bytes;
@@ -112,6 +111,7 @@ inline __m512i load32_bf16(const void* p, Float type, std::size_t at) {
 
 // Tiles 0..3 as they are in memory, or zero. (The intrinsics want literal numbers.)
 inline void start_sums(bool first, const float* t0, const float* t1, const float* t2, const float* t3) {
+  finish_stores();  // of sums, activations and weights
   if (first) {
     _tile_zero(0);
     _tile_zero(1);

@@ -1,0 +1,368 @@
+"""Chunks of prompts under a latency target, on a made-up machine whose steps cost what a formula says."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler.latency_target import (
+    AUTO_MOST_S,
+    AUTO_ROOM,
+    MIN_CHUNK,
+    MIN_RUNNING,
+    LatencyTarget,
+)
+from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
+from octavo.scheduler.types import StepShape, Work
+
+PAGE_SIZE = 16
+
+
+def machine(shape: StepShape, speed: float = 1.0) -> float:
+    """Seconds of a step of a 0.6B model on two cores, roughly."""
+    decodes, chunk, positions, chunk_positions = shape
+    return speed * (0.015 + 0.0008 * decodes + 0.0016 * chunk + 2e-7 * positions + 4e-8 * chunk_positions)
+
+
+def make(target_itl: float | Literal["auto"] | None) -> Scheduler:
+    limits = Limits(max_step_tokens=512, max_running=16, target_itl=target_itl)
+    return Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+
+
+def advance(scheduler: Scheduler, speed: float = 1.0) -> tuple[float, int, int]:
+    """One step: its seconds, how many sequences decoded, how many prompt tokens it had."""
+    step = scheduler.plan()
+    assert step is not None
+    shape = shape_of(step.work)
+    seconds = machine(shape, speed)
+    scheduler.commit(step, [Result(7)] * len(step.sampled()))
+    scheduler.observe(step, seconds)
+    return seconds, shape.num_decodes, shape.num_chunk_tokens
+
+
+def stream_with_arrivals(
+    target_itl: float | Literal["auto"] | None, *, speeds: list[float]
+) -> tuple[list[float], float, int]:
+    """Eight streams decode while prompts of 2,000 tokens arrive one after the other: gaps, time, tokens."""
+    scheduler, rng = make(target_itl), random.Random(1)
+    for index in range(8):
+        scheduler.add(Sequence(f"s{index}", [rng.randrange(1000) for _ in range(100)], 10_000))
+    gaps, total, tokens, number = [], 0.0, 0, 0
+    for speed in speeds:
+        if scheduler.num_running + scheduler.num_waiting < 9:
+            prompt = [rng.randrange(1000) for _ in range(2000)]
+            scheduler.add(Sequence(f"p{number}", prompt, 1))
+            number += 1
+        seconds, decodes, chunk = advance(scheduler, speed)
+        total, tokens = total + seconds, tokens + decodes + chunk
+        if decodes >= 8:
+            gaps.append(seconds)
+    return gaps, total, tokens
+
+
+def test_no_gap_is_longer_than_the_target_once_steps_are_known() -> None:
+    gaps, _, _ = stream_with_arrivals(0.150, speeds=[1.0] * 400)
+    assert max(gaps[20:]) <= 0.150
+    without, _, _ = stream_with_arrivals(None, speeds=[1.0] * 400)
+    assert max(without) > 0.7
+
+
+@pytest.mark.parametrize("server", [None, 0.3, "auto"])
+def test_the_tightest_target_of_those_who_decode_counts(server: float | Literal["auto"] | None) -> None:
+    scheduler, rng = make(server), random.Random(1)
+    for number, own in enumerate((None, 0.110, 0.5)):
+        scheduler.add(Sequence(f"s{number}", [rng.randrange(99) for _ in range(16)], 2000, target_itl=own))
+    for _ in range(30):
+        advance(scheduler)
+    seconds = []
+    for number in range(30):
+        scheduler.add(Sequence(f"p{number}", [rng.randrange(99) for _ in range(600)], 1))
+        while scheduler.num_waiting or scheduler.num_running > 3:
+            step = scheduler.plan()
+            assert step is not None
+            took = machine(shape_of(step.work))
+            scheduler.commit(step, [Result(7) for _ in step.sampled()])
+            scheduler.observe(step, took)
+            seconds.append(took)
+    assert max(seconds[20:]) <= 0.110
+    assert server == "auto" or max(seconds[20:]) > 0.06, "and no less than that"
+
+
+def test_targets_that_nobody_has_cut_nothing() -> None:
+    assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0)) is None
+    assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0), 0.1) is not None
+
+
+def test_auto_keeps_gaps_within_three_times_what_decoding_takes_by_itself() -> None:
+    alone = machine(StepShape(8, 0, 8 * 300, 0))
+    gaps, _, _ = stream_with_arrivals("auto", speeds=[1.0] * 400)
+    assert alone > 0.025 / 3  # the least target does not decide
+    assert max(gaps[20:]) <= 3 * alone
+    assert max(gaps[20:]) > 1.5 * alone  # prompts get on
+
+
+def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
+    fast, slow = LatencyTarget("auto"), LatencyTarget("auto")
+    shape, full = StepShape(8, 0, 1000, 0), with_chunk(StepShape(8, 0, 1000, 0), 0, 64)
+    for _ in range(50):
+        for target, scale in ((fast, 0.001), (slow, 0.3)):
+            target.observe(shape, scale)
+            target.observe(full, scale * 1.1)
+    work = [Work(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
+    most_fast, most_slow = (target.limit(shape_of(work)).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
+    assert most_fast == 2048  # some 3 ms of 25
+    assert MIN_CHUNK < most_slow < 200  # 0.3 s by itself, 0.33 s with prompts
+
+
+def test_the_target_costs_little_throughput() -> None:
+    _, seconds, tokens = stream_with_arrivals(0.150, speeds=[1.0] * 400)
+    _, fast_seconds, fast_tokens = stream_with_arrivals(None, speeds=[1.0] * 100)
+    assert tokens / seconds >= 0.8 * fast_tokens / fast_seconds
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    gaps, _, _ = stream_with_arrivals(0.150, speeds=[1.0] * 200 + [1.7] * 400)
+    late = sorted(gaps[350:])
+    assert late[int(len(late) * 0.99)] <= 0.150 * 1.3
+
+
+def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
+    scheduler = make(0.001)
+    for index in range(8):
+        scheduler.add(Sequence(f"s{index}", [index] * 40, 10_000))
+    for _ in range(20):
+        advance(scheduler)
+    prompt = Sequence("long", list(range(500)), 1)
+    scheduler.add(prompt)
+    for _ in range(100):
+        if prompt.status.name == "FINISHED":
+            break
+        advance(scheduler)
+    assert prompt.status.name == "FINISHED"
+
+
+def crowd(
+    target_itl: float | Literal["auto"] | None, own: float | None = None
+) -> tuple[list[float], list[int]]:
+    """64 sequences behind a cached beginning, so that they could all decode at once: seconds of the steps, in
+    which attending to a sequence's 1,000 positions takes 3 ms, and how many ran, until all have ended."""
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=target_itl)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+    head = [5] * 1000
+    scheduler.add(Sequence("first", list(head), 2))
+    seconds: list[float] = []
+    running: list[int] = []
+    for number in range(10_000):
+        if number == 3:
+            for index in range(64):
+                scheduler.add(Sequence(f"s{index}", [*head, index], 60, target_itl=own))
+        if (step := scheduler.plan()) is None:
+            return seconds, running
+        shape = shape_of(step.work)
+        seconds.append(machine(shape) + 3e-6 * (shape.num_positions + shape.chunk_positions / 100))
+        running.append(scheduler.num_running)
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, seconds[-1])
+    raise AssertionError("somebody starves")
+
+
+@pytest.mark.parametrize(("server", "own"), [(0.1, None), (None, 0.1), ("auto", 0.1)])
+def test_no_more_run_than_decode_within_the_target(
+    server: float | Literal["auto"] | None, own: float | None
+) -> None:
+    seconds, running = crowd(server, own)
+    assert max(seconds[10:]) <= 0.1
+    assert max(running[20:]) > 10, "and no fewer either"
+    without, _ = crowd(None)
+    assert max(without[10:]) > 0.2
+
+
+def test_auto_lets_no_more_run_than_keep_a_step_from_being_a_stall() -> None:
+    seconds, running = crowd("auto")
+    assert max(seconds[10:]) <= AUTO_MOST_S * AUTO_ROOM
+    assert max(running) > 40
+
+
+def test_a_long_sequence_waits_where_short_ones_would_not() -> None:
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.05)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+    head = [5] * 12_000
+
+    def advance_with_positions() -> None:
+        step = scheduler.plan()
+        assert step is not None
+        shape = shape_of(step.work)
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, machine(shape) + 3e-6 * shape.num_positions)
+
+    scheduler.add(Sequence("first", list(head), 40))
+    while scheduler.has_work:
+        advance_with_positions()
+    for index in range(5):
+        scheduler.add(Sequence(f"s{index}", [index], 100))
+    for _ in range(10):
+        advance_with_positions()
+    long, short = Sequence("long", [*head, 1], 2), Sequence("short", [1, 2], 2)
+    scheduler.add(long)
+    advance_with_positions()
+    assert long.status.name == "WAITING"
+    scheduler.abort(long)
+    scheduler.add(short)
+    advance_with_positions()
+    assert short.status.name == "RUNNING"
+
+
+def test_a_few_run_even_if_the_target_leaves_room_for_one() -> None:
+    seconds, running = crowd(0.029)
+    assert max(running[20:]) == MIN_RUNNING
+    assert max(seconds[10:]) > 0.029 > machine(StepShape(1, 0, 1000, 0)) + 0.003
+
+
+def busy() -> Scheduler:
+    """As many decode as the target allows, and two wait for whom there would be pages and
+    tokens."""
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.04)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+
+    def advance_by_rows() -> None:
+        step = scheduler.plan()
+        assert step is not None
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
+
+    for index in range(MIN_RUNNING - 1):
+        scheduler.add(Sequence(f"s{index}", [index, 1], 500))
+        advance_by_rows()
+    for _ in range(40):
+        advance_by_rows()
+    scheduler.add(Sequence("own", [9], 500))
+    for _ in range(3):
+        advance_by_rows()
+    for index in range(2):
+        scheduler.add(Sequence(f"waits {index}", [7, index], 2))
+        advance_by_rows()
+    assert scheduler.num_running == MIN_RUNNING
+    assert scheduler.num_waiting == 2
+    return scheduler
+
+
+def test_steps_are_planned_ahead_while_nobody_has_time_to_be_let_in() -> None:
+    scheduler = busy()
+    assert scheduler.plan() is not None
+    ahead = scheduler.plan_ahead()
+    assert ahead is not None
+    assert len(ahead.work) == MIN_RUNNING
+
+
+def teach(scheduler: Scheduler, num_steps: int) -> None:
+    for _ in range(num_steps):
+        advance(scheduler)
+
+
+def test_prompts_of_one_step_share_its_time() -> None:
+    """Two that would each fit by themselves."""
+    limits = Limits(max_step_tokens=512, max_running=16, target_itl=0.150)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+    rng = random.Random(2)
+    for index in range(MIN_RUNNING):
+        scheduler.add(Sequence(f"s{index}", [rng.randrange(1000) for _ in range(100)], 500))
+    scheduler.add(Sequence("teaches", [rng.randrange(1000) for _ in range(500)], 1))
+    teach(scheduler, 60)
+    for index in range(3):
+        scheduler.add(Sequence(f"p{index}", [rng.randrange(1000) for _ in range(60)], 1))
+    step = scheduler.plan()
+    assert step is not None
+    assert len(step.work) == MIN_RUNNING + 2, "the third is not let in for a token"
+    chunks = [item.stop - item.start for item in step.work if item.stop - item.start > 1]
+    assert chunks[0] == 60
+    assert 0 < chunks[1] < 60
+    assert machine(shape_of(step.work)) <= 0.150
+
+
+def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.060)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+
+    def advance_by_rows() -> None:
+        step = scheduler.plan()
+        assert step is not None
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
+
+    for index in range(MIN_RUNNING):
+        scheduler.add(Sequence(f"s{index}", [index, 1], 500))
+        advance_by_rows()
+    for _ in range(40):
+        advance_by_rows()
+    many, one = Sequence("many", [8, 1], 100), Sequence("one", [9, 1], 100)
+    many.siblings = [Sequence(f"many {index}", [8, 1], 100) for index in range(5)]
+    scheduler.add(many)
+    advance_by_rows()
+    assert many.status.name == "WAITING"
+    scheduler.abort(many)
+    for sibling in list(many.siblings):
+        scheduler.abort(sibling)
+    while scheduler.num_waiting:
+        scheduler.abort(next(iter(scheduler._roster.waiting)))
+    scheduler.add(one)
+    advance_by_rows()
+    assert one.status.name == "RUNNING"
+
+
+def test_prompts_alone_take_whole_chunks() -> None:
+    scheduler = make(0.050)
+    scheduler.add(Sequence("long", list(range(1500)), 4))
+    assert advance(scheduler)[2] == 512
+
+
+def test_before_a_chunk_was_timed_chunks_are_small() -> None:
+    target = LatencyTarget(0.150)
+    scheduler = make(None)
+    scheduler.add(Sequence("s", [1, 2, 3], 10))
+    advance(scheduler)
+    step = scheduler.plan()
+    assert step is not None
+    limit = target.limit(shape_of(step.work))
+    assert limit is not None
+    assert 0 < limit.most(0, 512) <= 64
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 64), st.integers(0, 512), st.integers(0, 100_000)), min_size=1, max_size=60
+    )
+)
+@settings(max_examples=100)
+def test_predictions_never_shrink_with_the_step(steps: list[tuple[int, int, int]]) -> None:
+    cost = StepCost()
+    for decodes, chunk, positions in steps:
+        shape = StepShape(decodes, chunk, positions, chunk * 100)
+        cost.observe(shape, machine(shape))
+        assert cost.predict(shape) >= 0
+        assert cost.predict(with_chunk(shape, 500, 64)) >= cost.predict(shape)
+
+
+def test_what_was_observed_is_predicted() -> None:
+    cost, rng = StepCost(), random.Random(2)
+    shapes = [
+        StepShape(rng.randrange(1, 33), rng.choice((0, 64, 256)), rng.randrange(20_000), 0)
+        for _ in range(300)
+    ]
+    for shape in shapes:
+        cost.observe(shape, machine(shape) * rng.uniform(0.95, 1.05))
+    for shape in shapes[-50:]:
+        assert cost.predict(shape) == pytest.approx(machine(shape), rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_are_none_teach_nothing(seconds: float) -> None:
+    cost = StepCost()
+    cost.observe(StepShape(1, 0, 10, 0), seconds)
+    assert cost.num_steps == 0
+    assert cost.predict(StepShape(1, 0, 10, 0)) == 0
