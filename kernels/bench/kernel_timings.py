@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -34,7 +34,7 @@ Multiply = Callable[[mx.array], mx.array]
 class Timing:
     """How to time: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``."""
 
-    working_set: int = WORKING_SET
+    working_set: int = field(default_factory=lambda: WORKING_SET)
     repeats: int = 3
     clock: Clock = time.perf_counter
 
