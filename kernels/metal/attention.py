@@ -5,6 +5,7 @@ Device arrays of the step's metadata are made when first needed and shared by ev
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -115,7 +116,6 @@ class PagedAttention:
         self._library = library
         self._step: _Step | None = None
         self._units: dict[tuple[AttentionConfig, str], Unit] = {}
-        self._params: dict[tuple[float, float | None], mx.array] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         self._step = _Step(metadata, padded(metadata.positions), padded(metadata.only_group().page_table))
@@ -151,11 +151,11 @@ class PagedAttention:
             "queries": queries,
             "positions": step.positions,
             "page_table": step.page_table,
-            "params": self._device_params(options.scale, options.softcap),
+            "params": device_params(options.scale, options.softcap),
         }
         for name, array in (("sinks", sinks), ("slopes", slopes)):
             if array is not None:
-                inputs[name] = _per_head(name, array, num_heads)
+                inputs[name] = per_head(name, array, num_heads)
         routes = self._routes(spec, config.chunk_tokens)
         outs = []
         if len(routes.decode.items):
@@ -188,7 +188,7 @@ class PagedAttention:
             "queries": queries,
             "positions": parts.positions,
             "page_table": parts.page_table,
-            "params": self._device_params(parts.scale, parts.softcap),
+            "params": device_params(parts.scale, parts.softcap),
         }
         if parts.tiled is None:
             values, stats, *read = self._split(config, inputs | {"items": parts.items}, parts.count)
@@ -268,17 +268,6 @@ class PagedAttention:
             )
         return step.routes[key]
 
-    def _device_params(self, scale: float, softcap: float | None) -> mx.array:
-        """``params`` of sources/attention.metal."""
-        key = (scale, softcap)
-        if key not in self._params:
-            values = np.zeros(MIN_ELEMENTS, np.float32)
-            values[0] = scale * _LOG2_E if softcap is None else scale
-            if softcap is not None:
-                values[1], values[2] = 1 / softcap, softcap * _LOG2_E
-            self._params[key] = mx.array(values)
-        return self._params[key]
-
     @property
     def _begun(self) -> _Step:
         if self._step is None:
@@ -316,7 +305,17 @@ def _made(read: list[mx.array]) -> mx.array | None:
     return read[0] if read else None
 
 
-def _per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
+@functools.lru_cache(maxsize=64)
+def device_params(scale: float, softcap: float | None) -> mx.array:
+    """``params`` of sources/attention.metal."""
+    values = np.zeros(MIN_ELEMENTS, np.float32)
+    values[0] = scale * _LOG2_E if softcap is None else scale
+    if softcap is not None:
+        values[1], values[2] = 1 / softcap, softcap * _LOG2_E
+    return mx.array(values)
+
+
+def per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
     """One float32 per query head, padded for the device."""
     if array.shape != (num_heads,):
         raise ValueError(f"{name} must be ({num_heads},), one per query head, got {array.shape}")

@@ -1,0 +1,114 @@
+"""Attention over latents and rotary keys in pages, against float64 on what the pages hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from attention_backends import BACKENDS, TestedBackend, poison
+from latent_cases import CASES, Case, Data, history, last_step, metadata, relative_errors, spec_of
+from native import at_every_level, require_extension, run_at_level
+from octavo.kernels.interface import AttendOptions, KVPool, LayerSpec, PoolSpec
+
+pytestmark = pytest.mark.parity
+CAN = [backend for backend in BACKENDS if backend.name in ("reference", "cpu")]
+LIMITS = {"bf16": 0.01, "fp16": 0.01, "int8": 0.02, "fp4": 0.03, "fp5": 0.03}
+"""Relative errors of a row: of bf16 queries and results, and of 8-bit arithmetic over 4-bit pages."""
+
+
+def pool_of(backend: TestedBackend, case: Case, *formats: str) -> KVPool:
+    pool = backend.create().create_pool(spec_of(case, *formats))
+    if formats == ("bf16", "bf16"):  # what nobody has written is NaN
+        poison(pool)
+    return pool
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [("bf16", "bf16"), ("fp16", "fp16"), ("int8", "int8"), ("fp4", "bf16"), ("fp5", "fp4")],
+    ids="/".join,
+)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", CAN, ids=lambda backend: backend.name)
+def test_latents_equal_truth(backend: TestedBackend, name: str, formats: tuple[str, str]) -> None:
+    error = largest_error(backend, CASES[name], formats)
+    assert error < LIMITS[formats[0]] + LIMITS[formats[1]], error
+
+
+def largest_error(backend: TestedBackend, case: Case, formats: tuple[str, str]) -> float:
+    """Of a row, relative."""
+    data, pool = Data(case), pool_of(backend, case, *formats)
+    data.step(pool, history(case))
+    got = data.step(pool, last_step(case))
+    wanted = data.truth(pool, last_step(case))
+    return float(relative_errors(got, wanted).max())
+
+
+AT_LEVEL = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_latent_attention as tests
+from octavo.kernels import _ext
+backend = tests.BACKENDS[-1]
+print(_ext.isa(), *(tests.largest_error(backend, case, ("bf16", "bf16")) for case in tests.CASES.values()))
+"""
+
+
+@at_every_level
+def test_every_instruction_set_equals_truth(level: str) -> None:
+    require_extension()
+    name, *errors = run_at_level(level, AT_LEVEL).split()
+    assert name == level
+    assert len(errors) == len(CASES)
+    assert all(float(error) < 2 * LIMITS["bf16"] for error in errors), errors  # NaN is not
+
+
+@pytest.mark.parametrize("name", ["many heads", "long"])
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("int8", "bf16")], ids="/".join)
+def test_no_bit_depends_on_how_heads_are_shared_out(name: str, formats: tuple[str, str]) -> None:
+    """The more threads, the fewer heads an item has."""
+    ext = require_extension()
+    case = CASES[name]
+    backend = next(chosen for chosen in BACKENDS if chosen.name == "cpu")
+    data, pool = Data(case), pool_of(backend, case, *formats)
+    data.step(pool, history(case))
+    before, rows = ext.threads(), []
+    try:
+        for threads in (1, 3, 16):
+            ext.set_threads(threads)
+            rows.append(data.step(pool, last_step(case)))
+    finally:
+        ext.set_threads(before)
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("name", ["mixed", "many heads", "small pages"])
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "bf16")], ids="/".join)
+def test_a_row_has_the_same_bits_alone(name: str, formats: tuple[str, str]) -> None:
+    backend = next(chosen for chosen in BACKENDS if chosen.name == "cpu")
+    case = CASES[name]
+    data, pool = Data(case), pool_of(backend, case, *formats)
+    data.step(pool, history(case))
+    together = data.step(pool, last_step(case))
+    first = 0
+    for i, old, stop in last_step(case):
+        for p in range(old, stop):
+            alone = data.step(pool, [(i, p, p + 1)])
+            assert np.array_equal(alone[0], together[first]), (i, p)
+            first += 1
+
+
+@pytest.mark.parametrize("backend", CAN, ids=lambda backend: backend.name)
+def test_what_no_latent_layer_is_is_refused(backend: TestedBackend) -> None:
+    layer = LayerSpec(num_kv_heads=2, head_dim=16, value_dim=8)
+    pool = backend.create().create_pool(
+        PoolSpec(layers=(layer,), num_pages=2, page_size=16, k_format="bf16", v_format="bf16")
+    )
+    pool.begin_step(metadata(Case(((0, 1),)), [(0, 0, 1)]))
+    pool.write(0, mx.zeros((1, 2, 16)), mx.zeros((1, 2, 8)))
+    with pytest.raises(ValueError, match="one KV head"):
+        pool.attend(0, mx.zeros((1, 4, 16)), AttendOptions(scale=1.0, rotary=mx.zeros((1, 4, 8))))
