@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,11 @@ class Emulator:
 
     def backend(self) -> MetalBackend:
         return MetalBackend(KernelLibrary(self.compile))
+
+    @property
+    def launches(self) -> Counter[str]:
+        """Of each kernel, so far."""
+        return Counter(name.split("_")[1] for name, _ in self.results)
 
     def ran(self, kernel: str) -> list[Result]:
         """Results of the launches of one kernel."""
