@@ -81,14 +81,14 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
-    """Tiles [N, 4] of the step's chunk rows, none if there are none: (first row, tokens, sequence, row of the
-    output), which is the step's; then the rows beside them, decoded before: (which one, 0, 0, row)."""
+    """Tiles [N, 4] of the step's chunk rows, none if there are none: (first row, tokens, sequence, number of
+    tiles); then the rows beside them, decoded before: (which one, 0, 0, row)."""
     rows = chunk_rows(metadata)
     if not len(rows):
         return _fours([])
     sequences = metadata.row_sequences[rows]
     first, count = cut(rows, sequences, tokens_per_tile)
-    tiles = np.stack([rows[first], count, sequences[first], rows[first]], axis=1)
+    tiles = np.stack([rows[first], count, sequences[first], np.full_like(first, len(first))], axis=1)
     decoded = np.setdiff1d(np.arange(metadata.num_tokens), rows)
     nothing = np.zeros_like(decoded)
     moved = np.stack([np.arange(len(decoded)), nothing, nothing, decoded], axis=1)

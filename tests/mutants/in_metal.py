@@ -211,8 +211,7 @@ ATTENTION = (
 )
 
 CHUNK = (
-    Mutant("decoded rows stay where they were", "chunk", "out[to + i] = decoded", "out[from + i] = decoded"),
-    Mutant("the next decoded row", "chunk", "from = (ulong(first_row) *", "from = (ulong(first_row ^ 1) *"),
+    Mutant("decoded rows stay where they were", "chunk", "out[to * (", "out[from * ("),
     Mutant("a decoded row's first heads", "chunk", "i < GROUP * VALUE_DIM;", "i < VALUE_DIM;"),
     Mutant(
         "stale tile: no barrier at the end",

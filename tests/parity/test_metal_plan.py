@@ -90,7 +90,7 @@ def test_decode_rows_chunk_rows_and_their_order() -> None:
     assert decode.items.tolist() == [[0, 0, 0, 1], *parts, [5, 3, 0, 2]]
     assert decode.joins.tolist() == [[0, 1, 0, 0], [1, 5, 0, 0], [6, 1, 0, 0]]
     assert decode.rows.tolist() == [0, 4, 5]
-    assert chunks[:2].tolist() == [[1, 2, 1, 1], [3, 1, 1, 3]]
+    assert chunks[:2].tolist() == [[1, 2, 1, 2], [3, 1, 1, 2]]
     assert chunks[2:].tolist() == [[0, 0, 0, 0], [1, 0, 0, 4], [2, 0, 0, 5]]
     window = plan_decode(metadata, 100, 0)
     assert window.joins.shape == (0, 4)
