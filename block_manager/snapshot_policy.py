@@ -19,16 +19,24 @@ from .types import Digest, PageId
 
 
 def wanted_snapshots(
-    start: int, stop: int, *, page_size: int, junction: int, every_page: bool, num_known: int
+    start: int,
+    stop: int,
+    *,
+    page_size: int,
+    junction: int,
+    every_page: bool,
+    num_known: int,
+    with_tail: bool = True,
 ) -> list[int]:
     """Return after how many full pages a state is worth keeping, of a step that computes positions
-    [start, stop). ``junction``: pages that were found; ``num_known``: tokens of the sequence so far."""
+    [start, stop). ``junction``: pages that were found (0: none is wanted); ``num_known``: tokens of the
+    sequence so far; ``with_tail``: whether its last full page is wanted."""
     first, last = start // page_size + 1, stop // page_size  # full pages after the step's first token
     if every_page:
         return list(range(first, last + 1))
     pages = {junction} if first <= junction <= last else set()
     tail = num_known // page_size  # which the last step of a prompt may begin behind
-    if first <= tail <= last:
+    if with_tail and first <= tail <= last:
         pages.add(tail)
     return sorted(pages)
 

@@ -270,6 +270,8 @@ class RecurrentState:
     num_slots        size of the pool: running sequences, and snapshots
     slot_bytes       of the state of all these layers
     every_page       a snapshot at every page, because a slot is no bigger than one
+    tail, junction   otherwise which snapshots are taken, see ``snapshot_policy.py``; without one: to compare
+    step_down        what a longer snapshot of the same sequence follows goes first
     num_running      slots that only run, where snapshots are compressed: those behind them are snapshots, and
                      never run (0: any slot may do either)
     num_staged       then: snapshots that a step can take of states that its sequences only pass
@@ -279,6 +281,9 @@ class RecurrentState:
     num_slots: int
     slot_bytes: int
     every_page: bool = False
+    tail: bool = True
+    junction: bool = True
+    step_down: bool = True
     num_running: int = 0
     num_staged: int = 0
     snapshot_bytes: int = 0

@@ -100,9 +100,10 @@ class StateGroup:
             start,
             stop,
             page_size=self._page_size,
-            junction=state.junction,
+            junction=state.junction if self.spec.junction else 0,
             every_page=self.spec.every_page,
             num_known=num_known,
+            with_tail=self.spec.tail,
         )
         known = table.digests
         for page in pages:
@@ -244,6 +245,8 @@ class StateGroup:
     def _step_down(self, state: TableState) -> None:
         """There is a longer snapshot of this sequence: its last one is of no more use unless somebody else
         went on from it, and the one it came from goes next unless a second sequence did."""
+        if not self.spec.step_down:
+            return
         tail = state.tail
         if tail is not None and self.pool.lookup(state.tail_digest) == tail and not self._num_hits[tail]:
             self.pool.discard(tail)

@@ -10,7 +10,7 @@ from .types import Sequence, Step
 
 
 class KVConnector(Protocol):
-    """A store of pages outside the pool: a disk, another host.
+    """A store of pages outside the pool: a disk, other memory, another host.
 
     Every method is called on the scheduler's thread, between two forwards, and returns at once:
     whatever takes time happens on threads of the connector's own. A store that fails or hangs
@@ -26,9 +26,21 @@ class KVConnector(Protocol):
         """Call ``wake``, from any thread, whenever ``has_news`` becomes true."""
         ...
 
-    def start_load(self, sequence: Sequence, /) -> bool:
-        """Begin to bring in pages of this prompt that the pool lacks; the sequence waits until ``poll``
-        returns it. False if there is nothing to wait for."""
+    @property
+    def saves_steps(self) -> bool:
+        """Whether ``save`` reads pages: then no step may be submitted before the one before it is saved."""
+        ...
+
+    def keep(self, sequence: Sequence, token_s: float | None) -> None:
+        """A running sequence is about to give its pages back: copy out what it has published and is not
+        kept yet, if bringing it in again is expected to be quicker than computing it, at ``token_s``
+        seconds for each token (None: nobody knows)."""
+        ...
+
+    def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
+        """Begin to bring in pages of this sequence that the pool lacks; it waits until ``poll`` returns
+        it. False if there is nothing to wait for, or computing is expected to be quicker, at ``token_s``
+        seconds for each token (None: it does not matter)."""
         ...
 
     def poll(self) -> Run[Sequence]:
@@ -55,10 +67,13 @@ class NoConnector:
     """Pages are in the pool or nowhere."""
 
     has_news = False
+    saves_steps = False
 
     def on_news(self, wake: Callable[[], None]) -> None: ...
 
-    def start_load(self, _sequence: Sequence, /) -> bool:
+    def keep(self, sequence: Sequence, token_s: float | None) -> None: ...
+
+    def start_load(self, _sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         return False
 
     def poll(self) -> Run[Sequence]:

@@ -13,12 +13,12 @@ class Roster:
     ::
 
         load            enqueue          admit                 end
-        ----> loading ----------> waiting -----> running(table) ---> finished
+        ----> loading <---------> waiting -----> running(table) ---> finished
                       (or at once)   ^   preempt |      | fork          ^
                                      '-----------'      v               |
                                                  siblings ---- abort ---'   (and from anywhere else)
 
-    loading       a connector brings pages of their prompts
+    loading       a connector brings pages of their prompts, or those they gave back
     waiting       in the order to let them in, see WaitingQueue
     running       by priority, the one let in first among equals; each has a table
     copies        pages to copy before the next step writes
@@ -39,6 +39,11 @@ class Roster:
             self.loading.remove(sequence)
             sequence.status = Status.WAITING
         self.waiting.append(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Wait before everybody of the same priority, after waiting for pages in between."""
+        self.loading.remove(sequence)
+        self._put_back(sequence)
 
     def load(self, sequence: Sequence) -> None:
         """Wait for pages, until ``enqueue``."""
@@ -151,4 +156,4 @@ def _inherit(heir: Sequence, leader: Sequence) -> None:
     heir.table, leader.table = leader.table, None
     heir.digests, heir.num_cached = leader.digests, leader.num_cached
     heir.num_charged = leader.num_charged
-    heir.num_preempted = leader.num_preempted
+    heir.num_preempted, heir.may_load = leader.num_preempted, leader.may_load

@@ -18,6 +18,7 @@ from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
 from .preemption import has_headroom, lost_work
 from .prompt_pace import Deadlines, PromptPace
+from .returns import Returns
 from .roster import Roster
 from .step_cost import StepCost, decode_shape, shape_of
 from .types import Lookup, Result, Sequence, Status, Step, StepShape, Work
@@ -44,7 +45,8 @@ class Scheduler:
     comes back, and others beside it, leave the more room to grow the oftener it had to give way.
 
     A sequence whose pages a connector can bring waits for them beside the queue, so that it holds
-    nobody up, and is queued when they are in the pool.
+    nobody up, and is queued when they are in the pool. One that had to give its pages back may get them
+    from there, too.
 
     ``plan`` and ``commit`` alternate, but that ``plan_ahead`` may plan one more step between them: then the
     older one is committed first. ``add`` and ``abort`` may come at any time between them, but a planned
@@ -78,6 +80,7 @@ class Scheduler:
         self._weighs_drafts = False
         queue = FirstComeQueue() if waiting is None else waiting
         self._roster = Roster(blocks, limits.max_running, queue)
+        self._returns = Returns(self._connector, self._roster, self.prompt_pace)
         self._planned: deque[Step] = deque()  # and not yet committed: two at most
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
 
@@ -94,8 +97,9 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether ``plan`` would do something; nothing, while all that is left waits for pages."""
-        roster = self._roster
-        return bool(roster.running or roster.waiting) or self._connector.has_news
+        if self._roster.running or self._connector.has_news:
+            return True
+        return bool(self._roster.waiting) and not self._returns.holds_up_all()
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
         """Sequences of each tenant that run, and that ``num_waiting`` counts."""
@@ -144,7 +148,7 @@ class Scheduler:
         """End a sequence now and free its pages; its siblings live on. Ended ones stay ended."""
         if sequence.status is Status.WAITING_FOR_PAGES:
             self._connector.cancel_load(sequence)
-            self._roster.enqueue(sequence)  # a sibling that takes its place there computes the rest
+            self._stop_loading(sequence)  # a sibling that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
             self._refused = None
             self._roster.abort(sequence)
@@ -154,7 +158,7 @@ class Scheduler:
         clock by which sequences want their first tokens (None: nobody is late)."""
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
-            self._roster.enqueue(sequence)
+            self._stop_loading(sequence)
         if self._has_deadlines and now is not None:
             waiting = self._roster.waiting
             waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
@@ -176,7 +180,7 @@ class Scheduler:
         if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
             drafted = plan_drafts(work, budget, self.blocks)
         if not work:
-            stuck = [*self._roster.running, *self._roster.waiting]
+            stuck = self._roster.running or (self._roster.waiting and not self._returns.holds_up_all())
             assert not stuck, "somebody waits and nothing is computed"
             return None
         roster = self._roster
@@ -201,7 +205,8 @@ class Scheduler:
         sequences; None where anything else may be decided once it is: ``plan`` then."""
         (before,) = self._planned
         if (
-            not isinstance(self._connector, NoConnector)  # which reads and writes pages between steps
+            self._connector.saves_steps
+            or self._connector.has_news
             or self.blocks.states is not None  # a recurrent state has no place ahead
             or self._roster.copies
             or self._may_admit()
@@ -277,6 +282,11 @@ class Scheduler:
     def close(self) -> None:
         """Let the connector keep what it has, within a bounded time. No step may follow."""
         self._connector.close()
+
+    def _stop_loading(self, sequence: Sequence) -> None:
+        """It waits for pages no more."""
+        if not self._returns.end(sequence):
+            self._roster.enqueue(sequence)
 
     def _tightest(self, sequences: Iterable[Sequence]) -> float | None:
         """The tightest of the targets that these have of their own."""
@@ -408,7 +418,7 @@ class Scheduler:
         filling: set[Digest],
     ) -> Admission:
         """Let a waiting sequence in, or say what it waits for."""
-        if not self._has_time(sequence):
+        if self._returns.holds_up(sequence) or not self._has_time(sequence):
             return Admission.NO_ROOM
         if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
             return Admission.NO_ROOM
@@ -434,6 +444,9 @@ class Scheduler:
             blocks.close(table)
             self._refused = (sequence, blocks.idle_pages())
             return Admission.NO_ROOM
+        if self._returns.begin(sequence):
+            blocks.close(table)
+            return Admission.NO_ROOM  # for others: it is this one's, when its pages are there
         self._roster.admit(sequence, table)
         self._refused = None
         if miss is not None:
@@ -472,6 +485,7 @@ class Scheduler:
             if not younger:
                 return False
             victim = self._roster.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
+            self._returns.gives_way(victim)
             self._roster.preempt(victim)
             preempted.append(victim)
             self.num_preemptions += 1

@@ -22,6 +22,7 @@ EXTENSION_VARIABLE = "OCTAVO_TEST_EXTENSION"
 # By its file: an editable installation finds `_ext` by a finder of its own, whatever the path says.
 _LOAD = """
 import importlib.util, sys
+import mlx.core  # it loads libmlx, wherever that lies
 import octavo.kernels
 spec = importlib.util.spec_from_file_location("octavo.kernels._ext", {path!r})
 octavo.kernels._ext = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

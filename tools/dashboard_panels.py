@@ -46,6 +46,10 @@ def rate(name: str, by: str = "", only: str = "") -> str:
     return f"sum{f' by ({by}) ' if by else ''}(rate(octavo_{name}{chosen}[$__rate_interval]))"
 
 
+def by_tenant(name: str) -> str:
+    return f"sum by (tenant) (octavo_tenant_{name}{HERE})"
+
+
 def mean(name: str, only: str = "") -> str:
     return f"{rate(name + '_sum', only=only)} / {rate(name + '_count', only=only)}"
 
@@ -111,6 +115,11 @@ PAGES = Page(
               description="1: as many pages are evicted in a minute as the pool has."),
         Panel(title="Preemptions per second", unit="none",
               series={"preempted": rate("preemptions_total")}),
+        Panel(title="Pages copied out for those that give way, and in again", unit="none",
+              series={"{{direction}}": rate("swapped_pages_total", "direction")},
+              description="Per second, of servers with --swap-memory."),
+        Panel(title="Memory beside the pool", unit="bytes",
+              series={"{{instance}}": f"octavo_swap_bytes{HERE}"}),
         Panel(title="Look-ups on disk", unit="none", kind=Kind.STACK,
               series={"{{result}}": rate("store_lookups_total", "result")},
               description="Of servers with --cache-dir."),
@@ -132,6 +141,9 @@ CAPACITY = Page(
         Panel(title="Share of time spent computing", unit="percentunit",
               series={"{{instance}}": rate("step_seconds_sum", "instance")}),
         Panel(title="Time of a step", unit="s", series=quantiles("step_seconds")),
+        Panel(title="Time of a step, predicted and real", unit="s",
+              series={"predicted": mean("step_predicted_seconds"), "real": mean("step_seconds")},
+              description="Under --target-itl, on average: what prompts are cut by."),
         Panel(title="Steps per second", unit="none", series={"steps": rate("step_seconds_count")}),
         Panel(title="Tokens of a step, on average", unit="none",
               series={kind: mean("step_tokens", f',kind="{kind}"') for kind in ("prefill", "decode")},
@@ -158,4 +170,24 @@ CAPACITY = Page(
     ),
 )  # fmt: skip
 
-DASHBOARDS = (SERVING, PAGES, CAPACITY)
+TENANTS = Page(
+    uid="octavo-tenants",
+    title="Octavo: tenants",
+    description="Who is served how much, and who waits. Tenants have names where --auth-token-file says so.",
+    panels=(
+        Panel(title="Running sequences by tenant", unit="none", kind=Kind.STACK,
+              series={"{{tenant}}": by_tenant("requests_running")}),
+        Panel(title="Waiting sequences by tenant", unit="none", kind=Kind.STACK,
+              series={"{{tenant}}": by_tenant("requests_waiting")}),
+        Panel(title="Prompt tokens computed per second, by tenant", unit="none", kind=Kind.STACK,
+              series={"{{tenant}}": rate("tenant_tokens_total", "tenant", ',kind="prompt"')},
+              description="Without those that were cached."),
+        Panel(title="Tokens generated per second, by tenant", unit="none", kind=Kind.STACK,
+              series={"{{tenant}}": rate("tenant_tokens_total", "tenant", ',kind="output"')}),
+        Panel(title="Share of all tokens, by tenant", unit="percentunit", kind=Kind.STACK, width=24,
+              series={"{{tenant}}": f"{rate('tenant_tokens_total', 'tenant')} "
+                                    f"/ scalar({rate('tenant_tokens_total')})"}),
+    ),
+)  # fmt: skip
+
+DASHBOARDS = (SERVING, PAGES, CAPACITY, TENANTS)

@@ -214,6 +214,10 @@ class EngineConfig:
         10 * 1024**3, "what they may take, all servers that use the folder together", shown="10GiB",
         kind="size", metavar="SIZE", low=1,
     )  # fmt: skip
+    swap_memory: int = setting(
+        0, "memory beside the pool for pages of requests that give way to others: they are copied back where "
+        "that is quicker than computing them again", shown="none", kind="size", metavar="SIZE", low=0,
+    )  # fmt: skip
     save_dir: Path | None = setting(
         None, "where `octavo cache save` may write, and load from", shown="nowhere", kind="path",
         metavar="DIR",
@@ -255,6 +259,10 @@ class EngineConfig:
         if self.cache_dir is not None and not self.prefix_cache:
             raise InvalidConfig(
                 "cache_dir keeps what the prefix cache publishes, and prefix_cache is off; drop one of them"
+            )
+        if self.swap_memory and not self.prefix_cache:
+            raise InvalidConfig(
+                "swap_memory keeps what the prefix cache publishes, and prefix_cache is off; drop one of them"
             )
         if self.kv_memory is not None and self.num_pages is not None:
             raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")

@@ -10,6 +10,7 @@ from octavo.block_manager import PageCounts
 
 from .outputs import FinishReason
 from .store_counters import StoreCounts
+from .swap_counters import SwapCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,10 @@ class TenantTokens(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
     """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, ``states``: slots of
-    recurrent layers, and ``store``: of the pages on disk, if there are any. ``prompt_token_s``: seconds per
-    prompt token lately, whatever else the steps did; None before there was one. ``prompt_miss_share``: of
-    the tokens of prompts that were let in lately, how many were not in the prefix cache. ``tenants``: of
-    those who have a name, at most a second old."""
+    recurrent layers, and ``store``: of the pages on disk, if there are any, ``swap``: of those in
+    ``swap_memory``. ``prompt_token_s``: seconds per prompt token lately, whatever else the steps did; None
+    before there was one. ``prompt_miss_share``: of the tokens of prompts that were let in lately, how many
+    were not in the prefix cache. ``tenants``: of those who have a name, at most a second old."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -66,6 +67,7 @@ class Gauges:
     residual: PageCounts | None = None
     states: PageCounts | None = None
     store: StoreCounts | None = None
+    swap: SwapCounts | None = None
     prompt_token_s: float | None = None
     prompt_miss_share: float = 1.0
     tenants: Mapping[str, TenantLoad] = field(default_factory=dict)

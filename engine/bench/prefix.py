@@ -1,9 +1,10 @@
 """``octavo bench prefix``: what the prefix cache does for a real model.
 
-Four experiments on the engine itself, one request at a time: time to first token of a prompt whose
+Experiments on the engine itself, one request at a time: time to first token of a prompt whose
 beginning is new (cold) and of one whose beginning is cached (warm), by length; hit ratio and time to
 first token of conversations, by pool size and without the cache; the same with a salt for each
-conversation, so that they share nothing; and what the cache costs where nothing is ever found.
+conversation, so that they share nothing; and what the cache costs where nothing is ever found. Of models with
+recurrent layers also what conversations find by the room for snapshots, and by which are taken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..api.config import EngineConfig
+from ..api.engine_info import ModelInfo
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
 from ..arguments.usage import positive
@@ -35,9 +37,10 @@ from .prefix_runs import (
     pool_sizes,
     warm_against_cold,
 )
+from .prefix_states import by_snapshots, trials
 
 COST_TOKENS, COST_ROUNDS = 64, 10  # short, so that there are many pairs; rounds for each of --runs
-EXPERIMENTS = ("ttft", "pools", "salts", "cost")
+EXPERIMENTS = ("ttft", "pools", "salts", "cost", "states")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print tables, return what --json prints."""
     require_matplotlib(args.plot)
-    wanted = args.only or EXPERIMENTS
     config = _config(given_settings(args), args.prefix_tokens, Chats())
     runner = load_runner(config)
     try:
+        wanted = _fitting(runner.info, args.only)
         bench = Bench(config, runner, load_tokenizer(runner.info.path))
         result = _measure(bench, wanted, args.prefix_tokens, args.runs)
     finally:
@@ -65,6 +68,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.plot is not None:
         plot(result, args.plot)
     return result
+
+
+def _fitting(info: ModelInfo, only: list[str] | None) -> tuple[str, ...]:
+    """The experiments that fit the model; InvalidConfig if one was named that does not."""
+    if info.states is not None:
+        turns = "its three engines take steps in turn, and a slot of recurrent state stands where one left it"
+        unfit = {"cost": turns}
+    else:
+        unfit = {"states": f"it is about recurrent layers, and {info.name} has none"}
+    for name in only or ():
+        if name in unfit:
+            raise InvalidConfig(f"--only {name} does not fit this model: {unfit[name]}; drop it")
+    return tuple(name for name in only or EXPERIMENTS if name not in unfit)
 
 
 def _config(settings: dict[str, Any], lengths: tuple[int, ...], chats: Chats) -> EngineConfig:
@@ -94,7 +110,8 @@ def _measure(bench: Bench, wanted: tuple[str, ...], lengths: tuple[int, ...], ru
     pages = chats.pages(info.page_size)
     sizes = list(pool_sizes(pages, -(-chats.longest // info.page_size)))
     steps = len(fitting) * ("ttft" in wanted) + 2 * ("cost" in wanted)
-    workloads = (len(sizes) + 1) * ("pools" in wanted) + 2 * ("salts" in wanted)
+    snapshots = list(trials(info.states, chats)) if "states" in wanted and info.states is not None else []
+    workloads = len(snapshots) + (len(sizes) + 1) * ("pools" in wanted) + 2 * ("salts" in wanted)
     steps += chats.conversations * chats.turns * workloads
     with tqdm(total=steps, unit="run", disable=None, file=sys.stderr) as bar:
         bench.serve(bench.core(), bench.tokens(min(64, room)))  # warm up
@@ -117,6 +134,8 @@ def _measure(bench: Bench, wanted: tuple[str, ...], lengths: tuple[int, ...], ru
                 bench, prompt_tokens=min(COST_TOKENS, room), rounds=COST_ROUNDS * runs
             )
             bar.update(2)
+        if snapshots:
+            result["states"] = by_snapshots(bench, chats, pages + 1, snapshots, bar.update)
     return result
 
 
@@ -137,6 +156,12 @@ def _print_tables(result: dict[str, Any]) -> None:
         print(
             f"conversations, {name:24}: {100 * row['hit_ratio']:>5.1f} % of tokens found, later turns start "
             f"after {1000 * row['ttft_s']:.1f} ms"
+        )
+    for row in result.get("states", ()):
+        print(
+            f"snapshots {row['snapshots']:24} room for {row['num_snapshots']:>3} "
+            f"({row['snapshot_bytes'] / 2**20:>8.2f} MiB): {100 * row['hit_ratio']:>5.1f} % of tokens found, "
+            f"later turns start after {1000 * row['ttft_s']:.1f} ms"
         )
     if "cost" in result:
         cost, control = result["cost"], result["cost"]["control"]

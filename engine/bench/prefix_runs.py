@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.block_manager import BlockManager
+from octavo.block_manager import BlockManager, RecurrentState
 from octavo.scheduler import Limits, Scheduler
 
 from ..api.config import EngineConfig
@@ -81,19 +81,28 @@ class Bench:
         self._rng = np.random.default_rng(SEED)
 
     def core(
-        self, num_pages: int | None = None, *, prefix_cache: bool = True, used: bool = False
+        self,
+        num_pages: int | None = None,
+        *,
+        prefix_cache: bool = True,
+        used: bool = False,
+        states: RecurrentState | None = None,
     ) -> EngineCore:
-        """``used``: every page was published and let go before, with tokens that nobody asks for."""
+        """``used``: every page was published and let go before, with tokens that nobody asks for;
+        ``states``: slots in the place of the runner's, and no more than those."""
         blocks = BlockManager(
             num_pages or self.info.num_pages,
             self.info.page_size,
             prefix_cache=prefix_cache,
             policy=self._config.cache_policy,
+            states=states or self.info.states,
         )
         if used:
             words = self.tokens(blocks.num_pages * blocks.page_size)
             table = blocks.open(words)
             assert blocks.reserve(table, len(words)), "a new pool has room for all its pages"
+            if blocks.states is not None:
+                blocks.plan_snapshots(table, 0, len(words), num_known=len(words))
             blocks.commit(table, words, len(words))
             blocks.close(table)
         limits = Limits(max_step_tokens=self._config.max_step_tokens, max_running=self._config.max_running)
@@ -135,11 +144,14 @@ class Bench:
 
 def warm_against_cold(bench: Bench, num_tokens: int, runs: int) -> dict[str, Any]:
     """Time to first token of a prompt whose first ``num_tokens`` nobody has sent before, and of one
-    that differs from it only behind these: medians of ``runs``."""
+    that differs from it only behind these: medians of ``runs``. With recurrent layers the third one: a
+    state stands where prompts part once a second one has come there."""
     cold, warm = [], []
     for _ in range(runs):
         core, shared = bench.core(), bench.tokens(num_tokens)
         cold.append(bench.serve(core, shared + bench.tokens(SUFFIX_TOKENS)))
+        if bench.info.states is not None:
+            bench.serve(core, shared + bench.tokens(SUFFIX_TOKENS))
         warm.append(bench.serve(core, shared + bench.tokens(SUFFIX_TOKENS)))
     cold_s, warm_s = (statistics.median(served.ttft_s for served in each) for each in (cold, warm))
     return {
@@ -158,10 +170,11 @@ def converse(
     *,
     prefix_cache: bool = True,
     salts: bool = False,
+    states: RecurrentState | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Serve the conversations' turns in rotation, one at a time; with ``salts`` each has its own."""
-    core = bench.core(num_pages, prefix_cache=prefix_cache)
+    core = bench.core(num_pages, prefix_cache=prefix_cache, states=states)
     rng = np.random.default_rng(SEED)  # the same words each time
 
     def words(count: int) -> list[int]:

@@ -36,11 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
     add("--state-bytes", type=checked(memory_size), metavar="SIZE",
         help="of the recurrent state of one sequence: a table of hits by what of the bytes of --num-pages "
-        "goes to snapshots (needs --page-bytes)")  # fmt: skip
+        "goes to snapshots, and by which are taken (needs --page-bytes)")  # fmt: skip
+    add("--snapshot-bytes", type=checked(memory_size), metavar="SIZE",
+        help="with --state-bytes: of a snapshot, if it is kept in fewer bytes than the state")  # fmt: skip
+    add("--state-share", type=_shares, default=None, metavar="F,F",
+        help="with --state-bytes: which shares of the bytes slots get (0.01 to 0.75)")  # fmt: skip
     add("--page-bytes", type=checked(memory_size), metavar="SIZE", help="with --state-bytes: of one page")
     add("--seed", type=int, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
     add("--plot", type=Path, metavar="F.png",
-        help="draw hit ratio against size for every policy, and the optimum (needs matplotlib)")  # fmt: skip
+        help="draw hit ratio against size for every policy, and the optimum; with --state-bytes for every "
+        "choice of snapshots, from an eighth of the bytes to all of them (needs matplotlib)")  # fmt: skip
     add_json_argument(parser)
 
 
@@ -48,13 +53,16 @@ def run(args: argparse.Namespace) -> int:
     from ..cache_sim.compare import compare, plot, render
     from ..cache_sim.optimum import optimal_hits
     from ..cache_sim.run import replay
-    from ..cache_sim.states import compare_states
-    from ..cache_sim.states import render as render_states
+    from ..cache_sim.states import SHARES, SIZES, compare_states, plot_states, render_states
     from ..cache_sim.trace import read_trace
     from ..cache_sim.workloads import WORKLOADS
     from ..plots.figure import require_matplotlib
 
     require_matplotlib(args.plot)
+    if args.state_bytes is None and (args.snapshot_bytes is not None or args.state_share is not None):
+        raise InvalidRequest(
+            "--snapshot-bytes and --state-share are about recurrent states; add --state-bytes"
+        )
     requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)
     replayed = replay(
         requests,
@@ -84,16 +92,24 @@ def run(args: argparse.Namespace) -> int:
                 "--state-bytes is about bytes that pages and states share; add --page-bytes and --num-pages"
             )
         found = compare_states(
-            requests, args.num_pages, page_bytes=args.page_bytes, state_bytes=args.state_bytes
+            requests,
+            args.num_pages,
+            page_bytes=args.page_bytes,
+            state_bytes=args.state_bytes,
+            snapshot_bytes=args.snapshot_bytes,
+            shares=args.state_share or SHARES,
+            sizes=(1,) if args.plot is None else SIZES,
         )
         print(render_states(found))
         result["states"] = [asdict(row) for row in found]
-    if args.compare or args.plot is not None:
+        if args.plot is not None:
+            plot_states(found, args.plot)
+    if args.compare or (args.plot is not None and args.state_bytes is None):
         made_up = {name: make(args.seed) for name, make in WORKLOADS.items()} if args.compare else {}
         rows = compare({args.trace.stem: requests, **made_up})
         print(render(rows))
         result["compared"] = [asdict(row) for row in rows]
-        if args.plot is not None:
+        if args.plot is not None and args.state_bytes is None:
             plot([row for row in rows if row.workload == args.trace.stem], args.plot)
     if args.json:
         print_json(result)
@@ -103,3 +119,14 @@ def run(args: argparse.Namespace) -> int:
 def _pages(text: str) -> int | None:
     """A size, or None for as many as it takes."""
     return None if text == "inf" else positive(text)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """Shares of the bytes, between 0 and 1."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers between 0 and 1, like 0.25 or 0.1,0.5")
+    return shares

@@ -24,6 +24,7 @@ from ..api.stats import Observer
 from ..executor.base import HeadRunner, ModelRunner, load_runner, load_runner_with_head
 from ..executor.draft_config import draft_config
 from ..kv_store.disk_tier import DiskTier
+from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -125,13 +126,17 @@ def assemble(
     if config.cache_dir is not None or config.save_dir is not None:
         _ = runner.page_kind  # hashes the weights: now, and not between two steps
     disk = _disk_tier(config, runner, blocks, transfer)
+    swap = None
+    if config.swap_memory:
+        swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk)
     return EngineCore(
         runner,
         tokenizer,
         blocks,
-        Scheduler(blocks, limits, disk, waiting=waiting_queue(config, blocks)),
+        Scheduler(blocks, limits, swap or disk, waiting=waiting_queue(config, blocks)),
         transfer=transfer,
         store_counts=disk.counts if disk is not None else None,
+        swap_counts=(lambda: swap.counts) if swap is not None else None,
         observer=observer,
         speculate="off" if draft_model else cast("Speculate", config.speculate),
         draft_model=draft_model,

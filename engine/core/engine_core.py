@@ -15,15 +15,16 @@ from ..api.outputs import Delta, FinishReason
 from ..api.sampling_params import Speculate
 from ..api.stats import Gauges, Observer
 from ..api.store_counters import StoreCounts
+from ..api.swap_counters import SwapCounts
 from ..executor.base import ModelRunner, Pending, RunOutput
 from ..executor.batch import Batch, build_batch
 from ..executor.sampling.sampler import Sampled, SampleState
 from ..inspection.prefix_cache_inspector import PrefixCache
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
-from ..speculation.model_drafter import ModelDrafter
 from ..tokenizer.tokenizer import Tokenizer
-from .draft_tables import Ask, BatchDrafter, Guesses
+from .draft_tables import BatchDrafter
+from .guessing import ModelGuesses
 from .hidden_rows import HiddenRows, Wanted
 from .mtp_drafts import MTPDrafts
 from .overlap import may_overlap
@@ -68,6 +69,7 @@ class EngineCore:
         *,
         transfer: PageTransfer,
         store_counts: Callable[[], StoreCounts] | None = None,
+        swap_counts: Callable[[], SwapCounts] | None = None,
         observer: Observer | None = None,
         speculate: Speculate = "off",
         draft_tokens: int = 8,
@@ -84,9 +86,7 @@ class EngineCore:
         self._clock = clock
         self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens)
         self._draft_model = draft_model
-        self._guesses: dict[Sample, Guesses] = {}  # of samples that the draft model drafts for
-        self._drafting_s = 0.0  # that the draft model took in this step
-        self._step_s = 0.0  # seconds of a step without that, on average
+        self._guesses = ModelGuesses(draft_model, clock)
         self._overlaps = overlaps
         self._in_flight: _InFlight | None = None  # between two calls of ``step``
         self._samples: dict[Sequence, Sample] = {}  # of every sample that has not ended
@@ -95,7 +95,7 @@ class EngineCore:
         self._updates: list[Update] = []  # since the last step returned
         self._ended: list[str] = []  # ids of requests, likewise
         self._said: list[Sample] = []  # that have ended, and whose drafting does not know it yet
-        self._store_counts = store_counts
+        self._store_counts, self._swap_counts = store_counts, swap_counts
         self.transfer = transfer
         self.passed: Callable[[str], None] | None = None  # is told of every part of a step that is done
         self._tenants = TenantLoads(scheduler, clock)
@@ -144,9 +144,7 @@ class EngineCore:
         )
         for sample, drafting in zip(request.samples, made, strict=True):
             sample.drafting = drafting
-            if drafting is not None and drafting.by_model is not None:
-                assert self._draft_model is not None
-                self._guesses[sample] = self._draft_model.begin(sample.sequence)
+            self._guesses.begin(sample)
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
@@ -236,9 +234,7 @@ class EngineCore:
     def _publish(self, flight: _InFlight | None, began: float) -> list[Update]:
         step, seconds = None if flight is None else flight.step, self._clock() - began
         if step is not None:
-            without_drafting, self._drafting_s = seconds - self._drafting_s, 0.0
-            self._step_s += (0.1 if self._step_s else 1.0) * (without_drafting - self._step_s)
-            self._scheduler.observe(step, without_drafting)
+            self._scheduler.observe(step, self._guesses.time_without(seconds))
         updates = self._report(step, seconds)
         self._pass("report")
         self._step_began = None
@@ -331,8 +327,7 @@ class EngineCore:
                 ended.drafting.finished(ended.sequence.tokens)
         self._said.clear()
         going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
-        if self._draft_model is not None:
-            self._guess(self._draft_model, step, going_on)
+        self._guesses.guess(going_on, lambda: self._scheduler.draft_cost(step))
         cost: float | None = None
         for sample in going_on:
             drafts: tuple[int, ...] = ()
@@ -342,27 +337,6 @@ class EngineCore:
                 drafts = drafting.propose(tokens, room, cost=cost, others=len(going_on) - 1)
                 sample.sequence.drafts = drafts
             sample.state.prepare(drafts)
-
-    def _guess(self, model: BatchDrafter, step: Step, going_on: list[Sample]) -> None:
-        """Let the draft model guess for all samples that it drafts for, side by side."""
-        began = self._clock()
-        asks: list[Ask] = []
-        drafters: list[ModelDrafter] = []
-        for sample in going_on:
-            if sample.drafting is None or (drafter := sample.drafting.by_model) is None:
-                continue
-            if not asks:
-                cost = self._scheduler.draft_cost(step)
-                if self._step_s:
-                    cost += model.round_s / self._step_s / len(going_on)
-            tokens = sample.sequence.tokens
-            room = sample.request.max_tokens - sample.num_tokens
-            count = sample.drafting.num_guesses(tokens, room, cost=cost, others=len(going_on) - 1)
-            asks.append(Ask(self._guesses[sample], tokens, sample.state, count))
-            drafters.append(drafter)
-        for drafter, guesses in zip(drafters, model.guess(asks), strict=True):
-            drafter.guesses = guesses
-        self._drafting_s = self._clock() - began
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
         """End the sequences whose K/V went wrong in the middle of the prompt, before anything of
@@ -382,8 +356,7 @@ class EngineCore:
         self._updates.append(Update(request, delta))
         if delta.finish_reason is not None:
             del self._samples[sample.sequence]
-            if self._draft_model is not None and (guesses := self._guesses.pop(sample, None)) is not None:
-                self._draft_model.close(guesses)
+            self._guesses.end(sample)
             if sample.drafting is not None and delta.finish_reason is not FinishReason.ERROR:
                 self._said.append(sample)
             if (reason := request.finish_reason) is not None:
@@ -409,6 +382,7 @@ class EngineCore:
             residual=self._blocks.residual_counts,
             states=self._blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
+            swap=self._swap_counts() if self._swap_counts is not None else None,
             prompt_token_s=self._scheduler.prompt_pace.token_s,
             prompt_miss_share=self._scheduler.prompt_pace.miss_share,
             tenants=self._tenants.measure(),

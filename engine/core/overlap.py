@@ -6,7 +6,9 @@ everything else about that token is known already. Otherwise the step in flight 
 by the rule below
     - output held to a schema or grammar: what may come next depends on the token
     - repetition, frequency and presence penalties: they count the token
-    - drafts (``speculate``): guesses follow the token, and how many hold decides where the next row lies
+    - drafts (``speculate``), where something was guessed at the last token, computed or not: how many hold
+      decides where the next row lies. So a sample for which nothing is guessed loses nothing, and begins
+      to draft a token later. What a model guesses is always waited for
     - rows of prompts that are scored or embedded
 by ``Scheduler.plan_ahead``
     - a prompt or part of one in the step, samples that fork (n > 1), drafts
@@ -34,4 +36,11 @@ def may_overlap(batch: Batch, pending: Pending, step: Step, samples: Mapping[Seq
     if not pending.feeds or batch.scored is not None or batch.embedded is not None:
         return False
     going_on = (sample for each in step.sampled() if (sample := samples.get(each)) is not None)
-    return all(sample.drafting is None and sample.state.is_foreseen for sample in going_on)
+    return all(not _guesses(sample) and sample.state.is_foreseen for sample in going_on)
+
+
+def _guesses(sample: Sample) -> bool:
+    """Whether something may be guessed at the sample's next token."""
+    return sample.drafting is not None and (
+        bool(sample.sequence.drafts) or sample.drafting.by_model is not None
+    )

@@ -9,17 +9,16 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from octavo.block_manager import BlockManager, Digest
 from octavo.block_manager.digests import root
 from octavo.scheduler import Sequence, Status, Step
 
 from ..api.errors import InvalidConfig, NotConfigured
 from ..api.store_counters import StoreCounts, Tally
+from .adoption import adopt
 from .folder import ShardFolder
 from .page_runs import PagePart, PageRun
-from .prefetch import Fetch, FetchedPage
+from .prefetch import Fetch
 from .reader import ShardReader
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
@@ -66,6 +65,8 @@ class DiskTier:
         self._closing = threading.Event()
         threading.Thread(target=self._refresh, name="octavo-store-index", daemon=True).start()
 
+    saves_steps = True
+
     @property
     def has_news(self) -> bool:
         return any(fetch.pages or fetch.ended for fetch in self._fetches.values())
@@ -76,7 +77,7 @@ class DiskTier:
     def counts(self) -> StoreCounts:
         return self._tally.read(self._writer.num_bytes)
 
-    def start_load(self, sequence: Sequence, /) -> bool:
+    def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
         if self._reader.is_stuck:
             return False
         blocks = self._blocks
@@ -86,25 +87,23 @@ class DiskTier:
         found = blocks.num_findable(digests, quantize_after=after)
         if found == len(digests):
             return False
-        known = [
-            [blocks.find(digest, group) is not None for digest in digests]
-            for group in range(len(blocks.parts))
-        ]
-        if not self._may_be_there(digests, known, found):
+        fetch = Fetch.of(sequence.tokens, digests, blocks, sequence.salt, after)
+        if not self._may_be_there(digests, fetch.known, found):
             self._tally.add("misses")
             return False
+        if token_s is not None and not self._is_quicker(fetch, token_s):
+            return False
         self._tally.add("hits")
-        fetch = Fetch(
-            list(sequence.tokens),
-            list(digests),
-            root=root(sequence.salt),
-            known=known,
-            found=found,
-            needed=lambda group, end: blocks.needed_pages(end, group=group, quantize_after=after),
-        )
         self._fetches[sequence] = fetch
         self._reader.start(fetch)
         return True
+
+    def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
+        """Copy out what was not when it was published, because disk was busy; writing is no step's time."""
+        last = min(sequence.num_written // self._blocks.page_size, len(sequence.digests))
+        self._save(sequence, 0, last)
+        if self._blocks.states is not None:
+            self._save_states(sequence, 0, last, is_end=True)
 
     def cancel_load(self, sequence: Sequence) -> None:
         self._reader.cancel(self._fetches.pop(sequence))
@@ -116,7 +115,9 @@ class DiskTier:
             ended = fetch.ended  # before looking, because pages may come in between
             pages = self._reader.take(fetch, budget)
             budget -= sum(page.data.nbytes for page in pages)
-            if (pages and not self._adopt(sequence, fetch, pages)) or (ended and not fetch.pages):
+            num_new, goes_on = adopt(self._transfer, fetch, pages, sequence.salt)
+            self._tally.add("loaded", num_new)
+            if not goes_on or (ended and not fetch.pages):
                 ready.append(sequence)
         for sequence in ready:
             self.cancel_load(sequence)
@@ -150,6 +151,13 @@ class DiskTier:
     def _news(self) -> None:
         self._wake()
 
+    def _is_quicker(self, fetch: Fetch, token_s: float) -> bool:
+        """Whether reading is expected to end before computing would."""
+        parts, has = self._blocks.parts, self._folder.has
+        num_bytes = sum(self._page_bytes[group] for group, _ in fetch.plan(parts, has))
+        gained = fetch.gain(parts, has) * self._blocks.page_size
+        return gained > 0 and self._reader.rate.is_within(num_bytes, gained * token_s)
+
     def _may_be_there(self, digests: Run[Digest], known: Run[Run[bool]], found: int) -> bool:
         """Whether it is worth to look: beyond what is found there is a state, if states are needed, and the
         first page that a group lacks there is on disk."""
@@ -163,14 +171,14 @@ class DiskTier:
                 return self._folder.has(digests[missing], group)
         return True
 
-    def _save_states(self, sequence: Sequence, first: int, last: int) -> None:
-        """Snapshots of prompts, and the last one of what is generated: each of the others is replaced a page
-        later, and may be as large as hundreds of pages."""
+    def _save_states(self, sequence: Sequence, first: int, last: int, *, is_end: bool = False) -> None:
+        """Snapshots of prompts, and the last one of what is generated, where that ends or gives way: each of
+        the others is replaced a page later, and may be as large as hundreds of pages."""
         assert self._blocks.states is not None
         if not self._blocks.states.every_page:
             last = min(last, sequence.num_prompt // self._blocks.page_size)
         wanted = self._wanted(sequence, first, last, self._states)
-        if sequence.status is Status.FINISHED:
+        if is_end or sequence.status is Status.FINISHED:
             indices = range(len(sequence.digests) - 1, -1, -1)
             tail = next(
                 (i for i in indices if self._blocks.find(sequence.digests[i], self._states) is not None), -1
@@ -212,24 +220,6 @@ class DiskTier:
             )
             self._writer.put(digests[index], group, run)
 
-    def _adopt(self, sequence: Sequence, fetch: Fetch, pages: list[FetchedPage]) -> bool:
-        """Put a prompt's next pages into the pools, where they are cached and held by nobody; False
-        if it goes no further: there is no room, or what comes before is gone."""
-        for run in _runs(pages):
-            group, first = run[0].group, run[0].index
-            inserted = self._transfer.insert(
-                fetch.tokens,
-                np.stack([page.data for page in run]),
-                sequence.salt,
-                first=first,
-                group=group,
-                digests=fetch.digests[: first + len(run)],
-            )
-            self._tally.add("loaded", inserted.num_new)
-            if inserted.num_skipped:
-                return False
-        return True
-
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
@@ -237,18 +227,6 @@ class _Wanted:
 
     index: int
     page: int
-
-
-def _runs(pages: list[FetchedPage]) -> list[list[FetchedPage]]:
-    """Cut where the group changes or a page is left out."""
-    runs: list[list[FetchedPage]] = []
-    for page in pages:
-        last = runs[-1][-1] if runs else None
-        if last is not None and (last.group, last.index + 1) == (page.group, page.index):
-            runs[-1].append(page)
-        else:
-            runs.append([page])
-    return runs
 
 
 def _nobody() -> None:

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo.block_manager import Digest, KVGroupSpec, RecurrentState
+from octavo.block_manager import BlockManager, Digest, KVGroupSpec, RecurrentState
+from octavo.block_manager.digests import root
 from octavo.kernels.page_bytes import PageBytes
 
 
@@ -49,18 +50,41 @@ class Fetch:
         self.root = root
         self.pages: deque[FetchedPage] = deque()  # read and not yet taken
         self.ended = False  # nothing comes any more
+        self.known = [list(group) for group in known]
         self._found = found
         self._needed = needed
-        self._known = [list(group) for group in known]
         # Whether it is in memory or on disk; None: nobody has looked.
         self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
+
+    @classmethod
+    def of(
+        cls,
+        tokens: list[int],
+        digests: list[Digest],
+        blocks: BlockManager,
+        salt: bytes,
+        quantize_after: int | None,
+    ) -> Fetch:
+        """What the pool lacks now of a prompt; ``digests`` are completed."""
+        blocks.name_pages(tokens, digests, salt=salt)
+        return cls(
+            list(tokens),
+            list(digests),
+            root=root(salt),
+            known=[
+                [blocks.find(digest, group) is not None for digest in digests]
+                for group in range(len(blocks.parts))
+            ],
+            found=blocks.num_findable(digests, quantize_after=quantize_after),
+            needed=lambda group, end: blocks.needed_pages(end, group=group, quantize_after=quantize_after),
+        )
 
     def parent(self, index: int) -> Digest:
         return self.digests[index - 1] if index else self.root
 
     def present(self, group: int, index: int) -> None:
         """It was read."""
-        self._known[group][index] = True
+        self.known[group][index] = True
 
     def absent(self, group: int, index: int) -> None:
         """It could not be read."""
@@ -79,8 +103,12 @@ class Fetch:
             (number, index)
             for number in range(len(groups))
             for index in sorted(self._needed(number, end))
-            if not self._known[number][index]
+            if not self.known[number][index]
         ]
+
+    def gain(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
+        """After how many pages more the prompt could go on, with those of ``plan``."""
+        return max(0, self._reachable(groups, has) - self._found)
 
     def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
         end = len(self.digests)

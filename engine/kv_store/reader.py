@@ -14,6 +14,7 @@ from ..api.store_counters import Tally
 from .folder import ShardFolder
 from .page_files import BadPages
 from .prefetch import Fetch, FetchedPage, Parts
+from .rate import Rate
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class ShardReader:
     A read that hangs costs its prompt ``STALL_S``. Its thread is left behind and another one goes on;
     when ``MAX_STUCK`` of them hang, nothing is read until one comes back.
 
+    rate     of reading
     groups   what a prefix consists of
     wake     called from a thread when there is something to take
     """
@@ -54,6 +56,7 @@ class ShardReader:
         staged_bytes: int,
         wake: Callable[[], None],
     ) -> None:
+        self.rate = Rate()
         self._folder = folder
         self._groups = groups
         self._tally = tally
@@ -190,9 +193,11 @@ class ShardReader:
             for group, index in plan:
                 if fetch.ended:
                     return
-                worker.began = time.monotonic()
+                began = worker.began = time.monotonic()
                 page = self._read(fetch, group, index)
                 worker.began = None
+                if page is not None:
+                    self.rate.observe(page.nbytes, time.monotonic() - began)
                 if page is None:
                     fetch.absent(group, index)
                     break

@@ -33,7 +33,7 @@ from ..api.address import Address, port_in_use
 from ..api.engine_info import ModelInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
-from .store_metrics import StoreCollector
+from .store_metrics import StoreCollector, SwapCollector
 from .tenant_metrics import TenantMetrics
 from .vllm_mirror import render_mirror
 from .vllm_names import DraftCounts, render_vllm
@@ -132,7 +132,9 @@ class Metrics:
         self._cache_info = Info("octavo_cache_config", "How the KV cache is set up.", registry=registry)
         self._tenants = TenantMetrics(registry)
         self._store = StoreCollector()
+        self._swap = SwapCollector()
         registry.register(self._store)
+        registry.register(self._swap)
         ProcessCollector(registry=registry)  # descriptors, memory, and when the process began
         # Known label values start at 0, so that rates have no gap before the first event.
         for metric, values in (
@@ -219,7 +221,7 @@ class Metrics:
                 self._residual.labels(state).set(getattr(gauges.residual, state))
             if gauges.states is not None:
                 self._states.labels(state).set(getattr(gauges.states, state))
-        self._store.counts = gauges.store
+        self._store.counts, self._swap.counts = gauges.store, gauges.swap
         self._tenants.set_loads(gauges.tenants)
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 

@@ -1,4 +1,4 @@
-"""The page store's Prometheus metrics: there once a server keeps pages on disk."""
+"""Prometheus metrics of pages outside the pool: there once a server keeps any on disk, or in memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..api.store_counters import DROP_REASONS, StoreCounts
+from ..api.swap_counters import SwapCounts
 
 
 class StoreCollector(Collector):
@@ -39,3 +40,21 @@ class StoreCollector(Collector):
             dropped.add_metric([reason], counts.dropped.get(reason, 0))
         yield dropped
         yield GaugeMetricFamily("octavo_store_bytes", "Bytes of pages on disk.", value=counts.num_bytes)
+
+
+class SwapCollector(Collector):
+    """The same for pages in memory beside the pool."""
+
+    def __init__(self) -> None:
+        self.counts: SwapCounts | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self.counts
+        if counts is None:
+            return
+        text = "Pages of requests that gave way, copied out of the pool and into it again."
+        pages = CounterMetricFamily("octavo_swapped_pages", text, labels=["direction"])
+        pages.add_metric(["out"], counts.num_out)
+        pages.add_metric(["in"], counts.num_in)
+        yield pages
+        yield GaugeMetricFamily("octavo_swap_bytes", "Bytes of such pages outside.", value=counts.num_bytes)

@@ -12,7 +12,13 @@ WIDTH = 0.35  # of a bar
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """Draw what --json prints."""
-    panels = {"ttft": _draw_ttft, "pools": _draw_pools, "salts": _draw_salts, "cost": _draw_cost}
+    panels = {
+        "ttft": _draw_ttft,
+        "pools": _draw_pools,
+        "salts": _draw_salts,
+        "cost": _draw_cost,
+        "states": _draw_states,
+    }
     drawn = [draw for name, draw in panels.items() if result.get(name)]
     columns, rows = min(max(len(drawn), 1), 2), max(-(-len(drawn) // 2), 1)
     with picture(path, columns=columns, rows=rows) as axes:
@@ -99,3 +105,18 @@ def _draw_cost(axis: Any, result: dict[str, Any]) -> None:
     axis.set_xticks(range(len(rows)), list(rows))
     axis.set(xlim=(-0.5, len(rows) - 0.3), ylabel="time more, %")
     axis.set_title(f"prompts that share nothing ({cost['rounds']} pairs, 90 % intervals)")
+
+
+def _draw_states(axis: Any, result: dict[str, Any]) -> None:
+    rows = result["states"]
+    for name in dict.fromkeys(row["snapshots"] for row in rows):
+        own = [row for row in rows if row["snapshots"] == name]
+        axis.plot(
+            [row["snapshot_bytes"] / 2**20 for row in own],
+            [100 * row["hit_ratio"] for row in own],
+            "o-",
+            label=name,
+        )
+    axis.set(xlabel="room for snapshots, MiB", ylabel="prompt tokens found, %", ylim=(0, 100))
+    axis.set_title("conversations by snapshots taken")
+    axis.legend(fontsize="small")

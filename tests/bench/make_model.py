@@ -1,6 +1,7 @@
 """Make a randomly initialised Qwen3-shaped model folder in mlx-lm's format, for benchmarks.
 
     python tests/bench/make_model.py OUT [--layers 28 --hidden 1024 ... --bits 16|8|4 --seed 0]
+                                           [--hybrid: layers as Qwen3.5's]
 
 The defaults have the shape of Qwen3-0.6B (596 M parameters, 1.2 GB in bf16). The tokenizer
 is the embedded demo model's: its ids are the first of the vocabulary, the rest is padding.
@@ -11,6 +12,7 @@ means nothing, its time per token is a real model's.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -19,12 +21,23 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models import qwen3
 
 import octavo.engine
 
 DEMO = Path(octavo.engine.__file__).parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+HYBRID = {  # as Qwen3.5: three layers of gated delta nets, then one of attention
+    "model_type": "qwen3_5",
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 16,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+}
 
 
 def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, seed: int) -> None:
@@ -36,8 +49,8 @@ def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, 
     }
     mx.set_default_device(mx.cpu)
     mx.random.seed(seed)
-    arguments = qwen3.ModelArgs.from_dict(config)  # type: ignore[no-untyped-call]
-    model = qwen3.Model(arguments)
+    module: Any = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
     model.set_dtype(mx.bfloat16)
     if bits != 16:
         nn.quantize(model, group_size, bits)  # type: ignore[attr-defined]
@@ -73,8 +86,9 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"({default})")
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 is bf16 (16)")
+    parser.add_argument("--hybrid", action="store_true", help="three of four layers are gated delta nets")
     args = parser.parse_args()
-    shape = {
+    shape: dict[str, Any] = {
         "num_hidden_layers": args.layers,
         "hidden_size": args.hidden,
         "num_attention_heads": args.heads,
@@ -85,7 +99,7 @@ def main() -> None:
         "max_position_embeddings": args.max_len,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
-    }
+    } | (HYBRID if args.hybrid else {})
     make_model(args.out, shape, bits=args.bits, group_size=args.group_size, seed=args.seed)
 
 

@@ -50,6 +50,9 @@ TESTS = {
     "attention/byte_keys_avx2.cpp": BYTES,
     "attention/byte_values_avx2.cpp": BYTES,
     "attention/byte_weights_avx2.h": BYTES,
+    "attention/group_codes_avx2.h": BYTES,
+    "attention/group_keys_avx2.cpp": BYTES,
+    "attention/group_values_avx2.cpp": BYTES,
 }
 
 

@@ -10,6 +10,8 @@ NATIVE_OPS = "engine/executor/native/model_ops.py"
 BACKEND = "kernels/cpu/backend.py"
 MAPPED = "engine/executor/native/mapped.py"
 OVERLAP = "engine/core/overlap.py"
+STATES = "block_manager/state_group.py"
+SEGMENTS = "engine/executor/recurrent/segments.py"
 DEVICE_STEP = "engine/executor/device_step.py"
 DEVICE_SAMPLING = "engine/executor/sampling/device_sampling.py"
 
@@ -158,8 +160,39 @@ MUTANTS = (
     Mutant(
         "penalties do not wait for the token",
         OVERLAP,
-        "sample.drafting is None and sample.state.is_foreseen",
-        "sample.drafting is None",
+        "not _guesses(sample) and sample.state.is_foreseen",
+        "not _guesses(sample)",
+    ),
+    Mutant(
+        "drafts do not wait for the token",
+        OVERLAP,
+        "not _guesses(sample) and sample.state.is_foreseen",
+        "sample.state.is_foreseen",
+    ),
+    # states after drafts
+    Mutant(
+        "the state after a draft stands a token later",
+        STATES,
+        "state.drafted = [(stop + index, self",
+        "state.drafted = [(stop + index + 1, self",
+    ),
+    Mutant(
+        "a sequence goes on from the state after its last draft",
+        STATES,
+        "if position == table.num_written:",
+        "if False:",
+    ),
+    Mutant(
+        "snapshots behind wrong drafts stay planned",
+        STATES,
+        "self._drop_planned(state, behind=table.num_written)",
+        "self._drop_planned(state, behind=2**30)",
+    ),
+    Mutant(
+        "a state is copied to one slot only",
+        SEGMENTS,
+        "for slot in segment.copies]",
+        "for slot in segment.copies[:1]]",
     ),
     Mutant(
         "rows of a wrong token are believed",

@@ -15,6 +15,9 @@ KEYS = "attention/byte_keys_avx2.cpp"
 VALUES = "attention/byte_values_avx2.cpp"
 WEIGHTS = "attention/byte_weights_avx2.h"
 CODES = "attention/codes_avx2.h"
+GROUP_KEYS = "attention/group_keys_avx2.cpp"
+GROUP_VALUES = "attention/group_values_avx2.cpp"
+GROUP_CODES = "attention/group_codes_avx2.h"
 ROWS = "linear/integer_rows_avx2.h"
 LINEAR = "linear/quantized_avx2.cpp"
 
@@ -167,7 +170,7 @@ MUTANTS = (
     # products of bytes: attention
     Mutant(
         "scores forget that codes are scaled",
-        QUERIES,
+        KEYS,
         "largest / (kLargestByte * Code::kScale)",
         "largest / kLargestByte",
     ),
@@ -186,15 +189,15 @@ MUTANTS = (
     Mutant("every row has the first one's factor", KEYS, "of_rows[i * kRows / kSums]", "of_rows[0 * i]"),
     Mutant(
         "codes keep the offset that made them unsigned",
-        QUERIES,
+        KEYS,
         "(four[0] + four[1] + four[2] + four[3]) * Code::kLargestValue",
         "(four[0] + four[1] + four[2]) * Code::kLargestValue",
     ),
     Mutant(
         "queries and codes meet in another order",
         QUERIES,
-        "to[i] = int8_t(fixed[d + 2 * i]), to[32 + i] = int8_t(fixed[d + 2 * i + 1])",
-        "to[32 + i] = int8_t(fixed[d + 2 * i]), to[i] = int8_t(fixed[d + 2 * i + 1])",
+        "to[i] = int8_t(fixed[2 * i]), to[kChunk / 2 + i] = int8_t(fixed[2 * i + 1])",
+        "to[kChunk / 2 + i] = int8_t(fixed[2 * i]), to[i] = int8_t(fixed[2 * i + 1])",
     ),
     Mutant("queries are not rotated", QUERIES, "if (format.rotated) hadamard(row, dim);", ""),
     Mutant(
@@ -237,6 +240,38 @@ MUTANTS = (
         "return bits;",
     ),
     Mutant("lowest bits are those of the first dims", CODES, "planes + dim / 8, 8", "planes, 8"),
+    # products of bytes: attention over groups
+    Mutant(
+        "every group has the scale of its row's first ones",
+        GROUP_KEYS,
+        "scales[key * chunks + c]",
+        "scales[key * chunks + 0 * c]",
+    ),
+    Mutant(
+        "low bytes of queries are not multiplied",
+        GROUP_KEYS,
+        "products_of_four(bytes, rows + to_low + r * dim)",
+        "products_of_four(bytes, rows + 0 * to_low + r * dim)",
+    ),
+    Mutant(
+        "biases of keys meet another row's queries",
+        GROUP_KEYS,
+        "queries.sums + size_t(first) * chunks + c, chunks",
+        "queries.sums + size_t(first) * chunks + c, 0",
+    ),
+    Mutant(
+        "both stretches of a tile have the first one's weights",
+        GROUP_VALUES,
+        "_mm256_set1_ps(weights[kStretch + i])",
+        "_mm256_set1_ps(weights[i])",
+    ),
+    Mutant(
+        "groups of a chunk lie in another order",
+        GROUP_VALUES,
+        "_mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6)",
+        "_mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)",
+    ),
+    Mutant("flipped codes have the bias of the others", GROUP_CODES, "? 7.0f : 8.0f", "? 8.0f : 8.0f"),
     # products of bytes: linear layers
     Mutant(
         "biases meet half of the activations",

@@ -224,8 +224,8 @@ MUTANTS = (
     Mutant(
         "a latency target lets everybody in",
         SCHEDULER,
-        "        if not self._has_time(sequence):\n            return Admission.NO_ROOM\n",
-        "",
+        "if self._returns.holds_up(sequence) or not self._has_time(sequence):",
+        "if self._returns.holds_up(sequence):",
     ),
     Mutant(
         "who is late gives way to nobody",

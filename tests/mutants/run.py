@@ -1,9 +1,9 @@
 """Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
 ``python tests/mutants/run.py [WORD]`` copies rooms of the repository to a scratch folder, plants each
-bug of in_scheduler.py, in_policies.py and in_engine.py (with WORD: those that have it in the name)
-there and runs the tests of its room against it. Prints a table; exits 1 if the tests miss a bug, or fail
-without one. Some minutes.
+bug of in_scheduler.py, in_policies.py, in_swap.py and in_engine.py (with WORD: those that have it in the
+name) there and runs the tests of its room against it. Prints a table; exits 1 if the tests miss a bug, or
+fail without one. Some minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import in_engine
 import in_policies
 import in_scheduler
+import in_swap
 from harness import ROOT, hunt, run_tests, spoilt
 from mutant import Mutant
 
@@ -76,11 +77,18 @@ ENGINE = {
     in_engine.OVERLAP: Suite(EVERY_ROOM, ("tests/unit/test_overlap.py",)),
     in_engine.DEVICE_STEP: Suite(EVERY_ROOM, ("tests/parity/test_steps_in_flight.py",)),
     in_engine.DEVICE_SAMPLING: Suite(EVERY_ROOM, ("tests/parity/test_device_sampling.py",)),
+    in_engine.STATES: Suite(EVERY_ROOM, ("tests/unit/test_recurrent_states.py",)),
+    in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/parity/test_recurrent_speculation.py",)),
     in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
 }
 
 
+SWAP = Suite(EVERY_ROOM, ("tests/unit/test_swap.py",))
+
+
 def suite_of(mutant: Mutant) -> Suite:
+    if mutant in in_swap.MUTANTS:
+        return SWAP
     return ENGINE.get(mutant.file, CONTROL_PLANE)
 
 
@@ -131,7 +139,7 @@ def native_extension() -> dict[str, str]:
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    everything = in_scheduler.MUTANTS + in_policies.MUTANTS + in_engine.MUTANTS
+    everything = in_scheduler.MUTANTS + in_policies.MUTANTS + in_swap.MUTANTS + in_engine.MUTANTS
     mutants = [mutant for mutant in everything if word in mutant.name]
     suites = dict.fromkeys(map(suite_of, mutants))
     clean = [partial(attempt, None, suite) for suite in suites]

@@ -33,7 +33,7 @@ from octavo.kernels.verify.oracle import TruthPool  # noqa: E402
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
 
 # 16-bit rows over these pages may be computed in 8-bit fixed point.
-BYTES = {"fp4", "fp5", "int4"}
+BYTES = {"fp4", "fp5", "int4", "mxfp4", "nvfp4", "affine4"}
 BYTES_TOLERANCE = 2e-2
 
 
@@ -154,15 +154,16 @@ def test_a_query_that_is_not_finite_gives_no_numbers_among_many_rows(poison_valu
     assert {(row, head) for row, head, _ in np.argwhere(~np.isfinite(got))} == {(5, 1)}
 
 
+@pytest.mark.parametrize("name", ["fp4", "mxfp4", "nvfp4", "affine4"])
 @pytest.mark.parametrize("logit", [2.0, 5.5, 6.0, 7.0, 9.0])
-def test_rounding_weights_to_bytes_loses_no_mass(logit: float) -> None:
+def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> None:
     """One position outweighs all others, each of which is worth less than one unit or hardly more; together
     they still pull the output their way."""
     queries = np.zeros((1, 1, 64), np.float32)
     keys, values = np.zeros((32, 1, 64), np.float32), np.full((32, 1, 64), 2.0, np.float32)
     queries[..., 0], keys[0, :, 0], values[0] = 1, logit, -2
-    got = float(attend_once("fp4", (queries, keys, values), scale=1.0).mean())
-    want = float(attend_once("fp4", (queries, keys, values), exact=True, scale=1.0).mean())
+    got = float(attend_once(name, (queries, keys, values), scale=1.0).mean())
+    want = float(attend_once(name, (queries, keys, values), exact=True, scale=1.0).mean())
     assert abs(got - want) < 0.04
 
 

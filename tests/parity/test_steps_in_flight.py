@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tiny_models
+from draft_checks import Drafts
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams
@@ -123,6 +124,43 @@ def test_every_page_format_gives_the_same(
         assert [answers(llm, seed) for seed in range(2)] == expected
     assert counts.num_followed > 10
     assert counts.num_steps > counts.num_followed
+
+
+@pytest.mark.usefixtures("every_draft_is_computed")
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_drafts_where_something_is_guessed_give_the_same(
+    folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other; every second one says the same again and again."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(250) for _ in range(9)] for _ in range(6)]
+    params = [
+        SamplingParams(
+            max_tokens=40,
+            temperature=2.0,
+            seed=number,
+            ignore_eos=True,
+            logit_bias=dict.fromkeys((1, 2), 80.0) if number % 2 else {},
+        )
+        for number in range(6)
+    ]
+    drafts = Drafts()
+    with engine(folder, backend=backend, async_steps="off") as llm:
+        expected = [essence(each) for each in llm.generate(prompts, params, progress=False)]
+    config = EngineConfig(
+        model=str(folder),
+        backend=backend,  # type: ignore[arg-type]
+        async_steps="on",
+        speculate="ngram",
+        page_size=8,
+        num_pages=90,
+        max_running=1,
+    )
+    with watched(monkeypatch) as counts, LLM(config, observer=drafts) as llm:
+        assert [essence(each) for each in llm.generate(prompts, params, progress=False)] == expected
+    assert counts.num_followed > 10
+    assert drafts.num_accepted > 10
+    assert drafts.num_rejected > 3
 
 
 @pytest.mark.parametrize("architecture", ["gemma3_text", "llama"])

@@ -14,13 +14,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import check_dashboards
+from fakes import fake_info, small_config
 from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import DraftRecord, Gauges, StepRecord, TenantLoad, TenantTokens
+from octavo.engine.api.store_counters import StoreCounts
 from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.swap_counters import SwapCounts
 from octavo.engine.client.client import Client
+from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.observability.prometheus import Metrics
 from served import collect, eventually_async
 
 GRAFANA = DEPLOY / "grafana"
@@ -128,13 +135,49 @@ async def test_prometheus_is_ready_in_whatever_order_it_says_so(swapped: bool) -
         await ready_address(log)
 
 
+def test_panels_show_metrics_that_there_are_by_labels_that_they_have() -> None:
+    metrics = Metrics(with_vllm_names=False)
+    metrics.describe(fake_info(small_config()))
+    tenants = {"alice": TenantLoad(1, 2)}
+    gauges = Gauges(tenants=tenants, store=StoreCounts(), swap=SwapCounts())
+    metrics.step(
+        StepRecord(
+            seconds=0.1,
+            prefill_tokens=3,
+            decode_tokens=4,
+            generated_tokens=4,
+            preemptions=1,
+            evicted_pages=2,
+            query_tokens=9,
+            hit_tokens=6,
+            gauges=gauges,
+            miss_tokens={"new": 3},
+            drafts=(DraftRecord(3, 1),),
+            tenant_tokens={"alice": TenantTokens(3, 4)},
+            predicted_s=0.1,
+        )
+    )
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    for name, expression in panel_expressions().items():
+        shown = set(re.findall(r"octavo_\w+", expression))
+        assert shown <= labels.keys(), name
+        for by, metric in re.findall(r"by \(([^)]*)\) \((?:rate\()?(octavo_\w+)", expression):
+            assert set(by.split(", ")) - {"instance"} <= labels[metric], name
+
+
 @needs_prometheus
 async def test_every_expression_returns_data_from_a_server_under_load(tmp_path: Path) -> None:
     flags = ["--num-pages", "64", "--max-running", "8", "--max-step-tokens", "64"]
-    flags += ["--cache-dir", str(tmp_path / "pages")]
+    flags += ["--cache-dir", str(tmp_path / "pages"), "--swap-memory", "1MiB"]
+    flags += ["--auth-token-file", str(tokens := tmp_path / "tokens")]
+    tokens.write_text("alice alice-0123456789\n")
+    (own := tmp_path / "alice").write_text("alice-0123456789\n")
     async with (
         ServerProcess(flags) as server,
-        Client(server.ready["grpc"]) as client,
+        Client(server.ready["grpc"], ClientCredentials(token_file=own)) as client,
         live_prometheus(server.ready["metrics"], tmp_path) as address,
     ):
         stop = asyncio.Event()

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+import recurrent_models
 from octavo.engine.bench.prefix_cost import share
 from octavo.engine.bench.prefix_runs import ANSWER_TOKENS, Chats
+from octavo.engine.cache_sim.states import POLICIES
 from octavo.engine.cli import main
 from octavo.engine.plots import figure as plots
 from octavo.engine.plots import prefix as prefix_plot
@@ -48,6 +50,39 @@ def test_the_experiments(
     assert picture.stat().st_size > 10_000
 
 
+def test_a_model_with_recurrent_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three conversations: with room for all states everything is found that pages hold, junction included;
+    tails alone do not find the system prompt; without snapshots nothing is found."""
+    chats = Chats(conversations=3, turns=2, system_tokens=64, turn_tokens=24)
+    monkeypatch.setattr("octavo.engine.bench.prefix.Chats", lambda: chats)
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
+    command = ["bench", "prefix", "--model", str(folder), "--page-size", "16", "--max-model-len", "512"]
+    command += ["--prefix-tokens", "64", "--runs", "1", "--num-pages", "80", "--state-snapshots", "full"]
+    assert main([*command, "--only", "ttft", "--only", "states", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["cached_tokens"] for row in result["ttft"]] == [64]
+    found = {(row["snapshots"], row["num_snapshots"]): row["hit_ratio"] for row in result["states"]}
+    assert {name for name, _ in found} == set(POLICIES)
+    assert all(row["snapshot_bytes"] > 0 for row in result["states"])
+    for name in POLICIES:
+        ratios = [ratio for (snapshots, _), ratio in found.items() if snapshots == name]
+        assert len(ratios) > 2
+        assert ratios[0] <= ratios[-1]
+    first, second = 64 + 24, 64 + 24 + ANSWER_TOKENS + 24
+    asked = 3 * (first + second)
+    most = 9  # snapshots
+    turns = 3 * ((first + ANSWER_TOKENS - 1) // 16 * 16)
+    assert found["tail", most] == pytest.approx(turns / asked)
+    assert found["tail and junction", most] == pytest.approx((turns + 64) / asked)
+    assert found["none", most] == 0
+    assert main([*command, "--only", "cost"]) == 2
+    assert "does not fit this model" in capsys.readouterr().err
+    assert main(["bench", "prefix", "--only", "states", "--num-pages", "80"]) == 2
+    assert "demo has none" in capsys.readouterr().err
+
+
 def test_an_interval_of_pairs() -> None:
     """Ten pairs: P(at most 1 below the median) is 0.011, at most 2 is 0.055: the second of each end."""
     times = [1.10, 0.90, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09]
@@ -75,6 +110,7 @@ MEASURED: dict[str, Any] = {
         "rounds": 10,
         "control": {"median": 0.0, "low": -0.01, "high": 0.01},
     },
+    "states": [CHATTED | {"snapshots": "tail", "num_snapshots": 3, "snapshot_bytes": 1 << 20}],
 }
 
 
@@ -97,7 +133,7 @@ def test_each_experiment_that_was_run_has_a_panel(
         result["cache_off"] = CHATTED
     prefix_plot.plot(result, tmp_path / "prefix.png")
     assert (tmp_path / "prefix.png").stat().st_size > 1000
-    titles = ("prefix cold and warm", "in rotation", "salts", "share nothing")
+    titles = ("prefix cold and warm", "in rotation", "salts", "share nothing", "snapshots taken")
     assert len(drawn) == len(names)
     for name, axis in zip(names, drawn, strict=True):
         assert titles[list(MEASURED).index(name)] in axis.get_title()

@@ -51,7 +51,12 @@ class HostMemory:
     def on_news(self, wake: Callable[[], None]) -> None:
         self.wake = wake
 
-    def start_load(self, sequence: Sequence) -> bool:
+    saves_steps = True
+
+    def keep(self, sequence: Sequence, token_s: float | None) -> None:
+        """All of it was saved when it was published."""
+
+    def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         digests = self.blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
         found = self.blocks.num_findable(digests)
         if found == len(digests) or digests[found] not in self.store:

@@ -260,6 +260,61 @@ def test_steps_are_planned_ahead_while_nobody_has_time_to_be_let_in() -> None:
     assert len(ahead.work) == MIN_RUNNING
 
 
+def teach(scheduler: Scheduler, num_steps: int) -> None:
+    for _ in range(num_steps):
+        advance(scheduler)
+
+
+def test_prompts_of_one_step_share_its_time() -> None:
+    """Two that would each fit by themselves."""
+    limits = Limits(max_step_tokens=512, max_running=16, target_itl=0.150)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+    rng = random.Random(2)
+    for index in range(MIN_RUNNING):
+        scheduler.add(Sequence(f"s{index}", [rng.randrange(1000) for _ in range(100)], 500))
+    scheduler.add(Sequence("teaches", [rng.randrange(1000) for _ in range(500)], 1))
+    teach(scheduler, 60)
+    for index in range(3):
+        scheduler.add(Sequence(f"p{index}", [rng.randrange(1000) for _ in range(60)], 1))
+    step = scheduler.plan()
+    assert step is not None
+    assert len(step.work) == MIN_RUNNING + 2, "the third is not let in for a token"
+    chunks = [item.stop - item.start for item in step.work if item.stop - item.start > 1]
+    assert chunks[0] == 60
+    assert 0 < chunks[1] < 60
+    assert machine(shape_of(step.work)) <= 0.150
+
+
+def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
+    limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.060)
+    scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
+
+    def advance_by_rows() -> None:
+        step = scheduler.plan()
+        assert step is not None
+        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
+
+    for index in range(MIN_RUNNING):
+        scheduler.add(Sequence(f"s{index}", [index, 1], 500))
+        advance_by_rows()
+    for _ in range(40):
+        advance_by_rows()
+    many, one = Sequence("many", [8, 1], 100), Sequence("one", [9, 1], 100)
+    many.siblings = [Sequence(f"many {index}", [8, 1], 100) for index in range(5)]
+    scheduler.add(many)
+    advance_by_rows()
+    assert many.status.name == "WAITING"
+    scheduler.abort(many)
+    for sibling in list(many.siblings):
+        scheduler.abort(sibling)
+    while scheduler.num_waiting:
+        scheduler.abort(next(iter(scheduler._roster.waiting)))
+    scheduler.add(one)
+    advance_by_rows()
+    assert one.status.name == "RUNNING"
+
+
 def test_prompts_alone_take_whole_chunks() -> None:
     scheduler = make(0.050)
     scheduler.add(Sequence("long", list(range(1500)), 4))

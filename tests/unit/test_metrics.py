@@ -28,6 +28,7 @@ from octavo.engine.api.stats import (
     TenantTokens,
 )
 from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts
+from octavo.engine.api.swap_counters import SwapCounts
 from octavo.engine.observability import vllm_mirror
 from octavo.engine.observability.prometheus import Metrics, MetricsServer
 from octavo.engine.observability.tenant_metrics import MAX_TENANTS
@@ -85,6 +86,18 @@ def test_a_store_has_metrics_when_there_is_one() -> None:
         "octavo_store_written_pages_total": 7,
         "octavo_store_bytes": 11,
     } | {f"octavo_store_dropped_pages_total,reason={reason}": reason == "torn" for reason in DROP_REASONS}
+
+
+def test_memory_beside_the_pool_has_metrics_when_there_is_some() -> None:
+    metrics = Metrics()
+    assert "octavo_swap" not in metrics.render().decode()
+    metrics.set_gauges(Gauges(swap=SwapCounts(num_out=5, num_in=3, num_bytes=700)))
+    samples = _samples(metrics.render().decode())
+    assert {name: value for name, value in samples.items() if "octavo_swap" in name} == {
+        "octavo_swapped_pages_total,direction=out": 5,
+        "octavo_swapped_pages_total,direction=in": 3,
+        "octavo_swap_bytes": 700,
+    }
 
 
 def test_tenants_have_metrics_under_a_bounded_number_of_labels() -> None:

@@ -15,13 +15,14 @@ import in_metal
 import in_native
 import in_policies
 import in_scheduler
+import in_swap
 import run
 from harness import ROOT, spoilt
 from mutant import Mutant
 
 from octavo.kernels.metal.units import read_source
 
-PYTHON = (*in_scheduler.MUTANTS, *in_policies.MUTANTS, *in_engine.MUTANTS)
+PYTHON = (*in_scheduler.MUTANTS, *in_policies.MUTANTS, *in_swap.MUTANTS, *in_engine.MUTANTS)
 
 
 def name_of(mutant: Mutant) -> str:

@@ -94,6 +94,31 @@ def test_prompts_with_a_common_beginning_get_a_snapshot_at_the_junction() -> Non
     assert serve(blocks, [*common, *range(50, 59)]) == 16
 
 
+def test_what_is_compared_can_leave_snapshots_out() -> None:
+    conversation, common = list(range(1, 24)), list(range(1, 18))
+    kept: dict[tuple[bool, bool, bool], int] = {}
+    for tail, junction, step_down, next_turn, third in (
+        (True, True, True, 20, 16),
+        (True, True, False, 20, 16),
+        (True, False, True, 20, 0),
+        (False, True, True, 0, 16),
+        (False, False, True, 0, 0),
+    ):
+        spec = RecurrentState(num_slots=9, slot_bytes=1, tail=tail, junction=junction, step_down=step_down)
+        blocks = BlockManager(60, 4, states=spec)
+        serve(blocks, conversation, prompt=10)
+        assert serve(blocks, [*conversation, 90, 91, 92]) == next_turn
+        counts = blocks.state_counts
+        assert counts is not None
+        kept[tail, junction, step_down] = counts.idle_cached
+        blocks = BlockManager(60, 4, states=spec)
+        for last in (30, 40):
+            serve(blocks, [*common, *range(last, last + 9)])
+        assert serve(blocks, [*common, *range(50, 59)]) == third
+    assert list(kept.values()) == [2, kept[True, True, False], 2, 1, 0]
+    assert kept[True, True, False] > 2, "without stepping down, each tail stays"
+
+
 def test_small_states_are_kept_at_every_page() -> None:
     blocks = manager(20, every_page=True)
     serve(blocks, list(range(1, 24)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import RecurrentState
 from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.cache_sim import states
 from octavo.engine.cache_sim.optimum import optimal_hits
 from octavo.engine.cache_sim.run import replay
+from octavo.engine.cache_sim.states import ATTENTION, POLICIES, SIZES, compare_states
 from octavo.engine.cache_sim.trace import TraceRequest, read_trace
 from octavo.engine.cli import main
+from octavo.engine.plots import figure
 from prefix_caches import best_hits, lru_hits, min_hits
 
 EXCERPT = Path(__file__).parents[1] / "data" / "conversation_trace_500.jsonl"
@@ -141,12 +146,67 @@ def test_with_room_for_every_state_a_recurrent_model_finds_what_attention_does()
 
 def test_states_share_the_bytes_of_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--num-pages", "2000", "--page-bytes", "1MiB", "--state-bytes", "16MiB", "--json"]
-    assert main(["replay", str(EXCERPT), *flags]) == 0
+    assert main(["replay", str(EXCERPT), *flags, "--state-share", "0.125,0.25,0.5"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["states"]
-    assert {row["snapshots"] for row in rows} == {"none needed", "tail and junction", "every page"}
+    assert {row["snapshots"] for row in rows} == {ATTENTION, *POLICIES}
     assert all(row["num_pages"] + 16 * row["num_slots"] <= 2000 for row in rows)
-    best = {name: max(r["hit_ratio"] for r in rows if r["snapshots"] == name) for name in
-            ("none needed", "tail and junction", "every page")}  # fmt: skip
-    assert best["every page"] < best["tail and junction"] <= best["none needed"]
+    best = {
+        name: max(r["hit_ratio"] for r in rows if r["snapshots"] == name) for name in (ATTENTION, *POLICIES)
+    }
+    assert (
+        best["none"] == 0 < best["every page"] < best["tail"] < best["tail and junction"] <= best[ATTENTION]
+    )
+    assert best["junction"] <= best["tail and junction"]
+    assert all(row["of_attention"] == row["hit_ratio"] / best[ATTENTION] for row in rows)
     assert main(["replay", str(EXCERPT), "--state-bytes", "16MiB"]) == 2
     assert "add --page-bytes and --num-pages" in capsys.readouterr().err
+
+
+def test_compressed_snapshots_find_more_with_the_same_bytes() -> None:
+    requests, ratios = read_trace(EXCERPT), []
+    for snapshot_bytes in (None, 37 << 20, 19 << 20):
+        rows = compare_states(
+            requests,
+            4000,
+            page_bytes=1 << 20,
+            state_bytes=74 << 20,
+            snapshot_bytes=snapshot_bytes,
+            shares=(0.25, 0.5),
+        )
+        assert all(
+            row.num_pages + row.num_slots * (snapshot_bytes or 74 << 20) // 2**20 <= 4000 for row in rows
+        )
+        ratios.append(max(row.hit_ratio for row in rows if row.snapshots == "tail and junction"))
+    assert ratios == sorted(set(ratios)), "each of fewer bytes finds more"
+
+
+def test_shares_and_sizes_of_snapshots_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        ("--state-share", "1.5"): "must be numbers between 0 and 1",
+        ("--state-share", "a"): "must be numbers between 0 and 1",
+        ("--snapshot-bytes", "1MiB"): "add --state-bytes",
+        ("--state-bytes", "1GiB", "--page-bytes", "1MiB", "--num-pages", "2000"): "no room for two states",
+    }
+    for flags, message in wrong.items():
+        assert main(["replay", str(EXCERPT), *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_picture_of_hits_by_bytes_has_a_line_for_every_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    lines: list[str] = []
+
+    @contextmanager
+    def kept(path: Path, **options: Any) -> Iterator[list[Any]]:
+        with figure.picture(path, **options) as axes:
+            yield axes
+            lines.extend(line.get_label() for line in axes[0].lines if len(line.get_xdata()) == len(SIZES))
+
+    monkeypatch.setattr(states, "picture", kept)
+    flags = ["--num-pages", "800", "--page-bytes", "1MiB", "--state-bytes", "4MiB", "--state-share", "0.25"]
+    picture = tmp_path / "states.png"
+    assert main(["replay", str(EXCERPT), *flags, "--plot", str(picture)]) == 0
+    assert lines == ["attention alone", *POLICIES]
+    assert picture.stat().st_size > 10_000

@@ -22,10 +22,6 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// Query heads that share a KV head of a latent layer at a time: several of them divide the work among
-// threads.
-constexpr int kLatentRows = 16;
-
 // The call over latents, of a layer whose pages hold them as K and rotary keys as V.
 void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
   const PageLayout stored = args.layout;
@@ -33,9 +29,6 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
   args.layout.v = stored.k;
   args.layout.v_codes = 0;
   args.layout.v_scales = stored.k_scales;
-  int group = std::min(args.num_query_heads, kLatentRows);
-  while (args.num_query_heads % group != 0) --group;
-  args.layout.num_heads = args.num_query_heads / group;
 }
 
 // Partial results of split items. Kept between calls, because every layer of a step needs the same
@@ -51,7 +44,9 @@ float* partial_buffer(int64_t size) {
 
 }  // namespace
 
-void run_attention(const AttendArgs& args) {
+void run_attention(const AttendArgs& call) {
+  AttendArgs args = call;
+  if (args.rotary) args.layout.num_heads = args.num_query_heads / latent_group(args);
   const AttendKernel kernel = attention_kernels().attend_kernel(args);
   const AttendPlan plan = plan_attention(args, kernel.width);
   float* const partials = partial_buffer(plan.partial_floats);

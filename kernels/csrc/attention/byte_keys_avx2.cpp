@@ -17,6 +17,48 @@ namespace {
 template <class Code>
 using Lookup = ByteLookup<Code, Code::kLargestValue, 1>;
 
+// Sums of 16-bit lanes run over kRun dims: 8 products of at most 28 * 127.
+constexpr int kRun = 2 * kChunk;
+static_assert(8 * Fp5::kLargestValue * kLargestByte <= INT16_MAX && Fp5::kLargestValue > Fp4::kLargestValue);
+
+// int8 rows in the order of the expanded chunks; of each row and run, 16 biases; then a factor per row.
+struct Queries {
+  int8_t* rows;
+  int16_t* biases;
+  float* factors;
+
+  Queries(void* memory, int dim, int num_rows)
+      : rows(static_cast<int8_t*>(memory)),
+        biases(reinterpret_cast<int16_t*>(rows + size_t(num_rows) * dim)),
+        factors(reinterpret_cast<float*>(biases + size_t(num_rows) * num_runs(dim) * 16)) {}
+
+  static int num_runs(int dim) { return (dim + kRun - 1) / kRun; }
+};
+
+size_t query_bytes(int dim, int num_rows) {
+  return size_t(num_rows) * (dim + 32 * Queries::num_runs(dim) + 4);
+}
+
+template <class Code>
+void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
+  const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim;
+  const Queries queries(memory, dim, num_rows);
+  std::fill(queries.biases, queries.biases + num_rows * Queries::num_runs(dim) * 16, int16_t(0));
+  alignas(32) int32_t fixed[kMaxDim];
+  for (int r = 0; r < num_rows; ++r) {
+    const float largest = fix_query(args, item, r, kLargestByte, fixed);
+    for (int d = 0; d < dim; d += kChunk) {
+      store_chunk(fixed + d, queries.rows + size_t(r) * dim + d);
+      int16_t* const biases = queries.biases + (size_t(r) * Queries::num_runs(dim) + d / kRun) * 16;
+      for (int lane = 0; lane < 16; ++lane) {
+        const int32_t* four = fixed + d + 4 * lane;
+        biases[lane] = int16_t(biases[lane] - (four[0] + four[1] + four[2] + four[3]) * Code::kLargestValue);
+      }
+    }
+    queries.factors[r] = largest / (kLargestByte * Code::kScale);
+  }
+}
+
 size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
 
 // Rows of codes (or, expanded, of bytes), one after the other, and their scales or planes of lowest bits.

@@ -1,24 +1,15 @@
 // Weighted sums over fp4, fp5 and int4 pages by products of bytes (VPMADDUBSW): softmax weights, times the
 // scale of their row, become 8-bit fixed point, codes integers of at most kLargestValue, and their products
 // are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to float accumulators.
-//
-//   Of each two positions the bytes of a chunk are interleaved, so that 16-bit lanes are products of both.
-//   Of vector j (of four to 64 dims), lane i is dim 2 (i / 8 * 16 + j / 2 * 8 + i % 8) + j % 2 of the chunk.
+#include "attention/byte_rows_avx2.h"
 #include "attention/byte_weights_avx2.h"
-#include "attention/bytes_avx2.h"
 #include "attention/rows.h"
 #include "attention/sides_avx2.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-template <class Code>
-using Lookup = ByteLookup<Code, 0, 2>;
-
-int value_width(int dim) { return dim; }
-
-// The panel of a stretch: [pairs of positions][chunks][4 vectors]; then weights and factors.
-size_t panel_bytes(int dim) { return size_t(dim) * kStretch; }
+// The panel of a stretch, then weights and factors.
 size_t value_panel_bytes(int dim, int num_rows) {
   return panel_bytes(dim) + size_t(num_rows) * kStretches * (4 * kPairs + 4);
 }
@@ -31,67 +22,6 @@ struct Weights {
       : pairs(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(scratch) + panel_bytes(dim))),
         factors(reinterpret_cast<float*>(pairs + size_t(num_rows) * kTileTokens / 2)) {}
 };
-
-// A chunk of the 16 rows of a block, from a pair of them on; kDim 0: rows of `any_dim` dims.
-template <class Code, int kDim>
-struct Rows {
-  const uint8_t *codes, *planes;
-  int64_t plane_stride;
-  int any_dim, dim;  // dim: where the chunk begins
-
-  Rows(const PageLayout& layout, const Tile::Block& block, int dim)
-      : codes(v_codes(layout, block.base, block.offset) + dim / 2),
-        planes(v_scale(layout, block.base, block.offset)),
-        plane_stride(layout.v.scale_bytes),
-        any_dim(layout.v.dim),
-        dim(dim) {}
-
-  // Vectors 2 * half and 2 * half + 1 of the pair.
-  __attribute__((always_inline)) void expand(const Lookup<Code>& lookup, int half, __m256i* to) const {
-    lookup.expand(
-        interleave(load256(codes), load256(codes + stride()), half),
-        interleave(plane_bytes<Code>(planes, dim), plane_bytes<Code>(planes + plane_stride, dim), half),
-        to[0], to[1]);
-  }
-
-  void advance() { codes += 2 * stride(), planes += 2 * plane_stride; }
-
- private:
-  int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
-
-  // The lower (upper: half 1) bytes of each 128 bits, by turns.
-  OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
-    return half == 0 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
-  }
-};
-
-// What the rows of a stretch are added up from.
-template <class Code>
-struct Values {
-  const PageLayout& layout;
-  const Tile& tile;
-  const Lookup<Code>& lookup;
-  uint8_t* panel;
-  int stretch;
-
-  const Tile::Block& block(int i) const { return tile.blocks[2 * stretch + i]; }
-  // A line of codes of the block that follows block i, for each pair and chunk of that one.
-  const uint8_t* ahead(int i, int dim) const {
-    const Tile::Block& next =
-        tile.next[2 * stretch + i].base != nullptr ? tile.next[2 * stretch + i] : block(i);
-    return v_codes(layout, next.base, next.offset) + dim / kChunk * kPairs / 2 * 64;
-  }
-  uint8_t* expanded(int pair, int dim) const { return panel + 2 * (pair * layout.v.dim + dim); }
-};
-
-// 16-bit sums of a row to its accumulators: of each vector the even lanes, then the odd ones.
-OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
-  const __m256i even = _mm256_srai_epi32(_mm256_slli_epi32(sums, 16), 16), odd = _mm256_srai_epi32(sums, 16);
-  _mm256_storeu_ps(accumulators,
-                   _mm256_fmadd_ps(_mm256_cvtepi32_ps(even), factor, _mm256_loadu_ps(accumulators)));
-  _mm256_storeu_ps(accumulators + 8,
-                   _mm256_fmadd_ps(_mm256_cvtepi32_ps(odd), factor, _mm256_loadu_ps(accumulators + 8)));
-}
 
 // The pairs of a block of two rows each, times the weights of kRows rows, to kRows * kVectors sums.
 template <class Code, int kDim, int kRows, int kVectors, bool kExpanded>
@@ -158,24 +88,6 @@ void accumulate_stretch(const Values<Code>& values, const Weights& weights, int 
   }
 }
 
-template <class Code>
-void expand_stretch(const Values<Code>& values) {
-  for (int dim = 0; dim < values.layout.v.dim; dim += kChunk)
-    for (int b = 0; b < 2; ++b) {
-      if (values.block(b).base == nullptr) continue;
-      Rows<Code, 0> rows(values.layout, values.block(b), dim);
-      const uint8_t* const ahead = values.ahead(b, dim);
-      for (int pair = 0; pair < kPairs / 2; ++pair, rows.advance()) {
-        __builtin_prefetch(ahead + pair * 64);
-        __m256i bytes[4];
-        rows.expand(values.lookup, 0, bytes);
-        rows.expand(values.lookup, 1, bytes + 2);
-        uint8_t* const to = values.expanded(b * kPairs / 2 + pair, dim);
-        for (int j = 0; j < 4; ++j) store256(to + 32 * j, bytes[j]);
-      }
-    }
-}
-
 // The tile's weights, times their rows' scales, in fixed point: all at once, because one alone is a long
 // chain of operations.
 template <class Code>
@@ -224,17 +136,6 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
                    : dim == 128 ? accumulate_dims<Code, 128>
                                 : accumulate_dims<Code, 0>;
   run(layout, tile, fixed, num_rows, static_cast<uint8_t*>(scratch), accumulators);
-}
-
-// An accumulator of a chunk is [4 vectors][even lanes, odd lanes].
-void to_natural(int dim, const float* accumulator, float* row) {
-  for (; dim > 0; dim -= kChunk, row += kChunk)
-    for (int j = 0; j < 4; ++j, accumulator += 16)
-      for (int i = 0; i < 8; ++i) {  // lanes 2 i and 2 i + 1
-        float* const to = row + 2 * (i / 4 * 16 + j / 2 * 8 + 2 * i % 8) + j % 2;
-        to[0] = accumulator[i];
-        to[2] = accumulator[8 + i];
-      }
 }
 
 template <class Code>

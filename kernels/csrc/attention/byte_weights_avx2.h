@@ -7,14 +7,11 @@
 
 #include <algorithm>
 
-#include "attention/bytes_avx2.h"
+#include "attention/byte_rows_avx2.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kStretch = 32;  // positions
-constexpr int kStretches = kTileTokens / kStretch;
-constexpr int kPairs = kStretch / 2;
 constexpr float kLargestWeight = 254;  // what rounding hands on may add one
 
 // Of a stretch's weights; half a unit for each lane of a vector may come from rounding.

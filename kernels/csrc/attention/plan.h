@@ -17,4 +17,8 @@ struct AttendPlan {
 // number of threads nor the other sequences of the batch change a bit of its result.
 AttendPlan plan_attention(const AttendArgs& args, int width);
 
+// Query heads that an item of a call over latents takes together, and reads each latent once for: many, but
+// so few that every thread has items. No bit of a result depends on it.
+int latent_group(const AttendArgs& args);
+
 }  // namespace octavo

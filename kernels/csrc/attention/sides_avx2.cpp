@@ -13,13 +13,17 @@ bool by_bytes(const AttendArgs& args) { return !args.exact && args.queries.type 
 const KeySide* special_key_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
   if (format.dim % kChunk != 0) return nullptr;
-  return by_bytes(args) ? byte_keys(format.codes) : word_keys(format.codes);
+  if (!by_bytes(args)) return word_keys(format.codes);
+  const KeySide* const side = byte_keys(format.codes);
+  return side != nullptr ? side : group_keys(format.codes);
 }
 
 const ValueSide* special_value_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.v;
   if (format.dim % kChunk != 0) return nullptr;
-  return by_bytes(args) ? byte_values(format.codes) : word_values(format.codes);
+  if (!by_bytes(args)) return word_values(format.codes);
+  const ValueSide* const side = byte_values(format.codes);
+  return side != nullptr ? side : group_values(format.codes);
 }
 
 }  // namespace octavo::OCTAVO_ISA

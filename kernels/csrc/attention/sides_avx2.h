@@ -1,4 +1,5 @@
-// The integer sides of AVX2, for rows of fp4, fp5 and int4 whose dimension is a multiple of kChunk.
+// The integer sides of AVX2, for rows of fp4, fp5 and int4, and of formats with groups, whose dimension is a
+// multiple of kChunk.
 #pragma once
 
 #include "attention/sides.h"
@@ -12,5 +13,9 @@ const ValueSide* word_values(CodeType codes);
 // 8-bit fixed point: half the instructions, see kernels/README.md for the error. Null for other codes.
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
+
+// The same of mxfp4, nvfp4 and affine4, whose scales are of groups. Null for other codes.
+const KeySide* group_keys(CodeType codes);
+const ValueSide* group_values(CodeType codes);
 
 }  // namespace octavo::OCTAVO_ISA

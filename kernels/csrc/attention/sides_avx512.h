@@ -11,6 +11,10 @@ namespace octavo::OCTAVO_ISA {
 extern const KeySide bf16_keys;
 extern const ValueSide bf16_values;
 
+// Latents in bf16 on AMX tiles. Null where the CPU has none, and for other calls.
+const KeySide* latent_keys(const AttendArgs& args);
+const ValueSide* latent_values(const AttendArgs& args);
+
 // Codes whose integers are multiplied as such, queries and weights in 16-bit fixed point: as good as float32.
 // Null for other formats.
 const KeySide* code_keys(const RowFormat& format);

@@ -1,0 +1,65 @@
+"""``octavo bench prefix`` for recurrent layers: what conversations find, by how many snapshots there is room
+for and by which are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.block_manager import RecurrentState
+
+from ..cache_sim.states import POLICIES
+from .prefix_runs import Bench, Chats, converse
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """``snapshots``: a name of ``POLICIES``; ``num_snapshots``: room for them, beside the slot that runs."""
+
+    snapshots: str
+    num_snapshots: int
+    states: RecurrentState
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the snapshots alone."""
+        return self.num_snapshots * (self.states.snapshot_bytes or self.states.slot_bytes)
+
+
+def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
+    """Every policy with room for a quarter of a snapshot per conversation, and up to three, as far as the
+    runner has slots. Of compressed snapshots a step takes only ``num_staged`` in passing, so "every page" is
+    left out for them."""
+    running = states.num_running or 1
+    most = states.num_slots - running
+    wanted = {max(1, chats.conversations * quarters // 4) for quarters in (1, 2, 4, 8, 12)}
+    for name, policy in POLICIES.items():
+        if policy.every_page and states.num_running:
+            continue
+        for count in sorted(wanted):
+            if count <= most:
+                chosen = replace(
+                    states,
+                    num_slots=running + count,
+                    every_page=policy.every_page,
+                    tail=policy.tail,
+                    junction=policy.junction,
+                    step_down=policy.step_down,
+                )
+                yield Trial(name, count, chosen)
+
+
+def by_snapshots(
+    bench: Bench, chats: Chats, num_pages: int, chosen: list[Trial], done: Callable[[], object]
+) -> list[dict[str, Any]]:
+    """One row of each trial, as --json prints it; every one has all the pages it can use."""
+    return [
+        {
+            "snapshots": trial.snapshots,
+            "num_snapshots": trial.num_snapshots,
+            "snapshot_bytes": trial.num_bytes,
+            **converse(bench, chats, num_pages, states=trial.states, done=done).to_json(),
+        }
+        for trial in chosen
+    ]

@@ -1,0 +1,66 @@
+"""Samples that a draft model, or the model's own head, guesses for, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..speculation.model_drafter import ModelDrafter
+from .draft_tables import Ask, BatchDrafter, Guesses
+from .request import Sample
+
+_LEARNING = 0.1  # weight of the latest step
+
+
+class ModelGuesses:
+    """Asks ``model`` for as many guesses as are worth their time; without one, nobody is asked for."""
+
+    def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
+        self._model = model
+        self._clock = clock
+        self._guesses: dict[Sample, Guesses] = {}
+        self._guessing_s = 0.0  # that the model took in this step
+        self._step_s = 0.0  # of a step without that, on average
+
+    def __len__(self) -> int:
+        return len(self._guesses)
+
+    def begin(self, sample: Sample) -> None:
+        """A new sample, of which ``end`` is told."""
+        if sample.drafting is not None and sample.drafting.by_model is not None:
+            assert self._model is not None
+            self._guesses[sample] = self._model.begin(sample.sequence)
+
+    def end(self, sample: Sample) -> None:
+        if self._model is not None and (guesses := self._guesses.pop(sample, None)) is not None:
+            self._model.close(guesses)
+
+    def guess(self, going_on: list[Sample], draft_cost: Callable[[], float]) -> None:
+        """Give the drafters of these samples, all that got a token from the last step, their guesses.
+        ``draft_cost``: of one more row, see ``Scheduler.draft_cost``; asked once, and only if it matters."""
+        if self._model is None:
+            return
+        began = self._clock()
+        asks: list[Ask] = []
+        drafters: list[ModelDrafter] = []
+        others = len(going_on) - 1
+        for sample in going_on:
+            if sample.drafting is None or (drafter := sample.drafting.by_model) is None:
+                continue
+            if not asks:
+                cost = draft_cost()
+                if self._step_s:
+                    cost += self._model.round_s / self._step_s / len(going_on)
+            tokens = sample.sequence.tokens
+            room = sample.request.max_tokens - sample.num_tokens
+            count = sample.drafting.num_guesses(tokens, room, cost=cost, others=others)
+            asks.append(Ask(self._guesses[sample], tokens, sample.state, count))
+            drafters.append(drafter)
+        for drafter, guesses in zip(drafters, self._model.guess(asks), strict=True):
+            drafter.guesses = guesses
+        self._guessing_s = self._clock() - began
+
+    def time_without(self, seconds: float) -> float:
+        """What a step of so many seconds took without guessing, once for each step."""
+        seconds, self._guessing_s = seconds - self._guessing_s, 0.0
+        self._step_s += (_LEARNING if self._step_s else 1.0) * (seconds - self._step_s)
+        return seconds

@@ -1,0 +1,42 @@
+"""Putting what was fetched of a prompt's pages into the pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Run
+
+import numpy as np
+
+from .prefetch import Fetch, FetchedPage
+from .transfer import PageTransfer
+
+
+def adopt(transfer: PageTransfer, fetch: Fetch, pages: Run[FetchedPage], salt: bytes) -> tuple[int, bool]:
+    """Put a prompt's next pages into the pools, where they are cached and held by nobody. Returns how many
+    are new, and False if it goes no further: there is no room, or what comes before is gone."""
+    num_new = 0
+    for run in _runs(pages):
+        group, first = run[0].group, run[0].index
+        inserted = transfer.insert(
+            fetch.tokens,
+            np.stack([page.data for page in run]),
+            salt,
+            first=first,
+            group=group,
+            digests=fetch.digests[: first + len(run)],
+        )
+        num_new += inserted.num_new
+        if inserted.num_skipped:
+            return num_new, False
+    return num_new, True
+
+
+def _runs(pages: Run[FetchedPage]) -> list[list[FetchedPage]]:
+    """Cut where the group changes or a page is left out."""
+    runs: list[list[FetchedPage]] = []
+    for page in pages:
+        last = runs[-1][-1] if runs else None
+        if last is not None and (last.group, last.index + 1) == (page.group, page.index):
+            runs[-1].append(page)
+        else:
+            runs.append([page])
+    return runs

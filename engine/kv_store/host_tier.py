@@ -1,0 +1,188 @@
+"""Memory beside the pool as the scheduler's connector: there the pages of those that give way are kept."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.block_manager import BlockManager, Digest, PageId
+from octavo.kernels.page_bytes import PageBytes
+from octavo.scheduler import KVConnector, NoConnector, Sequence, Step
+
+from ..api.errors import InvalidConfig, NotConfigured
+from ..api.swap_counters import SwapCounts
+from .adoption import adopt
+from .prefetch import Fetch, FetchedPage
+from .rate import Rate
+from .transfer import PageTransfer
+
+STEP_BYTES = 64 * 1024**2  # put into the pool per step
+
+
+class ReadPages(Protocol):
+    """Copies pages of a group out of the pool, between two steps."""
+
+    def read_pages(self, pages: Run[int], group: int) -> PageBytes: ...
+
+
+@dataclass(slots=True)
+class _Return:
+    """A sequence's way back: what is known of its pages, and which of them are still to come."""
+
+    fetch: Fetch
+    missing: deque[tuple[int, int]]  # group and index
+
+
+class HostTier:
+    """A ``KVConnector`` in front of another one. Pages are found by what is in them: whoever has such a
+    beginning may get it from here, and what was copied out once is not copied again.
+
+    max_bytes   of the copies; those used longest ago make room
+    behind      is asked for what is not here
+    """
+
+    def __init__(
+        self,
+        access: ReadPages,
+        blocks: BlockManager,
+        transfer: PageTransfer,
+        *,
+        max_bytes: int,
+        behind: KVConnector | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """InvalidConfig without a prefix cache."""
+        try:
+            transfer.check()
+        except NotConfigured as error:
+            raise InvalidConfig(f"{error}; leave swap_memory out") from None
+        self._access = access
+        self._blocks = blocks
+        self._transfer = transfer
+        self._max_bytes = max_bytes
+        self._behind = behind or NoConnector()
+        self._clock = clock
+        self._pages: OrderedDict[tuple[Digest, int], PageBytes] = OrderedDict()  # with their groups
+        self._num_bytes = 0
+        self._page_bytes = [0] * len(blocks.parts)  # as far as any were seen
+        self._returns: dict[Sequence, _Return] = {}
+        self._out, self._in = Rate(), Rate()
+        self._num_out = self._num_in = 0
+
+    @property
+    def counts(self) -> SwapCounts:
+        return SwapCounts(num_out=self._num_out, num_in=self._num_in, num_bytes=self._num_bytes)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._returns) or self._behind.has_news
+
+    @property
+    def saves_steps(self) -> bool:
+        return self._behind.saves_steps
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        self._behind.on_news(wake)
+
+    def keep(self, sequence: Sequence, token_s: float | None) -> None:
+        digests, after = sequence.digests, sequence.quantize_after
+        count = self._blocks.num_findable(digests, quantize_after=after)
+        needed = self._needed(count, after)
+        if (num_bytes := self._bytes_of(needed)) > self._max_bytes:
+            most = count * self._max_bytes // num_bytes  # its beginning, then
+            count = self._blocks.num_findable(digests[:most], quantize_after=after)
+            needed = self._needed(count, after)
+        new = [part for part in needed if (digests[part[1]], part[0]) not in self._pages]
+        if token_s is not None:
+            limit_s = count * self._blocks.page_size * token_s - self._in.seconds(self._bytes_of(needed))
+            if not self._out.is_within(self._bytes_of(new), limit_s):
+                return
+        for group, index in needed:
+            if (digests[index], group) in self._pages:
+                self._pages.move_to_end((digests[index], group))
+        self._copy_out(digests, new)
+
+    def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
+        if not self._pages:
+            return self._behind.start_load(sequence, token_s=token_s)
+        fetch = Fetch.of(
+            sequence.tokens, sequence.digests, self._blocks, sequence.salt, sequence.quantize_after
+        )
+        missing = deque(fetch.plan(self._blocks.parts, self._has))
+        if not missing:
+            return self._behind.start_load(sequence, token_s=token_s)
+        if token_s is not None:
+            gained = fetch.gain(self._blocks.parts, self._has) * self._blocks.page_size
+            if not self._in.is_within(self._bytes_of(missing), gained * token_s):
+                return False
+        self._returns[sequence] = _Return(fetch, missing)
+        return True
+
+    def poll(self) -> list[Sequence]:
+        left, ready = STEP_BYTES, []
+        for sequence, each in self._returns.items():
+            pages: list[FetchedPage] = []
+            while each.missing and left > 0:
+                group, index = each.missing.popleft()
+                data = self._pages.get((each.fetch.digests[index], group))
+                if data is None:  # others have made room for theirs
+                    each.missing.clear()
+                    break
+                left -= data.nbytes
+                pages.append(FetchedPage(group, index, data))
+            began = self._clock()
+            num_new, goes_on = adopt(self._transfer, each.fetch, pages, sequence.salt)
+            if pages:
+                self._in.observe(sum(page.data.nbytes for page in pages), self._clock() - began)
+            self._num_in += num_new
+            if not (each.missing and goes_on):
+                ready.append(sequence)
+        for sequence in ready:
+            del self._returns[sequence]
+        return [*ready, *self._behind.poll()]
+
+    def cancel_load(self, sequence: Sequence) -> None:
+        if self._returns.pop(sequence, None) is None:
+            self._behind.cancel_load(sequence)
+
+    def save(self, step: Step) -> None:
+        self._behind.save(step)
+
+    def close(self) -> None:
+        self._behind.close()
+
+    def _has(self, digest: Digest, group: int) -> bool:
+        return (digest, group) in self._pages
+
+    def _needed(self, count: int, quantize_after: int | None) -> list[tuple[int, int]]:
+        """Group and index of what a sequence needs to go on after so many pages."""
+        return [
+            (group, index)
+            for group in range(len(self._blocks.parts))
+            for index in sorted(self._blocks.needed_pages(count, group=group, quantize_after=quantize_after))
+        ]
+
+    def _bytes_of(self, parts: Run[tuple[int, int]]) -> int:
+        return sum(self._page_bytes[group] for group, _ in parts)
+
+    def _copy_out(self, digests: Run[Digest], parts: Run[tuple[int, int]]) -> None:
+        began, num_bytes = self._clock(), 0
+        for group in range(len(self._page_bytes)):
+            indices = [index for number, index in parts if number == group]
+            pages = [self._blocks.find(digests[index], group) for index in indices]
+            rows = self._access.read_pages([PageId(page) for page in pages if page is not None], group)
+            for index, row in zip(indices, rows, strict=True):
+                self._pages[digests[index], group] = row.copy()  # of its own, so that it can be freed alone
+                self._page_bytes[group] = row.nbytes
+                num_bytes += row.nbytes
+        self._num_out += len(parts)
+        self._num_bytes += num_bytes
+        if num_bytes:
+            self._out.observe(num_bytes, self._clock() - began)
+        while self._num_bytes > self._max_bytes:
+            _, row = self._pages.popitem(last=False)
+            self._num_bytes -= row.nbytes

@@ -1,0 +1,124 @@
+// Rows of V as bytes, of each two positions interleaved, so that the 16-bit lanes of VPMADDUBSW are products
+// of both.
+//
+//   Of vector j (of four to 64 dims), lane i is dim 2 (i / 8 * 16 + j / 2 * 8 + i % 8) + j % 2 of the chunk.
+#pragma once
+
+#include "attention/bytes_avx2.h"
+#include "attention/rows.h"
+#include "attention/sides_avx2.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kStretch = 32;  // positions that are added up in 16-bit lanes
+constexpr int kStretches = kTileTokens / kStretch;
+constexpr int kPairs = kStretch / 2;
+
+template <class Code>
+using Lookup = ByteLookup<Code, 0, 2>;
+
+inline int value_width(int dim) { return dim; }
+
+// The panel of a stretch: [pairs of positions][chunks][4 vectors].
+inline size_t panel_bytes(int dim) { return size_t(dim) * kStretch; }
+
+// A chunk of the 16 rows of a block, from a pair of them on; kDim 0: rows of `any_dim` dims.
+template <class Code, int kDim>
+struct Rows {
+  const uint8_t *codes, *planes;
+  int64_t plane_stride;
+  int any_dim, dim;  // dim: where the chunk begins
+
+  Rows(const PageLayout& layout, const Tile::Block& block, int dim)
+      : codes(v_codes(layout, block.base, block.offset) + dim / 2),
+        planes(v_scale(layout, block.base, block.offset)),
+        plane_stride(layout.v.scale_bytes),
+        any_dim(layout.v.dim),
+        dim(dim) {}
+
+  // Vectors 2 * half and 2 * half + 1 of the pair.
+  __attribute__((always_inline)) void expand(const Lookup<Code>& lookup, int half, __m256i* to) const {
+    lookup.expand(
+        interleave(flipped(load256(codes), planes), flipped(load256(codes + stride()), planes + plane_stride),
+                   half),
+        interleave(plane_bytes<Code>(planes, dim), plane_bytes<Code>(planes + plane_stride, dim), half),
+        to[0], to[1]);
+  }
+
+  void advance() { codes += 2 * stride(), planes += 2 * plane_stride; }
+
+ private:
+  int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
+
+  // Codes of 4 bits of the row with these planes (of formats with groups: scales).
+  __attribute__((always_inline)) __m256i flipped(__m256i codes, const uint8_t* planes) const {
+    if constexpr (!Code::kFlips) return codes;
+    else return _mm256_xor_si256(codes, _mm256_set1_epi8(int8_t(-int(Code::flips(planes, dim / kChunk)))));
+  }
+
+  // The lower (upper: half 1) bytes of each 128 bits, by turns.
+  OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
+    return half == 0 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
+  }
+};
+
+// What the rows of a stretch are added up from.
+template <class Code>
+struct Values {
+  const PageLayout& layout;
+  const Tile& tile;
+  const Lookup<Code>& lookup;
+  uint8_t* panel;
+  int stretch;
+
+  const Tile::Block& block(int i) const { return tile.blocks[2 * stretch + i]; }
+  // A line of codes of the block that follows block i, for each pair and chunk of that one.
+  const uint8_t* ahead(int i, int dim) const {
+    const Tile::Block& next =
+        tile.next[2 * stretch + i].base != nullptr ? tile.next[2 * stretch + i] : block(i);
+    return v_codes(layout, next.base, next.offset) + dim / kChunk * kPairs / 2 * 64;
+  }
+  uint8_t* expanded(int pair, int dim) const { return panel + 2 * (pair * layout.v.dim + dim); }
+};
+
+// 16-bit sums of a row to its accumulators: of each vector the even lanes, then the odd ones.
+OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
+  const __m256i even = _mm256_srai_epi32(_mm256_slli_epi32(sums, 16), 16), odd = _mm256_srai_epi32(sums, 16);
+  _mm256_storeu_ps(accumulators,
+                   _mm256_fmadd_ps(_mm256_cvtepi32_ps(even), factor, _mm256_loadu_ps(accumulators)));
+  _mm256_storeu_ps(accumulators + 8,
+                   _mm256_fmadd_ps(_mm256_cvtepi32_ps(odd), factor, _mm256_loadu_ps(accumulators + 8)));
+}
+
+template <class Code>
+void expand_stretch(const Values<Code>& values) {
+  for (int dim = 0; dim < values.layout.v.dim; dim += kChunk)
+    for (int b = 0; b < 2; ++b) {
+      if (values.block(b).base == nullptr) continue;
+      Rows<Code, 0> rows(values.layout, values.block(b), dim);
+      const uint8_t* const ahead = values.ahead(b, dim);
+      for (int pair = 0; pair < kPairs / 2; ++pair, rows.advance()) {
+        __builtin_prefetch(ahead + pair * 64);
+        __m256i bytes[4];
+        rows.expand(values.lookup, 0, bytes);
+        rows.expand(values.lookup, 1, bytes + 2);
+        uint8_t* const to = values.expanded(b * kPairs / 2 + pair, dim);
+        for (int j = 0; j < 4; ++j) store256(to + 32 * j, bytes[j]);
+      }
+    }
+}
+
+// An accumulator of a chunk is [4 vectors][even lanes, odd lanes].
+inline void to_natural(int dim, const float* accumulator, float* row) {
+  for (; dim > 0; dim -= kChunk, row += kChunk)
+    for (int j = 0; j < 4; ++j, accumulator += 16)
+      for (int i = 0; i < 8; ++i) {  // lanes 2 i and 2 i + 1
+        float* const to = row + 2 * (i / 4 * 16 + j / 2 * 8 + 2 * i % 8) + j % 2;
+        to[0] = accumulator[i];
+        to[2] = accumulator[8 + i];
+      }
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

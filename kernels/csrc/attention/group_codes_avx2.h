@@ -1,0 +1,75 @@
+// Codes of 4 bits with a scale (and a bias) for each group of a row's dims: mxfp4, nvfp4 and affine4.
+#pragma once
+
+#include "attention/bytes_avx2.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// kSlots: groups of a chunk. `scales`: of the chunk's dims 8 l to 8 l + 7 in lane l; what a code is worth is
+// that times Code::value.
+struct Mxfp4 : Fp4 {
+  static constexpr bool kBias = false;
+  static constexpr int kSlots = kChunk / kMxGroup;
+  OCTAVO_INLINE __m256 scales(const uint8_t* row, int chunk) {
+    uint16_t two;
+    std::memcpy(&two, row + chunk * kSlots, 2);
+    const __m256i spread = _mm256_setr_epi32(-256, -256, -256, -256, -255, -255, -255, -255);
+    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi16(int16_t(two)), spread);
+    // E8M0: 0 stands for 2^-127.
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(bytes, 23), _mm256_set1_epi32(1 << 22)));
+  }
+};
+
+struct Nvfp4 : Fp4 {
+  static constexpr bool kBias = false;
+  static constexpr int kSlots = kChunk / kNvGroup;
+  OCTAVO_INLINE __m256 scales(const uint8_t* row, int chunk) {
+    int32_t four;
+    std::memcpy(&four, row + chunk * kSlots, 4);
+    const __m256i spread = _mm256_setr_epi32(-256, -256, -255, -255, -254, -254, -253, -253);
+    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(four), spread);
+    // E4M3, as the upper bits of a float that is 2^120 times as small.
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(bytes, 20)), _mm256_set1_ps(0x1p120f));
+  }
+};
+
+struct Affine4 : Nibble {
+  static constexpr bool kBias = true;
+  static constexpr int kSlots = kChunk / kAffineGroup;
+  static constexpr int kScale = 1, kLargestValue = 15;
+  static constexpr int value(int code) { return code; }
+  OCTAVO_INLINE __m256 scales(const uint8_t* row, int chunk) {
+    return _mm256_set1_ps(load_half(row + 4 * chunk));
+  }
+  OCTAVO_INLINE float bias(const uint8_t* row, int chunk) { return load_half(row + 4 * chunk + 2); }
+};
+
+// The same with scales that are not negative and codes around 0: of a group whose scale is negative the codes
+// are flipped, 15 - code.
+struct CenteredAffine4 : Affine4 {
+  static constexpr bool kFlips = true;
+  static constexpr int kLargestValue = 8;
+  static constexpr int value(int code) { return code - 8; }
+  OCTAVO_INLINE __m256 scales(const uint8_t* row, int chunk) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), Affine4::scales(row, chunk));
+  }
+  OCTAVO_INLINE float bias(const uint8_t* row, int chunk) {
+    return Affine4::bias(row, chunk) + load_half(row + 4 * chunk) * (flips(row, chunk) ? 7.0f : 8.0f);
+  }
+  OCTAVO_INLINE bool flips(const uint8_t* row, int chunk) { return row[4 * chunk + 1] >> 7; }
+};
+
+// What `of` gives for the class of these codes; null for codes without one.
+template <class Side, class Affine, class Of>
+const Side* group_side_of(CodeType codes, Of of) {
+  switch (codes) {
+    case CodeType::mxfp4: return of(Mxfp4{});
+    case CodeType::nvfp4: return of(Nvfp4{});
+    case CodeType::affine4: return of(Affine{});
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,269 @@
+// Weighted sums over mxfp4, nvfp4 and affine4 pages by products of bytes (VPMADDUBSW): softmax weights, times
+// the scale of their row and group, become 8-bit fixed point, codes integers of at most kLargestValue, and
+// their products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to float
+// accumulators. Biases of affine4 are summed as floats.
+//
+// Weights are rounded so that no mass is lost, as in byte_weights_avx2.h, but eight columns at a time: a
+// column is a stretch and a group, and hands the rounding error of each position on to the next.
+#include <algorithm>
+#include <cstring>
+
+#include "attention/byte_rows_avx2.h"
+#include "attention/byte_weights_avx2.h"
+#include "attention/group_codes_avx2.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kLanes8 = 8;
+constexpr int kMaxColumns = kStretches * kMaxDim / kNvGroup;
+
+// Groups of a chunk lie in the order in which the halves of 128 bits of its vectors need them (`kSlots`): of
+// nvfp4 groups 0 2 1 3, else as they are.
+template <class Code>
+OCTAVO_INLINE int num_columns(int dim) {
+  const int used = kStretches * (dim / kChunk) * Code::kSlots;
+  return (used + kLanes8 - 1) / kLanes8 * kLanes8;
+}
+
+// A row's fixed weights: [columns / 8][pairs][8] of two bytes each; a unit and a sum of biases per column.
+template <class Code>
+struct Weights {
+  int dim, columns;
+  uint16_t* pairs;
+  float *units, *biases;
+
+  Weights(void* scratch, int dim, int num_rows)
+      : dim(dim),
+        columns(num_columns<Code>(dim)),
+        pairs(reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(scratch) + panel_bytes(dim))),
+        units(reinterpret_cast<float*>(pairs + size_t(num_rows) * columns * kPairs)),
+        biases(units + size_t(num_rows) * columns) {}
+
+  int column(int stretch, int slot) const { return stretch * (dim / kChunk) * Code::kSlots + slot; }
+  size_t row_pairs() const { return size_t(columns) * kPairs; }
+  const uint16_t* of(int row, int column) const {
+    return pairs + row * row_pairs() + column / kLanes8 * kLanes8 * kPairs + column % kLanes8;
+  }
+};
+
+template <class Code>
+size_t value_panel_bytes(int dim, int num_rows) {
+  return panel_bytes(dim) + size_t(num_rows) * num_columns<Code>(dim) * (2 * kPairs + 8);
+}
+
+// Scales of the tile's rows by position of a stretch and column; zeros where rows are not seen.
+template <class Code>
+struct Scales {
+  alignas(32) float scales[kStretch * kMaxColumns];
+  alignas(32) float biases[Code::kBias ? kStretch * kMaxColumns : 8];
+
+  Scales(const PageLayout& layout, const Tile& tile, const Weights<Code>& to) {
+    const int columns = to.columns, chunks = layout.v.dim / kChunk;
+    std::fill(scales, scales + kStretch * columns, 0.0f);
+    if constexpr (Code::kBias) std::fill(biases, biases + kStretch * columns, 0.0f);
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block& block = tile.blocks[b];
+      if (block.base == nullptr) continue;
+      const uint8_t* from = v_scale(layout, block.base, block.offset);
+      for (int t = 0; t < 16; ++t, from += layout.v.scale_bytes) {
+        if (!(tile.mask(b) >> t & 1)) continue;
+        const int at = (b % 2 * 16 + t) * columns + to.column(b / 2, 0);
+        for (int c = 0; c < chunks; ++c) {
+          store_slots(Code::scales(from, c), scales + at + c * Code::kSlots);
+          if constexpr (Code::kBias) biases[at + c] = Code::bias(from, c);
+        }
+      }
+    }
+  }
+
+  OCTAVO_INLINE void store_slots(__m256 of_dims, float* to) {
+    const __m256 slots = _mm256_permutevar8x32_ps(of_dims, _mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6));
+    const __m128 four = _mm256_castps256_ps128(slots);
+    if constexpr (Code::kSlots == 4) _mm_storeu_ps(to, four);
+    else if constexpr (Code::kSlots == 2) _mm_storel_pi(reinterpret_cast<__m64*>(to), four);
+    else _mm_store_ss(to, four);
+  }
+};
+
+// Eight columns of a row's weights in fixed point.
+template <class Code>
+OCTAVO_INLINE void fix_columns(const float* weights, const Scales<Code>& scales, int row, int first,
+                               const Weights<Code>& to) {
+  // Which lanes are of the second stretch.
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i limit = _mm256_set1_epi32(to.column(1, 0) - 1 - first);
+  const __m256 second = _mm256_castsi256_ps(_mm256_cmpgt_epi32(lanes, limit));
+  __m256 scaled[kStretch], top = _mm256_setzero_ps(), sum = top, bias = top;
+#pragma GCC unroll 2
+  for (int i = 0; i < kStretch; ++i) {
+    const __m256 weight =
+        _mm256_blendv_ps(_mm256_set1_ps(weights[i]), _mm256_set1_ps(weights[kStretch + i]), second);
+    scaled[i] = _mm256_mul_ps(weight, _mm256_load_ps(scales.scales + i * to.columns + first));
+    top = _mm256_max_ps(top, scaled[i]);
+    sum = _mm256_add_ps(sum, scaled[i]);
+    if constexpr (Code::kBias)
+      bias = _mm256_fmadd_ps(weight, _mm256_load_ps(scales.biases + i * to.columns + first), bias);
+  }
+  const __m256 unit = _mm256_max_ps(_mm256_mul_ps(top, _mm256_set1_ps(1 / kLargestWeight)),
+                                    _mm256_mul_ps(sum, _mm256_set1_ps(1 / kLargestSum<Code>)));
+  const __m256 to_fixed = _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1), unit),
+                                        _mm256_cmp_ps(unit, _mm256_set1_ps(1e-33f), _CMP_GT_OQ));
+  uint16_t* const pairs = to.pairs + row * to.row_pairs() + first * kPairs;
+  __m256 running = _mm256_setzero_ps();
+  __m256i before = _mm256_setzero_si256();
+  for (int pair = 0; pair < kPairs; pair += 2) {
+    __m256i fixed[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      running = _mm256_add_ps(running, _mm256_mul_ps(scaled[2 * pair + i], to_fixed));
+      const __m256i rounded = _mm256_cvtps_epi32(running);
+      fixed[i] = _mm256_sub_epi32(rounded, before);
+      before = rounded;
+    }
+    const __m256i words = _mm256_packus_epi32(_mm256_or_si256(fixed[0], _mm256_slli_epi32(fixed[1], 8)),
+                                              _mm256_or_si256(fixed[2], _mm256_slli_epi32(fixed[3], 8)));
+    store256(pairs + pair * kLanes8, _mm256_permute4x64_epi64(words, 0xd8));
+  }
+  const size_t at = size_t(row) * to.columns + first;
+  _mm256_storeu_ps(to.units + at, _mm256_mul_ps(unit, _mm256_set1_ps(1.0f / Code::kScale)));
+  if constexpr (Code::kBias) _mm256_storeu_ps(to.biases + at, bias);
+}
+
+// Of the column (of two columns, whose groups the lower and the upper 128 bits belong to).
+template <class Code>
+OCTAVO_INLINE __m256i spread_pair(const uint16_t* weights) {
+  if constexpr (Code::kSlots == 1) return _mm256_set1_epi16(int16_t(*weights));
+  int32_t two;
+  std::memcpy(&two, weights, 4);
+  const __m256i halves = _mm256_setr_epi32(0x01000100, 0x01000100, 0x01000100, 0x01000100, 0x03020302,
+                                           0x03020302, 0x03020302, 0x03020302);
+  return _mm256_shuffle_epi8(_mm256_set1_epi32(two), halves);
+}
+template <class Code>
+OCTAVO_INLINE __m256 spread_units(const float* units) {
+  if constexpr (Code::kSlots == 1) return _mm256_set1_ps(*units);
+  return _mm256_setr_m128(_mm_set1_ps(units[0]), _mm_set1_ps(units[1]));
+}
+
+// The first of the columns of vectors 2 * half and 2 * half + 1 of the chunk at `dim`.
+template <class Code>
+OCTAVO_INLINE int slot_of(int dim, int half) {
+  return dim / kChunk * Code::kSlots + (Code::kSlots == 4 ? 2 * half : 0);
+}
+
+// kRows rows, kVectors vectors of the chunk at `dim` (4, or 2: those of `half`).
+template <class Code, int kDim, int kRows, int kVectors, bool kExpanded>
+OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights<Code>& weights, int first,
+                                   int dim, int half, float* accumulators) {
+  constexpr int kStep = Code::kSlots == 4 ? 2 : 0;  // columns from one half to the next
+  __m256i sums[kRows * kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows * kVectors; ++i) sums[i] = _mm256_setzero_si256();
+  const int column = weights.column(values.stretch, slot_of<Code>(dim, half));
+  const uint16_t* pairs = weights.of(first, column);
+  for (int b = 0; b < 2; ++b, pairs += kPairs / 2 * kLanes8) {
+    if (values.block(b).base == nullptr) continue;
+    Rows<Code, kDim> rows(values.layout, values.block(b), dim);
+    const uint8_t* const ahead = values.ahead(b, dim);
+    const uint8_t* from = values.expanded(b * kPairs / 2, dim) + half * 64;
+#pragma GCC unroll 2
+    for (int pair = 0; pair < kPairs / 2; ++pair) {
+      if (!kExpanded) __builtin_prefetch(ahead + pair * 64);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; j += 2) {
+        __m256i bytes[2];
+        if (kExpanded) bytes[0] = load256(from + 32 * j), bytes[1] = load256(from + 32 * j + 32);
+        else rows.expand(values.lookup, half + j / 2, bytes);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const __m256i weight =
+              spread_pair<Code>(pairs + r * weights.row_pairs() + pair * kLanes8 + j / 2 * kStep);
+#pragma GCC unroll 2
+          for (int i = 0; i < 2; ++i) add_products(sums[r * kVectors + j + i], weight, bytes[i]);
+        }
+      }
+      from += 2 * (kDim > 0 ? kDim : values.layout.v.dim);
+      rows.advance();
+    }
+  }
+  const int width = kDim > 0 ? kDim : values.layout.v.dim;
+  accumulators += int64_t(first) * width + dim + half * 32;
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    const size_t at = size_t(first + r) * weights.columns + column;
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      float* const to = accumulators + r * width + 16 * j;
+      if constexpr (Code::kBias) {
+        const __m256 bias = _mm256_set1_ps(weights.biases[at]);
+        _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), bias));
+        _mm256_storeu_ps(to + 8, _mm256_add_ps(_mm256_loadu_ps(to + 8), bias));
+      }
+      add_sums(sums[r * kVectors + j], spread_units<Code>(weights.units + at + j / 2 * kStep), to);
+    }
+  }
+}
+
+template <class Code, int kDim, bool kExpanded>
+void accumulate_stretch(const Values<Code>& values, const Weights<Code>& weights, int num_rows,
+                        float* accumulators) {
+  const int width = kDim > 0 ? kDim : values.layout.v.dim;
+  for (int dim = 0; dim < width; dim += kChunk) {
+    int row = 0;
+    for (; row + 4 <= num_rows; row += 4)
+      for (int half = 0; half < 2; ++half)
+        accumulate_rows<Code, kDim, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
+    for (; row + 2 <= num_rows; row += 2)
+      accumulate_rows<Code, kDim, 2, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+    if (row < num_rows)
+      accumulate_rows<Code, kDim, 1, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+  }
+}
+
+template <class Code, int kDim>
+void accumulate_dims(const PageLayout& layout, const Tile& tile, const Weights<Code>& weights, int num_rows,
+                     uint8_t* panel, float* accumulators) {
+  const Lookup<Code> lookup;
+  Values<Code> values{layout, tile, lookup, panel, 0};
+  for (int stretch = 0; stretch < kStretches; ++stretch) {
+    values.stretch = stretch;
+    for (int b = 2 * stretch; b < 2 * stretch + 2; ++b) {
+      const Tile::Block& next = tile.next[b];
+      if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
+    }
+    if (tile.mask(2 * stretch) == 0 && tile.mask(2 * stretch + 1) == 0) continue;
+    if (num_rows <= kDirectRows) {
+      accumulate_stretch<Code, kDim, false>(values, weights, num_rows, accumulators);
+      continue;
+    }
+    expand_stretch(values);
+    accumulate_stretch<Code, kDim, true>(values, weights, num_rows, accumulators);
+  }
+}
+
+template <class Code>
+void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
+                float* accumulators) {
+  const int dim = layout.v.dim;
+  const Weights<Code> fixed(scratch, dim, num_rows);
+  const Scales<Code> scales(layout, tile, fixed);
+  for (int row = 0; row < num_rows; ++row)
+    for (int first = 0; first < fixed.columns; first += kLanes8)
+      fix_columns<Code>(weights + row * kTileTokens, scales, row, first, fixed);
+  const auto run = dim == 64    ? accumulate_dims<Code, 64>
+                   : dim == 128 ? accumulate_dims<Code, 128>
+                                : accumulate_dims<Code, 0>;
+  run(layout, tile, fixed, num_rows, static_cast<uint8_t*>(scratch), accumulators);
+}
+
+template <class Code>
+constexpr ValueSide sides = {value_width, value_panel_bytes<Code>, accumulate<Code>, to_natural};
+
+}  // namespace
+
+const ValueSide* group_values(CodeType codes) {
+  return group_side_of<ValueSide, CenteredAffine4>(codes, [](auto code) { return &sides<decltype(code)>; });
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,58 @@
+"""Sequences that gave their pages back and get them from the connector, instead of computing them again."""
+
+from __future__ import annotations
+
+from .connector import KVConnector
+from .prompt_pace import PromptPace
+from .roster import Roster
+from .types import Sequence
+
+
+class Returns:
+    """Whose pages a connector keeps while they wait, and who is on the way back.
+
+    A sequence that gives way says so to the connector before its pages are gone. When there is room for
+    it again, the connector may bring in what the pool has lost meanwhile, if it is quicker than
+    computing, once each time. Until then the room is its own: nobody of its priority is let in.
+    """
+
+    def __init__(self, connector: KVConnector, roster: Roster, pace: PromptPace) -> None:
+        self._connector = connector
+        self._roster = roster
+        self._pace = pace
+        self._loading: set[Sequence] = set()
+
+    def gives_way(self, sequence: Sequence) -> None:
+        """It runs, and will not any more."""
+        if not sequence.recompute:
+            self._connector.keep(sequence, self._pace.token_s)
+            sequence.may_load = True
+
+    def begin(self, sequence: Sequence) -> bool:
+        """Whether this one, which waits and could be let in now, gets its pages first."""
+        if not sequence.may_load:
+            return False
+        sequence.may_load = False
+        if not self._connector.start_load(sequence, token_s=self._pace.token_s):
+            return False
+        self._roster.waiting.remove(sequence)
+        self._roster.load(sequence)
+        self._loading.add(sequence)
+        return True
+
+    def end(self, sequence: Sequence) -> bool:
+        """It waits for pages no more: back to its place, if it was on its way back."""
+        if sequence not in self._loading:
+            return False
+        self._loading.remove(sequence)
+        self._roster.resume(sequence)
+        return True
+
+    def holds_up(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence has to leave the room to somebody on the way back."""
+        return any(each.priority <= sequence.priority for each in self._loading)
+
+    def holds_up_all(self) -> bool:
+        """The same of everybody who waits."""
+        first = next(self._roster.waiting.offers(), None) if self._loading else None
+        return first is not None and self.holds_up(first)

@@ -1,0 +1,48 @@
+"""Bugs in how pages of those that give way are kept, and brought back."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+SCHEDULER = "scheduler/scheduler.py"
+RETURNS = "scheduler/returns.py"
+HOST = "engine/kv_store/host_tier.py"
+RATE = "engine/kv_store/rate.py"
+PREFETCH = "engine/kv_store/prefetch.py"
+
+MUTANTS = (
+    Mutant("who gives way keeps nothing", SCHEDULER, "            self._returns.gives_way(victim)\n", ""),
+    Mutant(
+        "others take the room of one on its way back",
+        SCHEDULER,
+        "if self._returns.holds_up(sequence) or not",
+        "if not",
+    ),
+    Mutant(
+        "the core spins while pages are on their way",
+        SCHEDULER,
+        "bool(self._roster.waiting) and not self._returns.holds_up_all()\n\n",
+        "bool(self._roster.waiting)\n\n",
+    ),
+    Mutant(
+        "who comes back has lost its place",
+        RETURNS,
+        "self._roster.resume(sequence)",
+        "self._roster.enqueue(sequence)",
+    ),
+    Mutant("the more urgent wait, too", RETURNS, "each.priority <= sequence.priority", "True"),
+    Mutant("who is aborted is still on its way", RETURNS, "        self._loading.remove(sequence)\n", ""),
+    Mutant("pages are asked for again and again", RETURNS, "        sequence.may_load = False\n", ""),
+    Mutant("copies outgrow their memory", HOST, "while self._num_bytes > self._max_bytes:", "while False:"),
+    Mutant(
+        "copies of one page for another",
+        HOST,
+        "(each.fetch.digests[index], group))",
+        "(each.fetch.digests[0], group))",
+    ),
+    Mutant("slow memory is used anyway", RATE, "if self.seconds(num_bytes) < limit_s:", "if True:"),
+    Mutant("a store that was slow is never tried again", RATE, "self._seconds *= HOPE", "pass"),
+    Mutant(
+        "pages that are there are fetched", PREFETCH, "            if not self.known[number][index]\n", ""
+    ),
+)

@@ -1,0 +1,274 @@
+"""Pages of those that give way wait beside the pool: what comes back is what would be computed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core_harness import Harness
+from fakes import small_config
+from octavo.block_manager import BlockManager, FullAttention, KVGroupSpec, SlidingWindow
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.request import Request
+from octavo.engine.kv_store.rate import Rate
+from octavo.scheduler import Limits, NoConnector, Result, Scheduler, Sequence, Status, Step
+from oracle import alone
+from swapping import wait_for_disk
+
+MIB = 1024**2
+MANY = SamplingParams(max_tokens=70, ignore_eos=True)
+CROWD = small_config(num_pages=36, async_steps="off")
+"""Three of 20 + 70 tokens need 69 pages of four."""
+
+
+def prompt(number: int, length: int = 20) -> list[int]:
+    return [number] * length
+
+
+class Watched(Harness):
+    """Notes what every step was."""
+
+    def __init__(self, config: EngineConfig, **options: object) -> None:
+        super().__init__(config, **options)
+        self.steps: list[Step] = []
+        plan = self.core._scheduler.plan
+
+        def noted(now: float | None = None) -> Step | None:
+            step = plan(now)
+            if step is not None:
+                self.steps.append(step)
+            return step
+
+        self.core._scheduler.plan = noted  # type: ignore[method-assign]
+
+    def run_to_the_end(self) -> None:
+        """Also while all that is left waits for a thread."""
+        end = time.monotonic() + 20
+        scheduler = self.core._scheduler
+        while scheduler.num_running or scheduler.num_waiting:
+            assert time.monotonic() < end, "the engine gets nowhere"
+            if self.core.has_work:
+                self.step()
+            else:
+                time.sleep(0.001)
+
+
+def tokens_computed(harness: Watched) -> int:
+    return sum(step.num_tokens for step in harness.steps)
+
+
+def crowd(config: EngineConfig, *, count: int = 3) -> tuple[Watched, list[Request]]:
+    harness = Watched(config)
+    requests = [harness.add(prompt(number), MANY) for number in range(count)]
+    harness.run_to_the_end()
+    for number, request in enumerate(requests):
+        assert harness.result(request) == alone(prompt(number), MANY)
+    assert harness.core._scheduler.num_preemptions > 0
+    harness.assert_idle()
+    return harness, requests
+
+
+def test_who_gave_way_gets_its_pages_back() -> None:
+    computed_again, _ = crowd(CROWD)
+    brought_back, _ = crowd(replace(CROWD, swap_memory=MIB))
+    counts = brought_back.core.gauges.swap
+    assert counts is not None
+    assert counts.num_out >= counts.num_in > 0
+    assert counts.num_bytes <= MIB
+    saved = tokens_computed(computed_again) - tokens_computed(brought_back)
+    assert saved == pytest.approx(counts.num_in * CROWD.page_size, abs=CROWD.page_size)
+    assert tokens_computed(brought_back) < 3 * 90 + 3 * CROWD.page_size, "but for pages that were not full"
+
+
+def test_the_folder_of_cached_pages_serves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_disk(monkeypatch)
+    computed_again, _ = crowd(CROWD)
+    brought_back, _ = crowd(replace(CROWD, cache_dir=tmp_path))
+    counts = brought_back.core._measure().store
+    assert counts is not None
+    assert counts.loaded > 0
+    assert tokens_computed(brought_back) < tokens_computed(computed_again)
+    brought_back.core.close()
+
+
+def test_what_reading_would_delay_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rate, "seconds", lambda self, num_bytes: 1e9 * num_bytes)  # noqa: ARG005
+    harness, _ = crowd(replace(CROWD, swap_memory=MIB))
+    counts = harness.core.gauges.swap
+    assert counts is not None
+    assert counts.num_in == 0
+
+
+def test_memory_that_is_too_small_keeps_beginnings() -> None:
+    harness, _ = crowd(CROWD)
+    whole, _ = crowd(replace(CROWD, swap_memory=MIB))
+    page_bytes = whole.core.gauges.swap.num_bytes // whole.core.gauges.swap.num_out  # type: ignore[union-attr]
+    less, _ = crowd(replace(CROWD, swap_memory=6 * page_bytes))
+    counts = less.core.gauges.swap
+    assert counts is not None
+    assert 0 < counts.num_bytes <= 6 * page_bytes
+    assert tokens_computed(less) <= tokens_computed(harness)
+
+
+def on_the_way_back() -> tuple[Watched, Request]:
+    """A crowd, one of which has just left the queue for its pages."""
+    harness = Watched(replace(CROWD, swap_memory=MIB))
+    requests = [harness.add(prompt(number), MANY) for number in range(3)]
+    while not harness.core._scheduler._roster.loading:
+        harness.step()
+    (sequence,) = harness.core._scheduler._roster.loading
+    assert sequence.status is Status.WAITING_FOR_PAGES
+    return harness, next(each for each in requests if each.samples[0].sequence is sequence)
+
+
+def test_nobody_takes_the_room_of_one_that_is_on_its_way_back() -> None:
+    harness, back = on_the_way_back()
+    scheduler = harness.core._scheduler
+    poll, scheduler._connector.poll = scheduler._connector.poll, lambda: ()  # type: ignore[method-assign]
+    other = harness.add(prompt(9, 4), replace(MANY, max_tokens=2))
+    urgent = harness.add(prompt(8, 4), replace(MANY, max_tokens=2), priority=-1)
+    for _ in range(4):
+        harness.step()
+    assert harness.result(urgent) == alone(prompt(8, 4), replace(MANY, max_tokens=2))
+    assert other.samples[0].sequence.status is Status.WAITING
+    scheduler._connector.poll = poll  # type: ignore[method-assign]
+    harness.step()
+    assert back.samples[0].sequence.status is Status.RUNNING
+    harness.run_to_the_end()
+
+
+def test_nothing_is_planned_while_all_wait_for_one_that_is_on_its_way_back() -> None:
+    harness, back = on_the_way_back()
+    scheduler = harness.core._scheduler
+    for request in list(harness.deltas):
+        if request is not back:
+            harness.core.abort(request)
+    harness.add(prompt(9, 4), MANY)
+    scheduler._connector._returns, kept = {}, scheduler._connector._returns  # type: ignore[attr-defined]
+    assert not scheduler.has_work
+    assert scheduler.plan() is None
+    scheduler._connector._returns = kept  # type: ignore[attr-defined]
+    assert scheduler.has_work
+    harness.run_to_the_end()
+    assert harness.result(back) == alone(back.samples[0].sequence.tokens[:20], MANY)
+
+
+def test_who_is_on_its_way_back_may_be_aborted() -> None:
+    harness, back = on_the_way_back()
+    harness.core.abort(back)
+    harness.run_to_the_end()
+    harness.assert_idle()
+    assert not harness.core._scheduler._returns._loading
+
+
+def test_samples_that_wait_for_a_prompt_take_the_place_of_one_that_is_aborted_on_its_way_back() -> None:
+    harness, back = on_the_way_back()
+    scheduler, leader = harness.core._scheduler, back.samples[0].sequence
+    heir = Sequence("heir", list(leader.tokens), 4)
+    leader.siblings.append(heir)
+    behind = Sequence("behind", [1, 2, 3], 4)
+    scheduler.add(behind)
+    scheduler.abort(leader)
+    first, *_, last = scheduler._roster.waiting
+    assert (first, last) == (heir, behind)
+
+
+class Promises(NoConnector):
+    """Says that it brings pages, and brings none."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self._asking: list[Sequence] = []
+
+    @property
+    def has_news(self) -> bool:  # type: ignore[override]
+        return bool(self._asking)
+
+    def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
+        if token_s is None:  # it never ran
+            return False
+        self.num_asked += 1
+        self._asking.append(sequence)
+        return True
+
+    def poll(self) -> list[Sequence]:
+        asking, self._asking = self._asking, []
+        return asking
+
+
+def test_a_store_is_asked_once_for_each_time_that_one_gave_way() -> None:
+    connector = Promises()
+    scheduler = Scheduler(BlockManager(36, 4), Limits(32, 8), connector)
+    everyone = [Sequence(str(number), prompt(number), 70) for number in range(3)]
+    for sequence in everyone:
+        scheduler.add(sequence)
+    for _ in range(1000):
+        if not scheduler.has_work:
+            break
+        step = scheduler.plan()
+        if step is not None:
+            scheduler.commit(step, [Result(7)] * len(step.sampled()))
+            scheduler.observe(step, 0.01)
+    assert all(sequence.status is Status.FINISHED for sequence in everyone)
+    assert connector.num_asked == scheduler.num_preemptions > 0
+
+
+def test_without_a_prefix_cache_it_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="prefix_cache is off; drop one of them"):
+        small_config(swap_memory=MIB, prefix_cache=False)
+
+
+def test_a_store_that_was_slow_once_is_tried_again() -> None:
+    rate = Rate()
+    assert rate.is_within(10**9, 1e-9), "nobody knows yet"
+    rate.observe(100, 1.0)
+    assert rate.seconds(200) == pytest.approx(2.0)
+    assert rate.is_within(200, 2.1)
+    tries = 0
+    while not rate.is_within(200, 0.5):
+        tries += 1
+    assert 5 < tries < 20
+
+
+jobs = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(1, 40)), min_size=2, max_size=7)
+GROUPS: dict[str, tuple[KVGroupSpec, ...]] = {
+    "one": (),
+    "windows": (FullAttention(num_pages=24), SlidingWindow(num_pages=26, window=9)),
+}
+
+
+@settings(max_examples=30)
+@given(
+    jobs=jobs,
+    spare=st.integers(0, 10),
+    swap_memory=st.sampled_from([300, 3000, MIB]),
+    groups=st.sampled_from(list(GROUPS)),
+    overlaps=st.booleans(),
+)
+def test_everybody_gets_what_they_would_alone(
+    jobs: list[tuple[int, int, int]], spare: int, swap_memory: int, groups: str, overlaps: bool
+) -> None:
+    """In pools that just fit the largest, and larger ones."""
+    pages = max(-(-(length + outputs) // 4) for _, length, outputs in jobs) + spare
+    specs = tuple(replace(group, num_pages=pages + 12 * bool(group.window)) for group in GROUPS[groups])
+    config = small_config(num_pages=pages, swap_memory=swap_memory)
+    harness = Harness(config, groups=specs, feeds=overlaps)
+    waiting = [
+        (prompt(number, length), SamplingParams(max_tokens=outputs, ignore_eos=True))
+        for number, length, outputs in jobs
+    ]
+    requests = []
+    for ids, params in waiting:
+        requests.append((harness.add(ids, params), ids, params))
+        harness.step()
+    harness.run(2000)
+    for request, ids, params in requests:
+        assert harness.result(request) == alone(ids, params)
+    harness.assert_idle()
