@@ -134,7 +134,8 @@ def test_mlx_computes_nothing_for_pages_itself(sequences: tuple[tuple[int, int],
     spec = PoolSpec(layers=(layer,), num_pages=NUM_PAGES, page_size=16, k_format="fp4", v_format="fp4")
     pool = InPlacePool(spec, KernelLibrary(on_gpu))
     tables = [np.arange((old + new) // 16 + 1, dtype=np.int32) for old, new in sequences]
-    options, found = AttendOptions(scale=0.1, sinks=mx.ones(4, mx.bfloat16)), []
+    options = AttendOptions(scale=0.1, sinks=mx.ones(4, mx.bfloat16))
+    found: list[dict[str, Any]] = []
     rows = [mx.zeros((sum(new for _, new in sequences), heads, 64), mx.bfloat16) for heads in (2, 2, 4)]
 
     def step(keys: mx.array, values: mx.array, queries: mx.array) -> list[mx.array]:
