@@ -65,7 +65,7 @@ test-slow: $(DEV)
 	$(BIN)/python -m pytest -q -m slow --timeout 900 -o faulthandler_timeout=1200 $(PYTEST_ARGS)
 
 chaos: $(DEV)
-	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos $(CHAOS_ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Settings every test shares: how long Hypothesis looks for a counterexample."""
+"""What every test shares: how long Hypothesis looks for a counterexample."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ settings.register_profile(  # for tests/mutants: whether a bug is found, not how
     suppress_health_check=[HealthCheck.too_slow],
 )
 load_extension()
+pytest_plugins = ["attention_backends"]  # the fixture ``backend``; the extension comes first
 LEAVE_S = 120.0  # from the end of the last test to that of the process
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS", "default"))
 

@@ -4,7 +4,7 @@
     python tools/check_dashboards.py build/grafana
 
 An unknown key, a missing one or a value of another type is an error, in dashboards and in panels' options
-and fields. The package has no types of Prometheus queries: tests/server/test_dashboards.py evaluates those.
+and fields. The package has no types of Prometheus queries: tests/deploy/test_dashboards.py evaluates those.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))  # the emulator knows the text that MLX assembles
+sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tools")]  # the emulator knows what MLX assembles
 
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402

@@ -1,7 +1,7 @@
 """Registers, scratch memory and instructions of the Metal kernels, as clang's amdgcn target has them.
 
 ``python tools/metal_resources.py`` compiles decode, reduce, chunk and the writing kernels for several shapes.
-No kernel runs, and no number is Apple's: see tests/metal_emulator/resources.py for what they are good for.
+No kernel runs, and no number is Apple's: see tools/metal_emulator/resources.py for what they are good for.
 Exits 1 if a shape that LIMITED names needs scratch memory.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tools")]
 
 import mlx.core as mx  # noqa: E402
 

@@ -23,7 +23,7 @@ built=$(echo "$build"/_ext*.so)
 
 # Python is not instrumented: the runtimes must come first.
 compiler=${CXX:-c++}
-[ $# -gt 0 ] || set -- tests/unit/test_cpu_pages.py tests/parity/test_cpu_*.py tests/parity/test_native_sampling.py
+[ $# -gt 0 ] || set -- tests/kernels/cpu tests/engine/executor/native
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OCTAVO_TEST_EXTENSION=$(realpath "$built") \
     "$python" -m pytest -q -p no:cacheprovider --capture=sys --timeout 1800 "$@"  # reports are not captured

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
-    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL, "state_snapshots"))
+    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL, "state_snapshots", "speculate"))
     add_json_argument(parser)
 
 
@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         residual=_residual(args),
         max_kv_size=args.max_kv_size,
         keep_tokens=args.keep_tokens,
+        speculate=args.speculate or DEFAULTS.speculate,
         observe=functools.partial(_observe, form=args.state_snapshots or DEFAULTS.state_snapshots),
     )
     print(render(result))

@@ -28,7 +28,7 @@ from .budget import (
 )
 from .latents import latent_caches
 from .model_files import model_length, read_config, resolve_model
-from .sizing import Sizing, sizing, with_max_kv_size
+from .sizing import Sizing, head_layer, sizing, with_max_kv_size
 from .state_sizing import plan_states
 
 # Where mlx-lm fills in what a config.json may leave out.
@@ -76,13 +76,15 @@ def plan(
     residual: Mapping[str, Any] | None = None,
     max_kv_size: int | None = None,
     keep_tokens: int | None = None,
+    speculate: str = "off",
     observe: Callable[[Path], ObservedCaches] | None = None,
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
     cannot hold this model's rows. ``residual``: sink_pages, residual_pages and quantize_after,
     as far as they are given, as in EngineConfig.
-    ``max_kv_size``, ``keep_tokens``: as in EngineConfig. ``observe``: asked what a model caches whose
+    ``max_kv_size``, ``keep_tokens``, ``speculate``: as in EngineConfig; a draft model's weights and pages are
+    paid as well, and the pages of a model's own head. ``observe``: asked what a model caches whose
     config.json does not tell, such as recurrent layers; without it such models are refused.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
@@ -90,21 +92,25 @@ def plan(
     path = resolve_model(model)
     config = read_config(path)
     settings = EngineConfig(
-        model=model, page_size=page_size, max_kv_size=max_kv_size, keep_tokens=keep_tokens
+        model=model,
+        page_size=page_size,
+        max_kv_size=max_kv_size,
+        keep_tokens=keep_tokens,
+        speculate=speculate,
     )
     positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
     observed = _caches(path, config, observe)
     layers = observed.layers
     if max_kv_size is not None:
         layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
-    weights = weights_bytes(path)
+    weights, drafts = weights_bytes(path), _Drafts(settings, layers, observe)
     workspace = workspace_bytes(
         config,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
         vocab_size=int(text_config(config).get("vocab_size", 0)),
     )
-    budget = max(0, memory - weights - workspace)
+    budget = max(0, memory - weights - drafts.weights_bytes - workspace)
     rows: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     for pair in formats:
@@ -119,6 +125,7 @@ def plan(
                 max_step_tokens=settings.max_step_tokens,
                 residual=_residual(pair, residual or {}),
             )
+            size = replace(size, beside=drafts.beside(pair))
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
         else:
@@ -135,6 +142,7 @@ def plan(
         "snapshot_bytes": observed.snapshot_bytes,
         "memory_bytes": memory,
         "weights_bytes": weights,
+        "draft_weights_bytes": drafts.weights_bytes,
         "workspace_bytes": workspace,
         "kv_bytes": budget,
         "context": positions,
@@ -143,6 +151,44 @@ def plan(
         "formats": rows,
         "refused": refused,
     }
+
+
+class _Drafts:
+    """What something else takes that drafts: another model, or the head of the one that is planned."""
+
+    def __init__(
+        self,
+        settings: EngineConfig,
+        layers: Sequence[LayerSpec],
+        observe: Callable[[Path], ObservedCaches] | None,
+    ) -> None:
+        self.weights_bytes = 0  # of a head, in those of the model
+        self._settings = settings
+        self._layers: tuple[LayerSpec, ...] = ()
+        self._max_model_len = 1
+        if settings.draft_model is not None:
+            path = resolve_model(settings.draft_model)
+            config = read_config(path)
+            self.weights_bytes = weights_bytes(path)
+            self._layers = _caches(path, config, observe).layers
+            self._max_model_len = model_length(config, None)
+        elif settings.speculate == "mtp" and layers:
+            self._layers = (replace(head_layer(layers), window=None),)
+
+    def beside(self, pair: FormatPair) -> Callable[[int], int]:
+        """Bytes beside so many pages of the model in this format. InvalidConfig if it cannot be."""
+        if not self._layers:
+            return lambda _: 0
+        size = sizing(
+            self._layers,
+            k_format=pair.k,
+            v_format=pair.v,
+            page_size=self._settings.page_size,
+            max_model_len=self._max_model_len,
+            max_running=self._settings.max_running,
+            max_step_tokens=self._settings.max_step_tokens,
+        )
+        return size.own_bytes_for
 
 
 def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
@@ -260,6 +306,7 @@ def _format_plan(
         "bytes_per_page": bytes_per_page,
         "pages": pages,
         "tokens": pages * size.page_size,
+        "draft_bytes": size.beside(pages),
         "state_slots": slots,
         "sequences": min(
             *(group["pages"] // group["pages_per_sequence"] for group in groups),
@@ -278,10 +325,12 @@ def _seen(group: Mapping[str, Any]) -> str:
 def render(result: Mapping[str, Any]) -> str:
     """A plan as a table for people."""
     width = max(map(len, ("format", *result["formats"]))) + 2
+    drafts = f"draft model {format_size(result['draft_weights_bytes'])}, "
     lines = [
         f"{result['model']} ({result['architecture']}): {result['layers']} layers, "
         f"{result['kv_heads']} KV heads of {result['head_dim']}",
         f"memory {format_size(result['memory_bytes'])}: weights {format_size(result['weights_bytes'])}, "
+        f"{drafts if result['draft_weights_bytes'] else ''}"
         f"workspace {format_size(result['workspace_bytes'])}, pages {format_size(result['kv_bytes'])}",
         "",
         f"{'format':<{width}}{'per token':>11}{'per page':>12}{'pages':>10}{'tokens':>12}"
@@ -299,6 +348,11 @@ def render(result: Mapping[str, Any]) -> str:
         for name, row in result["formats"].items()
         for group in row["groups"]
         if group["residual"]
+    ]
+    lines += [
+        f"{name}: and {format_size(row['draft_bytes'])} for as many pages of what drafts"
+        for name, row in result["formats"].items()
+        if row["draft_bytes"]
     ]
     lines += [
         f"{group['layers']} layers see {_seen(group)}: {group['pages_per_sequence']} pages of "

@@ -82,6 +82,11 @@ class Sizing:
         )
 
 
+def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
+    """Return what a model's own head for drafts caches: as the last layer without a window."""
+    return next((layer for layer in reversed(layers) if layer.window is None), layers[-1])
+
+
 def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int, keep: int) -> tuple[LayerSpec, ...]:
     """The same with a window in layers that have none: a token sees ``max_kv_size`` positions, the first
     ``keep`` of the sequence among them. What mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from octavo.engine.cache_sim.optimum import optimal_hits
 from octavo.engine.cache_sim.trace import TraceRequest, read_trace

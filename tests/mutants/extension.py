@@ -22,12 +22,12 @@ from mutant import Mutant
 FOLDER = ROOT / "build" / "mutants"
 SOURCE, BUILD = FOLDER / "source", FOLDER / "build"
 
-PROGRAM = ("tests/parity/test_cpu_program.py", "tests/parity/test_greedy_head.py")
-INDICES = ("tests/property/test_native_indices.py",)
-LINEAR = ("tests/parity/test_cpu_linear.py::test_every_level_agrees_with_float64[avx2]",)
-MAPPED = ("tests/parity/test_mapped_weights.py",)
+PROGRAM = ("tests/engine/executor/native/test_program.py", "tests/engine/executor/native/test_greedy_head.py")
+INDICES = ("tests/kernels/test_native_indices.py",)
+LINEAR = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx2]",)
+MAPPED = ("tests/engine/executor/test_mapped_weights.py",)
 BYTES = tuple(
-    f"tests/parity/test_cpu_attention.py::{name}"
+    f"tests/kernels/cpu/test_attention.py::{name}"
     for name in (
         "test_rounding_to_bytes_is_small_beside_the_error_of_the_pages",
         "test_rounding_weights_to_bytes_loses_no_mass",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "tests/support", "tools")]
 
 import mlx.core as mx  # noqa: E402
 from in_metal import MUTANTS  # noqa: E402

@@ -37,53 +37,54 @@ class Suite:
 CONTROL_PLANE = Suite(
     ("block_manager", "scheduler"),
     (
-        "tests/unit/test_block_manager.py",
-        "tests/unit/test_window_groups.py",
-        "tests/unit/test_mixed_pages.py",
-        "tests/unit/test_events.py",
-        "tests/unit/test_scheduler.py",
-        "tests/unit/test_fair_queue.py",
-        "tests/unit/test_scheduler_long_prompts.py",
-        "tests/unit/test_prefix_in_flight.py",
-        "tests/unit/test_scheduler_siblings.py",
-        "tests/unit/test_scheduler_priority.py",
-        "tests/unit/test_latency_target.py",
-        "tests/unit/test_deadlines.py",
-        "tests/unit/test_preemption.py",
-        "tests/property/test_block_manager.py",
-        "tests/property/test_prefix_oracle.py",
-        "tests/property/test_serving.py",
-        "tests/property/test_fairness.py",
-        "tests/property/test_preemption.py",
-        "tests/property/test_deadlines.py",
+        "tests/block_manager/test_block_manager.py",
+        "tests/block_manager/test_window_groups.py",
+        "tests/block_manager/test_mixed_pages.py",
+        "tests/block_manager/test_events.py",
+        "tests/scheduler/test_scheduler.py",
+        "tests/scheduler/test_fair_queue.py",
+        "tests/scheduler/test_long_prompts.py",
+        "tests/scheduler/test_prefix_in_flight.py",
+        "tests/scheduler/test_siblings.py",
+        "tests/scheduler/test_priority.py",
+        "tests/scheduler/test_latency_target.py",
+        "tests/scheduler/test_deadlines.py",
+        "tests/scheduler/test_preemption.py",
+        "tests/block_manager/test_machine.py",
+        "tests/block_manager/test_prefix_oracle.py",
+        "tests/scheduler/test_serving.py",
+        "tests/scheduler/test_fairness.py",
+        "tests/scheduler/test_preemption_bounds.py",
+        "tests/scheduler/test_deadlines_at_random.py",
     ),
 )
 EVERY_ROOM = ("block_manager", "scheduler", "kernels", "engine", "proto")
 ENGINE = {
-    in_engine.BATCH: Suite(EVERY_ROOM, ("tests/unit/test_batch.py",)),
+    in_engine.BATCH: Suite(EVERY_ROOM, ("tests/engine/executor/test_batch.py",)),
     in_engine.REPLAY: Suite(
         EVERY_ROOM,
         (
-            "tests/parity/test_cpu_fusion.py::test_steps_of_as_many_rows_are_told_apart",
-            "tests/parity/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
-            "tests/parity/test_greedy_head.py",
-            "tests/parity/test_cpu_fusion.py",
+            "tests/engine/executor/native/test_fusion.py::test_steps_of_as_many_rows_are_told_apart",
+            "tests/engine/executor/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
+            "tests/engine/executor/native/test_greedy_head.py",
+            "tests/engine/executor/native/test_fusion.py",
         ),
     ),
     in_engine.BACKEND: Suite(
-        EVERY_ROOM, ("tests/parity/test_models_runner.py", "tests/parity/test_cpu_fusion.py")
+        EVERY_ROOM,
+        ("tests/engine/executor/test_models_runner.py", "tests/engine/executor/native/test_fusion.py"),
     ),
-    in_engine.MAPPED: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
-    in_engine.OVERLAP: Suite(EVERY_ROOM, ("tests/unit/test_overlap.py",)),
-    in_engine.DEVICE_STEP: Suite(EVERY_ROOM, ("tests/parity/test_steps_in_flight.py",)),
-    in_engine.DEVICE_SAMPLING: Suite(EVERY_ROOM, ("tests/parity/test_device_sampling.py",)),
-    in_engine.STATES: Suite(EVERY_ROOM, ("tests/unit/test_recurrent_states.py",)),
-    in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/parity/test_recurrent_speculation.py",)),
-    in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/parity/test_mapped_weights.py",)),
+    in_engine.MAPPED: Suite(EVERY_ROOM, ("tests/engine/executor/test_mapped_weights.py",)),
+    in_engine.OVERLAP: Suite(EVERY_ROOM, ("tests/engine/core/test_overlap.py",)),
+    in_engine.DEVICE_STEP: Suite(EVERY_ROOM, ("tests/engine/executor/test_steps_in_flight.py",)),
+    in_engine.DEVICE_SAMPLING: Suite(EVERY_ROOM, ("tests/engine/executor/sampling/test_device_sampling.py",)),
+    in_engine.STATES: Suite(EVERY_ROOM, ("tests/block_manager/test_recurrent_states.py",)),
+    in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/engine/executor/test_recurrent_speculation.py",)),
+    in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/engine/executor/test_mapped_weights.py",)),
 }
 
 
-SWAP = Suite(EVERY_ROOM, ("tests/unit/test_swap.py",))
+SWAP = Suite(EVERY_ROOM, ("tests/scheduler/test_swap.py",))
 
 
 def suite_of(mutant: Mutant) -> Suite:

@@ -16,7 +16,7 @@ from ...memory.budget import (
     weights_bytes,
 )
 from ...memory.model_files import model_length, read_config, resolve_model
-from ...memory.sizing import Sizing, sizing
+from ...memory.sizing import Sizing, head_layer, sizing
 from ..draft_config import draft_config
 from ..model_ops import model_ops
 from ..mtp.head import load_head
@@ -53,7 +53,7 @@ def load_mtp(
             convert_weights(head.body, config.weights)
     materialize(head.body, ops, exact=config.exact, fuse=False)
     spec = PoolSpec(
-        layers=(head_layer(layout),),
+        layers=(head_layer(layout.layers),),
         num_pages=num_pages,
         page_size=config.page_size,
         k_format=config.page_formats.k,
@@ -72,11 +72,6 @@ def load_mtp(
     )
 
 
-def head_layer(layout: CacheLayout) -> LayerSpec:
-    """What the head's layer caches: as the model's last one without a window."""
-    return next((layer for layer in reversed(layout.layers) if layer.window is None), layout.layers[-1])
-
-
 def draft_weight_bytes(config: EngineConfig) -> int:
     """Of a draft model, which is loaded after the one that it guesses for; 0 without one."""
     return 0 if config.draft_model is None else weights_bytes(resolve_model(config.draft_model))
@@ -87,7 +82,7 @@ def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int
     weights are read."""
     if config.speculate == "mtp":
         size = page_bytes(
-            [head_layer(layout)],
+            [head_layer(layout.layers)],
             page_size=config.page_size,
             k_format=config.page_formats.k,
             v_format=config.page_formats.v,

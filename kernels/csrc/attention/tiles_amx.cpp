@@ -32,6 +32,7 @@ void turn(const float* products, int num_rows, float* scores) {
 void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, const uint16_t* queries,
                int steps, float* products) {
   const uint16_t* lower = queries + size_t(steps) * kTileValues;
+  finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -54,6 +55,7 @@ void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, cons
 
 // All four blocks under 16 rows.
 void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, float* products) {
+  finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -81,6 +83,7 @@ void add_two(const uint16_t* weights, const uint16_t* values, uint32_t halves, i
              float* accumulators) {
   constexpr int64_t kWeightBytes = kPositions * sizeof(uint16_t);
   float* const below = accumulators + kTileRows * stride / int64_t(sizeof(float));
+  finish_stores();
   _tile_loadd(0, accumulators, stride);
   _tile_loadd(1, accumulators + 16, stride);
   if constexpr (kLower) {

@@ -31,6 +31,10 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
+// What was stored is in memory before tiles are loaded: the compiler's intrinsics for loading tiles and
+// their layout do not tell it what they read, so it may drop or move stores that look unused (GCC 12 does).
+inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
+
 // The tile registers, in use for the life of the object.
 class Tiles {
  public:
@@ -51,6 +55,7 @@ class Tiles {
     config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(step_bytes);
     config.rows[6] = config.rows[7] = static_cast<uint8_t>(step_bytes / 4);
     config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
+    finish_stores();
     _tile_loadconfig(&config);
     upper_ = upper;
     lower_ = lower;
@@ -106,6 +111,7 @@ inline __m512i load32_bf16(const void* p, Float type, std::size_t at) {
 
 // Tiles 0..3 as they are in memory, or zero. (The intrinsics want literal numbers.)
 inline void start_sums(bool first, const float* t0, const float* t1, const float* t2, const float* t3) {
+  finish_stores();  // of sums, activations and weights
   if (first) {
     _tile_zero(0);
     _tile_zero(1);

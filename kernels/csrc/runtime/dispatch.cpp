@@ -20,7 +20,7 @@ bool has_avx2() { return __builtin_cpu_supports("x86-64-v3"); }
 
 #if defined(OCTAVO_EMULATE_X86)
 
-// The kernels of both levels are plain C++ here (tests/x86_emulator): right but slow, so only on request.
+// The kernels of both levels are plain C++ here (tools/x86_emulator): right but slow, so only on request.
 constexpr Isa kFastest = Isa::avx2;
 bool has_avx512() { return has_avx2(); }
 bool has_amx() { return has_avx2(); }

@@ -1,0 +1,215 @@
+"""The rules and dashboards under ``deploy``, against a Prometheus that scraped a server under load."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+import re
+import shutil
+import subprocess
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import check_dashboards
+from fakes import fake_info, small_config
+from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import DraftRecord, Gauges, StepRecord, TenantLoad, TenantTokens
+from octavo.engine.api.store_counters import StoreCounts
+from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.swap_counters import SwapCounts
+from octavo.engine.client.client import Client
+from octavo.engine.client.credentials import ClientCredentials
+from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.observability.prometheus import Metrics
+from served import collect, eventually_async
+
+pytestmark = pytest.mark.server
+
+GRAFANA = DEPLOY / "grafana"
+needs_prometheus = pytest.mark.skipif(
+    not (shutil.which("prometheus") and shutil.which("promtool")),
+    reason="needs prometheus and promtool (Debian package `prometheus`)",
+)
+
+
+def _promtool(*arguments: str | Path, stdin: str = "") -> str:
+    command = ["promtool", *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_prometheus
+def test_rules_and_their_unit_tests_pass_promtool() -> None:
+    _promtool("check", "config", DEPLOY / "prometheus" / "prometheus.yml")
+    _promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
+    _promtool("test", "rules", DEPLOY / "prometheus" / "tests.yml")
+
+
+def test_every_alert_has_a_unit_test_that_fires_it() -> None:
+    tests = (DEPLOY / "prometheus" / "tests.yml").read_text()
+    alerts = re.findall(r"- alert: (\w+)", RULES[1].read_text())
+    assert alerts
+    for alert in alerts:
+        assert re.search(rf"alertname: {alert}\n +exp_alerts:\n", tests), alert
+        assert alert == "OctavoDown" or f"alertname: {alert}\n        exp_alerts: []" in tests, alert
+
+
+def test_dashboards_are_what_the_script_writes() -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="needs the extra `dashboards`")
+    dashboards = importlib.import_module("dashboards")
+    pages = {f"{page.uid}.json": dashboards.build(page) for page in dashboards.DASHBOARDS}
+    assert pages == {path.name: path.read_text() for path in GRAFANA.glob("*.json")}
+
+
+SCHEMA = Path(__file__).parents[2] / "build" / "grafana"  # see tools/check_dashboards.py
+needs_schema = pytest.mark.skipif(
+    not (SCHEMA / "node_modules" / "@grafana" / "schema").exists() or shutil.which("node") is None,
+    reason="needs node and Grafana's schema package; see tools/check_dashboards.py",
+)
+
+
+@needs_schema
+def test_dashboards_are_what_grafanas_schema_says() -> None:
+    assert check_dashboards.check(SCHEMA) == []
+
+
+@needs_schema
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('"schemaVersion"', '"schemeVersion"'),
+        ('"showPoints": "never"', '"showPoints": "nowhere"'),
+        ('"graphMode": "area"', '"graphMode": "arena"'),
+        ('"fillOpacity"', '"opacity"'),
+    ],
+)
+def test_what_is_wrong_is_found(tmp_path: Path, right: str, wrong: str) -> None:
+    text = (check_dashboards.FOLDER / "octavo-serving.json").read_text()
+    assert right in text
+    (tmp_path / "one.json").write_text(text.replace(right, wrong))
+    assert check_dashboards.check(SCHEMA, tmp_path)
+
+
+def panel_expressions() -> dict[str, str]:
+    """Of every panel, as Prometheus reads them: Grafana's variables filled in."""
+    found = {}
+    for path in sorted(GRAFANA.glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                found[f"{path.stem}: {panel['title']} {target['refId']}"] = in_prometheus(target["expr"])
+    return found
+
+
+async def _has_numbers(address: str, expression: str) -> bool:
+    result = (await query(address, "query", query=expression))["result"]
+    values = [sample["value"] for sample in result]
+    return any(isinstance(value, list) and math.isfinite(float(value[1])) for value in values)
+
+
+async def _load(client: Client, stop: asyncio.Event) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    words = "what must be said leaves no choice, so all of it is drafted"
+    forced = SamplingParams(structured=Structured(choice=(words,)), speculate="ngram")
+    number = 0
+    while not stop.is_set():
+        prompts = [[5 + i % 90 for i in range(64)] + [7 + number + sample] * 9 for sample in range(4)]
+        await asyncio.gather(*(collect(client.generate(prompt, params)) for prompt in prompts))
+        await collect(client.generate([5, 6, 7, number], forced))
+        number += 1
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+async def test_prometheus_is_ready_in_whatever_order_it_says_so(swapped: bool) -> None:
+    lines = [b'msg="Listening on" address=127.0.0.1:9\n', b'msg="Server is ready to receive web requests."\n']
+    log = asyncio.StreamReader()
+    log.feed_data(b"msg=starting\n" + b"".join(lines[::-1] if swapped else lines))
+    assert await ready_address(log) == "127.0.0.1:9"
+    log.feed_eof()
+    with pytest.raises(RuntimeError, match="ended before it was ready"):
+        await ready_address(log)
+
+
+def test_panels_show_metrics_that_there_are_by_labels_that_they_have() -> None:
+    metrics = Metrics(with_vllm_names=False)
+    metrics.describe(fake_info(small_config()))
+    tenants = {"alice": TenantLoad(1, 2)}
+    gauges = Gauges(tenants=tenants, store=StoreCounts(), swap=SwapCounts())
+    metrics.step(
+        StepRecord(
+            seconds=0.1,
+            prefill_tokens=3,
+            decode_tokens=4,
+            generated_tokens=4,
+            preemptions=1,
+            evicted_pages=2,
+            query_tokens=9,
+            hit_tokens=6,
+            gauges=gauges,
+            miss_tokens={"new": 3},
+            drafts=(DraftRecord(3, 1),),
+            tenant_tokens={"alice": TenantTokens(3, 4)},
+            predicted_s=0.1,
+        )
+    )
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    for name, expression in panel_expressions().items():
+        shown = set(re.findall(r"octavo_\w+", expression))
+        assert shown <= labels.keys(), name
+        for by, metric in re.findall(r"by \(([^)]*)\) \((?:rate\()?(octavo_\w+)", expression):
+            assert set(by.split(", ")) - {"instance"} <= labels[metric], name
+
+
+@needs_prometheus
+async def test_every_expression_returns_data_from_a_server_under_load(tmp_path: Path) -> None:
+    flags = ["--num-pages", "64", "--max-running", "8", "--max-step-tokens", "64"]
+    flags += ["--cache-dir", str(tmp_path / "pages"), "--swap-memory", "1MiB"]
+    flags += ["--auth-token-file", str(tokens := tmp_path / "tokens")]
+    tokens.write_text("alice alice-0123456789\n")
+    (own := tmp_path / "alice").write_text("alice-0123456789\n")
+    async with (
+        ServerProcess(flags) as server,
+        Client(server.ready["grpc"], ClientCredentials(token_file=own)) as client,
+        live_prometheus(server.ready["metrics"], tmp_path) as address,
+    ):
+        stop = asyncio.Event()
+        load = asyncio.create_task(_load(client, stop))
+        try:
+            await _check_expressions(address)
+            assert not load.done(), "the load ended early"
+        finally:
+            stop.set()
+            await load
+        metrics = await asyncio.to_thread(_read, f"http://{server.ready['metrics']}/metrics")
+        _promtool("check", "metrics", stdin=metrics)
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return str(reply.read().decode())
+
+
+async def _check_expressions(address: str) -> None:
+    expressions = panel_expressions()
+    assert len(expressions) > 40
+    groups = (await query(address, "rules"))["groups"]
+    for group in groups:
+        rules = group["rules"]
+        assert isinstance(rules, list)
+        for rule in rules:  # what an alert compares: 0 or 1 instead of nothing while it is silent
+            expressions[rule["name"]] = re.sub(r"(==|[<>]=?)(?=\s*[\d.])", r"\1 bool", rule["query"])
+            if rule["type"] == "recording":
+                expressions[f"record {rule['name']}"] = rule["name"]
+    assert len(expressions) > 70
+    for name, expression in expressions.items():
+        await eventually_async(partial(_has_numbers, address, expression), f"{name}: {expression}")

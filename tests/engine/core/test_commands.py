@@ -1,0 +1,191 @@
+"""Commands: plain data both ways, all of them answered, and never more between two steps than fit."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pickle
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import Gate, running, until
+from fakes import FakeCore, small_config
+from octavo.block_manager import FullAttention, SlidingWindow
+from octavo.engine import LLM, SamplingParams
+from octavo.engine.api.errors import EventsGone, NotFound, OctavoError
+from octavo.engine.core import commands, engine_thread
+from octavo.engine.core.commands import Command
+from octavo.engine.core.dispatcher import CommandDispatcher
+from octavo.engine.core.engine_core import EngineCore
+
+ENGINE = Path(__file__).resolve().parents[3] / "engine"
+GROUPS = (FullAttention(num_pages=64), SlidingWindow(num_pages=40, window=10))
+PROMPT = list(range(10, 32))
+
+
+def all_commands() -> list[type[Command[Any]]]:
+    return [
+        kind
+        for kind in vars(commands).values()
+        if isinstance(kind, type) and issubclass(kind, Command) and kind is not Command
+    ]
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    """An engine that has everything a command may be about."""
+    config = small_config(save_dir=tmp_path, max_pinned_pages=20)
+    with LLM(config, core_factory=FakeCore(groups=GROUPS)) as engine:
+        engine._ask(commands.SubscribeEvents(tokens=True))
+        for _ in range(2):
+            engine.generate([PROMPT], SamplingParams(max_tokens=2), progress=False)
+        yield engine
+
+
+def samples(llm: LLM) -> list[Command[Any]]:
+    """One of each kind, in an order in which each has an answer."""
+    digests = tuple(llm._ask(commands.ListPages()))
+    (full, _) = llm._ask(commands.ReadPages(digests))
+    return [
+        commands.GetCacheStats("p"),
+        commands.ListReusedPrefixes(b""),
+        commands.ExplainRequest("0"),
+        commands.GetRequestTokens("0"),
+        commands.CountCached(tuple(PROMPT), b"", None),
+        commands.PinPrefix("p", tuple(PROMPT)),
+        commands.UnpinPrefix("p", "p"),
+        commands.SubscribeEvents(),
+        commands.UnsubscribeEvents(),
+        commands.PageEventsSince(1, 10),
+        commands.GetCachedContents(),
+        commands.GetPageKind(),
+        commands.FindPrefix(digests),
+        commands.ReadPages(digests[:2], ((0, 1), (1,))),
+        commands.InsertPages(tuple(PROMPT[:20]), full.pages, b"other", 0, 0),
+        commands.ListPages(),
+        commands.FlushCache(),
+    ]
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is data all the way down: nothing of the engine's own hangs on it."""
+    if value is None or isinstance(value, bool | int | float | str | bytes | array | np.ndarray):
+        return True
+    if isinstance(value, dict):
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    if dataclasses.is_dataclass(value):
+        return all(is_plain(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return False
+
+
+def test_every_command_and_every_answer_is_plain_data_that_can_be_pickled(llm: LLM) -> None:
+    asked = samples(llm)
+    assert {type(command) for command in asked} == set(all_commands()), "add a sample of the new command"
+    for command in asked:
+        assert is_plain(command), command
+        copy = pickle.loads(pickle.dumps(command))
+        assert type(copy) is type(command)
+        answer = llm._ask(copy)  # what was sent to another process does as well
+        assert is_plain(answer), f"{type(command).__name__} answers {answer}"
+        pickle.loads(pickle.dumps(answer))
+
+
+def test_what_commands_raise_can_be_pickled(llm: LLM) -> None:
+    for command, error in (
+        (commands.ExplainRequest("nobody"), NotFound),
+        (commands.UnpinPrefix("p", "p"), NotFound),
+        (commands.PageEventsSince(10_000, 1), EventsGone),
+    ):
+        with pytest.raises(OctavoError) as caught:
+            llm._ask(command)
+        assert type(caught.value) is error
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_command_that_nobody_knows_is_our_bug() -> None:
+    core = FakeCore()(small_config())
+
+    class Unknown(Command[None]):
+        pass
+
+    with pytest.raises(TypeError, match="Unknown"):
+        CommandDispatcher(core.cache, core.transfer).execute(Unknown())
+
+
+def test_handlers_know_commands_and_not_the_core() -> None:
+    files = sorted((ENGINE / "grpc").rglob("*.py"))
+    assert len(files) > 10
+    for file in (*files, ENGINE / "core" / "snapshots.py", ENGINE / "core" / "commands.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            assert not module.endswith(("core.engine_core", "core.engine_thread", "core.dispatcher")), file
+            assert not (file.parent.name == "core" and module == "engine_core"), file
+
+
+async def test_a_flood_of_commands_does_not_hold_up_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_thread, "COMMANDS_PER_STEP", 4)
+    gate = Gate()
+    async with running(gate=gate) as (engine, fake, _):
+        stream = engine.generate([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
+        gate.allow(1)
+        await anext(stream)
+        assert engine._thread is not None
+        assert fake.runner is not None
+        runner = fake.runner
+        await until(lambda: runner.num_steps == 1)
+        asked = [engine._thread.ask(commands.GetCacheStats()) for _ in range(40)]
+        for steps in range(2, 6):
+            before = sum(answer.done() for answer in asked)
+            gate.allow(1)
+            await until(lambda steps=steps: runner.num_steps == steps)  # type: ignore[misc]
+            assert sum(answer.done() for answer in asked) <= before + 2 * 4
+        gate.open()
+        await until(lambda: all(answer.done() for answer in asked))
+        await stream.aclose()
+
+
+async def test_no_step_is_in_flight_while_a_command_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, seen = Gate(), []
+    async with running(small_config(async_steps="on"), gate=gate, feeds=True) as (engine, fake, _):
+        stream = engine.generate([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
+        gate.allow(1)
+        await anext(stream)
+        assert fake.runner is not None
+        assert fake.core is not None
+        assert engine._thread is not None
+        runner, core, execute = fake.runner, fake.core, CommandDispatcher.execute
+
+        def executing(self: CommandDispatcher, command: Command[Any]) -> Any:
+            seen.append((core._in_flight, len(runner.calls)))
+            return execute(self, command)
+
+        monkeypatch.setattr(CommandDispatcher, "execute", executing)
+        # Asked earlier, the command would be executed before the third step is submitted.
+        await until(lambda: gate.is_waiting and ("submit", 2) in runner.calls)
+        answer = engine._thread.ask(commands.GetCacheStats())
+        gate.open()
+        await until(answer.done)
+        await stream.aclose()
+    ((in_flight, num_calls),) = seen
+    assert in_flight is None
+    assert runner.calls[num_calls - 1][0] == "resolve"
+    assert ("submit", 2) in runner.calls[:num_calls], "there was one"
+
+
+def test_looking_does_not_measure_the_engine_and_changing_does(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(EngineCore, "measure", lambda _core: measured.append(None))
+    for command in samples(llm):
+        before = len(measured)
+        llm._ask(command)
+        assert len(measured) - before == type(command).changes_pages, command
+    assert len(measured) == 4

@@ -1,0 +1,170 @@
+"""Greedy tokens that the output head chooses by itself: those of its logits, and no logits stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models import llama
+
+import tiny_models
+from native import require_extension
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor import model_runner as paged
+from octavo.engine.executor.base import RunOutput
+from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.load import load as startup
+from octavo.engine.executor.paged_model import Choices
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState, chosen
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
+
+pytestmark = pytest.mark.parity
+
+_ext = require_extension()
+
+PLAIN, SCORED = SamplingParams(), SamplingParams(logprobs=0)
+NUM_STEPS = 6
+CHOOSING = {"llama": True, "qwen3": True, "cohere": False, "gemma2": False}  # the last two change logits
+
+
+def load(folder: Path, **settings: Any) -> paged.PagedRunner:
+    config = EngineConfig(
+        model=str(folder), backend="cpu", page_size=8, num_pages=16, max_step_tokens=64, **settings
+    )
+    return startup.load_paged_runner(config)
+
+
+def step(runner: paged.PagedRunner, tokens: list[list[int]], start: int, params: list[Any]) -> RunOutput:
+    """One step of sequences that each got these tokens from position ``start`` on."""
+    counts = [len(own) for own in tokens]
+    positions = np.concatenate([np.arange(start, start + n, dtype=np.int32) for n in counts])
+    owners = np.repeat(np.arange(len(tokens)), counts)
+    table = np.arange(1, 1 + 3 * len(tokens), dtype=np.int32).reshape(-1, 3)
+    ends = np.cumsum(counts).astype(np.int32)
+    attention = AttentionMetadata(
+        positions=positions,
+        q_start=np.concatenate([[0], ends]).astype(np.int32),
+        kv_len=np.array([start + n for n in counts], np.int32),
+        groups=(
+            GroupMetadata(
+                slots=table[owners, positions // 8] * np.int32(8) + positions % np.int32(8), page_table=table
+            ),
+        ),
+        page_size=8,
+    )
+    ids = np.concatenate(tokens).astype(np.int32)
+    states = [SampleState(p, seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size) for p in params]
+    batch = Batch(token_ids=ids, sample_rows=ends - np.int32(1), attention=attention)
+    return runner.run(batch, states)
+
+
+def decode(runner: paged.PagedRunner, params: list[Any]) -> list[list[int | None]]:
+    """Tokens of a prompt step and of decode steps, whose graphs are replayed from the third on."""
+    output = step(runner, [[7, 30, 200, 5], [99, 14, 3, 250], [4, 4, 4, 1]], 0, params)
+    tokens = [[sample.token for sample in output.samples]]
+    for start in range(4, 4 + NUM_STEPS):
+        output = step(runner, [[token or 0] for token in tokens[-1]], start, params)
+        tokens.append([sample.token for sample in output.samples])
+    return tokens
+
+
+@pytest.mark.parametrize("architecture", CHOOSING)
+def test_heads_choose_what_their_logits_say(
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load(tiny_models.make_model(tmp_path / "model", architecture))
+    wanted = decode(runner, [SCORED] * 3)
+    calls: list[int] = []
+    choose = runner._model.choose
+
+    def counted(ids: Ints, *rest: Any) -> Choices:
+        calls.append(len(ids))
+        return choose(ids, *rest)
+
+    monkeypatch.setattr(runner._model, "choose", counted)
+    replay = runner._model.replay
+    before = replay.num_replayed if replay is not None else 0
+    assert decode(runner, [PLAIN] * 3) == wanted
+    assert replay is None or replay.num_replayed > before
+    assert len(calls) == (NUM_STEPS + 1) * CHOOSING[architecture]
+    assert decode(runner, [PLAIN, SCORED, PLAIN]) == wanted
+    assert len(calls) == (NUM_STEPS + 1) * CHOOSING[architecture], "one that asks for more has its logits"
+    runner.close()
+
+
+def test_heads_do_not_choose_when_nothing_is_to_be_fused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_models.make_model(tmp_path / "model", "llama")
+    fused, plain = load(folder), load(folder, fuse=False)
+    monkeypatch.setattr(plain._model, "choose", None)
+    assert decode(plain, [PLAIN] * 3) == decode(fused, [PLAIN] * 3)
+    fused.close()
+    plain.close()
+
+
+def test_a_model_that_scales_its_logits_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = llama.Model.__call__
+
+    def scaled(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+        logits: mx.array = original(self, *args, **kwargs)
+        return -logits  # the largest becomes the smallest
+
+    folder = tiny_models.make_model(tmp_path / "model", "llama")
+    monkeypatch.setattr(llama.Model, "__call__", scaled)
+    runner = load(folder)
+    assert not runner._chooses
+    assert decode(runner, [PLAIN] * 3) == decode(runner, [SCORED] * 3)
+    runner.close()
+
+
+def test_a_head_that_chooses_wrongly_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = _ext.linear_argmax
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        ids, logits = original(*args, **kwargs)
+        return mx.maximum(ids - 1, 0), logits
+
+    folder = tiny_models.make_model(tmp_path / "model", "llama")
+    monkeypatch.setattr(_ext, "linear_argmax", wrong)
+    runner = load(folder)
+    assert not runner._chooses
+    runner.close()
+
+
+def test_logits_that_are_not_finite_fail_their_row_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row that is spoilt, then a head of which one weight is NaN, so that every row is."""
+    runner = load(tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.float32))
+    assert runner._chooses
+    good = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
+    choose = runner._model.choose
+
+    def spoilt(*args: Any) -> Choices:
+        choices = choose(*args)
+        nan = mx.where(mx.arange(2) == 1, mx.array(float("nan")), choices.logits)
+        return Choices(choices.ids, nan)
+
+    monkeypatch.setattr(runner._model, "choose", spoilt)
+    first, bad = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
+    assert first == good[0]
+    assert (bad.token, bad.error) == (None, NOT_FINITE)
+    head = runner._model._model.lm_head
+    weight = np.array(head.weight)
+    weight[13] = np.nan
+    head.inner.weight = mx.array(weight)
+    monkeypatch.setattr(runner._model, "choose", choose)
+    runner._model.replay = None
+    assert [s.error for s in step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples] == [NOT_FINITE] * 2
+    runner.close()
+
+
+def test_only_a_finite_logit_is_a_token() -> None:
+    assert chosen(3, -1.5).token == 3
+    for logit in (np.nan, np.inf, -np.inf):
+        assert chosen(3, logit).error == NOT_FINITE

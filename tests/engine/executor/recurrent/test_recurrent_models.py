@@ -1,0 +1,345 @@
+"""Every recurrent architecture of mlx-lm in mixed steps, against plain mlx-lm one sequence at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+from numpy.typing import NDArray
+
+import recurrent_models
+from native import require_extension
+from octavo.engine.executor.adapt.cache_adapter import install_hook
+from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.paged_model import PagedModel, slice_rows
+from octavo.engine.executor.recurrent.cut_points import install_cut_points
+from octavo.engine.executor.recurrent.no_attention import NoAttentionCache
+from octavo.engine.executor.recurrent.recurrences import Recurrences
+from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers, StateTier
+from octavo.engine.executor.recurrent.state_pool import StatePool
+from octavo.kernels.interface import PoolSpec
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
+from octavo.kernels.reference.backend import ReferenceBackend
+
+pytestmark = pytest.mark.parity
+
+PAGE_SIZE = 8
+NUM_PAGES = 5  # of each sequence
+LENGTH = 24
+GATHERED = {"kimi_linear", "kimi_k3", "bailing_moe_v3", "bailing_hybrid", "longcat_flash_ngram"}
+QUICK = ("qwen3_next", "lfm2", "falcon_h1", "recurrent_gemma", "rwkv7", "mamba2")
+"""A gated delta net, a short convolution, two caches in a layer, None against zeros, token shifts, no
+attention."""
+
+ARCHITECTURES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in recurrent_models.CONFIGS
+]
+
+LIMITS = {"longcat_flash_ngram": 1e-3, "bailing_hybrid": 1e-4, "plamo2": 1e-4}
+"""Rounding sends some K to the other side when it is stored in 16 bits."""
+
+Rows = dict[int, NDArray[np.float32]]
+Work = tuple[int, int]  # a sequence, and how many of its tokens come next
+
+
+class Run:
+    """Sequences of known tokens, driven through mixed steps; the logits that came out, by position."""
+
+    def __init__(
+        self,
+        model: Module,
+        name: str,
+        tier: StateTier,
+        tokens: dict[int, list[int]],
+        kernels: Recurrences | None = None,
+    ) -> None:
+        layout = discover_layout(model, name)
+        self.layers = RecurrentLayers(layout.mixers, tier, kernels)
+        self.states = StatePool(8)
+        self.tokens = tokens
+        self.at: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
+        self.logits: dict[int, Rows] = {}
+        spec = PoolSpec(
+            layers=layout.layers,
+            num_pages=1 + 5 * NUM_PAGES,
+            page_size=PAGE_SIZE,
+            k_format="fp16",
+            v_format="fp16",
+        )
+        pool = ReferenceBackend().create_pool(spec) if layout.layers else NoAttentionCache()
+        self.model = PagedModel(
+            model,
+            layout,
+            pool,
+            mask_dims=4 if name in GATHERED else None,
+            recurrent=self.layers,
+            states=self.states,
+        )
+
+    def open(self, sequence: int, slot: int, *, like: int | None = None, at: int = 0) -> None:
+        """Begin at position ``at``; the pages are those of ``like``, copied."""
+        self.slots[sequence], self.at[sequence], self.logits[sequence] = slot, at, {}
+        if like is not None:
+            pairs = list(zip(self.pages(like), self.pages(sequence), strict=True))
+            for storage in self.model.kv_cache.storages:
+                storage.copy_pages(pairs)
+
+    def pages(self, sequence: int) -> list[int]:
+        return [1 + page * 5 + sequence for page in range(NUM_PAGES)]
+
+    def metadata(self, work: list[Work], snapshots: list[tuple[int, int, int]]) -> AttentionMetadata:
+        ranges = [range(self.at[s], self.at[s] + count) for s, count in work]
+        tables = [self.pages(s) for s, _ in work]
+        slots = [
+            pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE
+            for positions, pages in zip(ranges, tables, strict=True)
+            for p in positions
+        ]
+        starts = itertools.accumulate((count for _, count in work), initial=0)
+        return AttentionMetadata(
+            positions=np.array([p for positions in ranges for p in positions], np.int32),
+            q_start=np.array(list(starts), np.int32),
+            kv_len=np.array([positions.stop for positions in ranges], np.int32),
+            groups=(GroupMetadata(slots=np.array(slots, np.int32), page_table=np.array(tables, np.int32)),),
+            page_size=PAGE_SIZE,
+            states=StateMetadata(
+                slots=np.array([self.slots[s] for s, _ in work], np.int32),
+                snapshots=np.array(snapshots, np.int32).reshape(-1, 3),
+            ),
+        )
+
+    def step(
+        self, *work: Work, snapshots: list[tuple[int, int, int]] | None = None, slices: int | None = None
+    ) -> None:
+        metadata = self.metadata(list(work), snapshots or [])
+        tokens = np.array(
+            [token for s, count in work for token in self.tokens[s][self.at[s] : self.at[s] + count]],
+            np.int32,
+        )
+        parts = []
+        for first in range(0, len(tokens), slices or len(tokens)):
+            stop = min(first + (slices or len(tokens)), len(tokens))
+            logits = self.model.forward(tokens[first:stop], slice_rows(metadata, first, stop))
+            self.model.evaluate([logits])
+            parts.append(np.array(logits.astype(mx.float32)))
+        rows = iter(np.concatenate(parts))
+        for sequence, count in work:
+            for _ in range(count):
+                self.logits[sequence][self.at[sequence]] = next(rows)
+                self.at[sequence] += 1
+
+
+def schedule(run: Run, *, swap: bool = False) -> None:
+    """0, 1, 2 from the start; 3 forks 0 at 14; 4 goes on from a snapshot of 1 at 8, taken inside a chunk."""
+    for sequence in range(3):
+        run.open(sequence, sequence)
+    run.step((0, 5))
+    run.step((0, 1), (1, 7))
+    run.step((0, 3), (1, 3), (2, 3), snapshots=[(1, 8, 6)])
+    run.step((1, 1), (0, 4), (2, 4), slices=3)
+    run.step((2, 1), (1, 1), (0, 1))
+    run.open(3, 3, like=0, at=14)
+    run.open(4, 4, like=1, at=8)
+    run.states.copy_slots([(0, 3), (6, 4)])
+    run.step((0, 1), (3, 1), (1, 1), (4, 9), (2, 1))
+    run.step((0, 1), (3, 2), (1, 1), (4, 1), (2, 2))
+    if swap:
+        run.states.swap_slots(0, 4)
+    run.step((0, 1), (1, 1), (4, 1), (3, 1), (2, 1))
+
+
+def sequences() -> dict[int, list[int]]:
+    rng = np.random.default_rng(5)
+    a, b, c, d, e = (rng.integers(0, 320, LENGTH).tolist() for _ in range(5))
+    return {0: a, 1: b, 2: c, 3: a[:14] + d[14:], 4: b[:8] + e[8:]}
+
+
+def plain_logits(model: Module, tokens: list[int]) -> NDArray[np.float32]:
+    """Logits [L, V] by mlx-lm's own caches, K and V rounded as pages of 16 bits are."""
+    caches = make_prompt_cache(model)
+    for cache in (part for some in caches for part in getattr(some, "caches", (some,))):
+        if hasattr(cache, "keys"):
+            cache.update_and_fetch = rounded(cache.update_and_fetch)
+    logits: mx.array = model(mx.array([tokens]), cache=caches)
+    return np.array(logits[0].astype(mx.float32))
+
+
+def rounded(store: object) -> object:
+    def update_and_fetch(keys: mx.array, values: mx.array) -> object:
+        half = (x.astype(mx.float16).astype(x.dtype) for x in (keys, values))
+        return store(*half)  # type: ignore[operator]
+
+    return update_and_fetch
+
+
+def largest_error(got: dict[int, Rows], wanted: dict[int, NDArray[np.float32]]) -> float:
+    return max(
+        float(np.abs(row - wanted[s][i]).max() / np.abs(wanted[s]).max())
+        for s, rows in got.items()
+        for i, row in rows.items()
+    )
+
+
+@contextmanager
+def released(run: Run) -> Iterator[Run]:
+    try:
+        yield run
+    finally:
+        run.layers.release()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_mixed_steps_give_the_logits_of_mlx_lm(name: str) -> None:
+    model, tokens = recurrent_models.build(name), sequences()
+    install_hook()
+    install_cut_points()
+    wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
+    tier: StateTier = "ragged"
+    with released(Run(model, name, tier, tokens)) as run:
+        schedule(run)
+        assert all(run.logits.values())
+        assert largest_error(run.logits, wanted) < LIMITS.get(name, 1e-5)
+    with released(Run(model, name, tier, tokens)) as run:
+        schedule(run, swap=True)
+        last = {s: {run.at[s] - 1: rows[run.at[s] - 1]} for s, rows in run.logits.items()}
+        assert largest_error(last, wanted) > 1e-3, "exchanged states are not noticed"
+    again = plain_logits(model, tokens[0])
+    assert np.array_equal(again, wanted[0]), "plain mlx-lm is not itself afterwards"
+
+
+@pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+def test_segments_give_the_logits_of_mlx_lm(name: str) -> None:
+    model, tokens = recurrent_models.build(name), sequences()
+    install_hook()
+    install_cut_points()
+    wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
+    with released(Run(model, name, "segments", tokens)) as run:
+        schedule(run)
+        assert largest_error(run.logits, wanted) < 1e-5
+
+
+def test_a_step_computed_twice_is_refused() -> None:
+    model, tokens = recurrent_models.build("lfm2"), sequences()
+    install_hook()
+    install_cut_points()
+    with released(Run(model, "lfm2", "ragged", tokens)) as run:
+        run.open(0, 0)
+        run.step((0, 5))
+        run.step((0, 1))
+        run.at[0] = 5
+        with pytest.raises(
+            ValueError, match="holds the state after 6 tokens, and its sequence goes on after 5"
+        ):
+            run.step((0, 1))
+
+
+def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
+    model, tokens = recurrent_models.build("lfm2"), sequences()
+    install_hook()
+    install_cut_points()
+    wanted = plain_logits(model, tokens[0])
+    with released(Run(model, "lfm2", "ragged", tokens)) as run:
+        run.open(0, 0)
+        run.step((0, 5))
+        for _ in range(2):  # computed and thrown away
+            run.model.forward(np.array(tokens[0][5:7], np.int32), run.metadata([(0, 2)], []))
+        run.step((0, 2))
+        assert largest_error(run.logits, {0: wanted}) < 1e-5
+
+
+def test_a_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
+    model, tokens = recurrent_models.build("lfm2"), sequences()
+    install_hook()
+    install_cut_points()
+    with released(Run(model, "lfm2", "ragged", tokens)) as run:
+        run.open(0, 0)
+        run.open(1, 1)
+        run.step((0, 5), (1, 4))
+        assert run.model.nonfinite_rows() == []
+        name = next(iter(run.states.entries))
+        run.states._arrays[name][1] = mx.array(float("nan"))
+        run.step((0, 1), (1, 2))
+        assert run.model.nonfinite_rows()[-1:] == [2]
+        assert 0 not in run.model.nonfinite_rows()
+
+
+KERNELS = {
+    "qwen3_5": 6, "kimi_linear": 12, "olmo_hybrid": 12, "falcon_h1": 8, "lfm2": 2, "mamba2": 6, "rwkv7": 3,
+    "bailing_hybrid": 2, "bailing_moe_linear": 2, "mamba": 6, "falcon_mamba": 6, "jamba": 4,
+    "recurrent_gemma": 6,
+}  # fmt: skip
+"""Of these models, how many states native kernels keep."""
+
+ROUNDED_KEYS = 1e-4
+"""What other float32 sums may change where K is stored in 16 bits: some of it goes to the other side."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("qwen3_5", "mamba2", "rwkv7", "mamba", "recurrent_gemma")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in KERNELS
+    ],
+)
+def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
+    require_extension()
+    from octavo.engine.executor.native.recurrences import NativeRecurrences
+
+    model, tokens = recurrent_models.build(name), sequences()
+    install_hook()
+    install_cut_points()
+    wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
+    kernels = NativeRecurrences()
+    with released(Run(model, name, "ragged", tokens, kernels)) as run:
+        schedule(run)
+        assert run.states.num_advanced == KERNELS[name]
+        limit = ROUNDED_KEYS if run.model.kv_cache.storages else 1e-5
+        assert largest_error(run.logits, wanted) < limit
+    with released(Run(model, name, "ragged", tokens, kernels)) as run:
+        schedule(run, swap=True)
+        last = {s: {run.at[s] - 1: rows[run.at[s] - 1]} for s, rows in run.logits.items()}
+        assert largest_error(last, wanted) > 1e-3, "exchanged states are not noticed"
+
+
+@pytest.mark.parametrize("name", ["mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)])
+def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
+    """Of Mamba-1, whose float32 A makes all rows behind the first scan float32."""
+    require_extension()
+    from octavo.engine.executor.native.recurrences import NativeRecurrences
+
+    model, tokens = recurrent_models.build(name, mx.bfloat16), sequences()
+    install_hook()
+    install_cut_points()
+    wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
+    with released(Run(model, name, "ragged", tokens, NativeRecurrences())) as run:
+        schedule(run)
+        assert run.states.num_advanced == KERNELS[name]
+        assert largest_error(run.logits, wanted) < 2e-2
+
+
+def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
+    require_extension()
+    from octavo.engine.executor.native.recurrences import NativeRecurrences
+
+    model, tokens = recurrent_models.build("lfm2"), sequences()
+    install_hook()
+    install_cut_points()
+    with released(Run(model, "lfm2", "ragged", tokens, NativeRecurrences())) as run:
+        run.open(0, 0)
+        run.open(1, 1)
+        run.step((0, 5), (1, 4))
+        assert run.model.nonfinite_rows() == []
+        name = next(iter(run.states.entries))
+        run.states._arrays[name][1] = mx.array(float("nan"))
+        run.step((0, 1), (1, 2))
+        assert run.model.nonfinite_rows()[-1:] == [2]
+        assert 0 not in run.model.nonfinite_rows()

@@ -1,0 +1,38 @@
+"""The demo model answers from its context through Octavo's pages, in 16 and in 4 bits.
+
+A lost page, pages swapped or a position off by one turns most answers wrong, so a floor a few
+points below the measured accuracy tells a broken cache from rounding.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from demo_model.evaluate import Question, questions, score
+from octavo.engine import LLM, EngineConfig
+from octavo.engine.bench.ledgers.documents import held_out
+
+pytestmark = pytest.mark.parity
+
+
+@pytest.mark.parametrize(("kv_format", "floor"), [("bf16", 0.96), ("fp4", 0.9)])
+def test_answers_come_from_the_pages(kv_format: str, floor: float) -> None:
+    asked = questions(held_out(512, 8))
+    assert len(asked) > 40
+    with LLM(EngineConfig(model="demo", kv_format=kv_format, num_pages=512)) as llm:
+        result = score(llm, asked)
+    assert result.accuracy >= floor, result.as_dict()
+    # Later questions repeat the ledger and the earlier turns: most of their tokens must be found.
+    assert result.cached_tokens > 0.6 * result.prompt_tokens
+
+
+def test_the_score_counts_wrong_answers() -> None:
+    """The negative control: asked about another ledger, the model cannot know."""
+    ledgers = held_out(256, 8)
+    asked = questions(ledgers[:4])
+    others = questions(ledgers[4:])
+    moved = [
+        Question(item.kind, other.prompt, item.answer) for item, other in zip(asked, others, strict=False)
+    ]
+    with LLM(EngineConfig(model="demo", kv_format="bf16", num_pages=256)) as llm:
+        assert score(llm, moved).accuracy < 0.3

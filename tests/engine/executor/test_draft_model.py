@@ -1,0 +1,183 @@
+"""A draft model changes no token and no bit of a log probability, and leaks no page."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import recurrent_models
+import tiny_models
+from draft_checks import (
+    FORMS,
+    Cores,
+    Drafts,
+    essence,
+    planned_pages,
+    random_params,
+    random_prompts,
+    request_of,
+    serve_and_cancel,
+)
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.build import build_core
+from octavo.engine.core.draft_model import DraftModel
+from octavo.engine.frontend.llm import LLM
+from octavo.engine.memory.planner import plan, render
+
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("every_draft_is_computed")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another architecture, with sliding windows, that agrees with nobody."""
+    folder = tmp_path_factory.mktemp("models") / "mistral"
+    return tiny_models.make_model(folder, "mistral", num_hidden_layers=2)
+
+
+def config_of(folder: Path, draft: Path, **settings: Any) -> EngineConfig:
+    small: dict[str, Any] = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48}
+    small |= {"backend": "cpu", "draft_tokens": 5}
+    return EngineConfig(model=str(folder), speculate=f"draft:{draft}", **(small | settings))
+
+
+def check(folder: Path, draft: Path, *, seeds: range = range(2), **settings: Any) -> tuple[int, int]:
+    watched, cores = Drafts(), Cores()
+    with LLM(config_of(folder, draft, **settings), observer=watched, core_factory=cores) as llm:
+        for seed in seeds:
+            rng = random.Random(seed)
+            prompts = random_prompts(rng, 10)
+            params = [random_params(rng) for _ in prompts]
+            params = [
+                replace(each, structured=rng.choice(FORMS)) if rng.random() < 0.2 else each for each in params
+            ]
+            without = [replace(each, speculate="off") for each in params]
+            plain = list(map(essence, llm.generate(prompts, without, progress=False)))
+            assert list(map(essence, llm.generate(prompts, params, progress=False))) == plain
+            cores.check()
+    return watched.num_accepted, watched.num_rejected
+
+
+def test_the_model_itself_guesses_all_of_it(folder: Path) -> None:
+    """With the numbers that draw the tokens, whatever the temperature; what is wrong is of the grammars."""
+    accepted, rejected = check(folder, folder)
+    assert accepted > 400
+    assert accepted > 4 * rejected
+
+
+def test_a_model_that_is_wrong_changes_nothing(folder: Path, windowed: Path) -> None:
+    accepted, rejected = check(folder, windowed, kv_format="int8")
+    assert rejected > 200
+    assert rejected > 4 * accepted
+
+
+def test_a_model_with_recurrent_layers_is_guessed_for(tmp_path: Path, folder: Path) -> None:
+    recurrent = recurrent_models.make_folder(tmp_path / "qwen3_5", "qwen3_5", mx.bfloat16)
+    _, rejected = check(recurrent, folder, seeds=range(1))
+    assert rejected > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_windows_and_other_formats(folder: Path, windowed: Path, backend: str) -> None:
+    quick = backend == "cpu"
+    for kv_format in ("bf16", "fp4", "fp5/fp4") if quick else ("fp4",):
+        for pair in ((folder, windowed), (windowed, folder), (windowed, windowed))[: 3 if quick else 1]:
+            check(*pair, backend=backend, kv_format=kv_format, seeds=range(4 if quick else 1))
+
+
+def test_cancelled_requests_give_the_draft_models_pages_back(folder: Path, windowed: Path) -> None:
+    """In the middle of prompts, of outputs and of preemption; prompts longer than a step are read bit by
+    bit."""
+    assert serve_and_cancel(config_of(folder, windowed, num_pages=30)) > 10
+
+
+def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
+    """Room for one sequence: those that are computed side by side take turns, and nobody fails."""
+    cores = Cores()
+    core = cores(config_of(folder, folder, num_pages=200, prefix_cache=False))
+    try:
+        assert core._draft_model is not None
+        blocks = core._draft_model.blocks
+        taken = [blocks.open([1]) for _ in range(2)]
+        assert blocks.reserve(taken[0], 8 * (blocks.num_idle - 6))
+        for number in range(4):
+            core.add(request_of(core, number, [number] * 20, SamplingParams(max_tokens=24, ignore_eos=True)))
+        done = []
+        while core.has_work:
+            done += [update.delta.finish_reason for update in core.step() if update.delta.finish_reason]
+            blocks.check()
+        assert [reason.value for reason in done] == ["length"] * 4
+        for table in taken:
+            blocks.close(table)
+        cores.check()
+    finally:
+        core.close()
+
+
+def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path) -> None:
+    """And what MLX may keep of freed buffers stays what the model's own steps need."""
+    memory, cores = 2_000_000, Cores()
+    settings: dict[str, Any] = {"num_pages": None, "kv_memory": memory}
+    core = cores(replace(config_of(folder, windowed, **settings), speculate="off"))
+    alone, limit = core.info.num_pages, mx.set_cache_limit(2**30)
+    mx.set_cache_limit(limit)
+    core.close()
+    core = cores(config_of(folder, windowed, **settings))
+    try:
+        assert isinstance(core._draft_model, DraftModel)
+        drafter = core._draft_model._runner.info
+        assert drafter.num_pages == core.info.num_pages < alone
+        budget = core.info.memory
+        assert budget.drafts == drafter.memory.pages
+        page = (budget.pages + budget.drafts) / core.info.num_pages
+        assert memory - 3 * page < budget.pages + budget.drafts <= memory
+        assert mx.set_cache_limit(limit) == limit
+    finally:
+        core.close()
+
+
+def test_plans_count_what_the_draft_model_takes(folder: Path) -> None:
+    cores = Cores()
+    config = config_of(folder, folder, num_pages=None, kv_memory=1_000_000)
+    core = cores(config)
+    try:
+        assert planned_pages(config, 1_000_000) == core.info.num_pages
+        assert planned_pages(replace(config, speculate="off"), 1_000_000) > 1.9 * core.info.num_pages
+        weights = core.info.memory.weights
+    finally:
+        core.close()
+    found = plan(model=config.model, memory=2**30, speculate=config.speculate)
+    assert found["draft_weights_bytes"] == found["weights_bytes"] == weights
+    assert "draft model" in render(found)
+
+
+def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tiny_models.make_model(tmp_path / "other", "qwen3")
+    path = other / "tokenizer.json"
+    written = json.loads(path.read_text())
+    vocab = written["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(written))
+    with pytest.raises(
+        InvalidConfig, match=r"another vocabulary.* 64 is 'b' and not 'a'; choose one of the same"
+    ):
+        build_core(config_of(folder, other))
+
+
+def test_settings_that_name_no_model_are_refused(folder: Path) -> None:
+    for speculate in ("draft", "draft:", "medusa"):
+        with pytest.raises(InvalidConfig, match="speculate must be off, ngram, suffix, mtp or draft:PATH"):
+            EngineConfig(model=str(folder), speculate=speculate)

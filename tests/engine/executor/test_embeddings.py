@@ -1,0 +1,115 @@
+"""Embeddings of decoder models beside mlx-lm's own hidden states, pooled by NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.sampling_params import Pooling
+from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.executor.load.mlx_lm_import import utils
+from router import needs_router, openai_client
+from tiny_models import VOCAB_SIZE, make_model
+
+pytestmark = pytest.mark.parity
+
+# 16-bit pages of more digits than bf16: the models here compute in float32, as their reference does.
+SMALL: dict[str, Any] = {
+    "kv_format": "fp16",
+    "num_pages": 64,
+    "max_running": 8,
+    "max_step_tokens": 32,
+    "page_size": 16,
+}
+LENGTHS = (1, 5, 16, 33, 80)  # in chunks of 32 together, over several steps
+Vectors = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama", "gemma3_text"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp(request.param), request.param, dtype=mx.float32)
+
+
+def _prompts() -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+
+
+def _mlx_lm(folder: Path, prompts: list[list[int]], pooling: Pooling) -> Vectors:
+    """Of mlx-lm's model without its head, one prompt after the other."""
+    model, _ = utils.load_model(folder)
+    pooled = []
+    for prompt in prompts:
+        states = np.array(model.model(mx.array([prompt])).astype(mx.float32))[0]
+        pooled.append(states[-1] if pooling == "last" else states.mean(axis=0))
+    return np.stack(pooled)
+
+
+def _cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Vectors:
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    found: Vectors = (x * y).sum(-1) / np.linalg.norm(x, axis=-1) / np.linalg.norm(y, axis=-1)
+    return found
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_pooled_hidden_states_are_mlx_lms(folder: Path, pooling: Pooling) -> None:
+    prompts = _prompts()
+    expected = _mlx_lm(folder, prompts, pooling)
+    with LLM(EngineConfig(model=str(folder), **SMALL)) as llm:
+        found = llm.embed(prompts, pooling=pooling, normalize=False)
+        again = llm.embed(prompts, pooling=pooling, normalize=False)
+        unit = np.array(llm.embed(prompts, pooling=pooling))
+        short = np.array(llm.embed(prompts, pooling=pooling, dimensions=8))
+    assert _cosines(found, expected).min() >= 0.99999
+    lengths = np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    assert np.allclose(lengths, 1, atol=2e-3)
+    assert found == again, "with a warm cache, to the bit"
+    assert np.allclose(np.linalg.norm(unit, axis=1), 1)
+    assert np.allclose(np.linalg.norm(short, axis=1), 1)
+    assert _cosines(short, expected[:, :8]).min() >= 0.99999
+    others = _cosines(found, np.roll(expected, 1, axis=0))
+    assert others.max() < 0.999, "embeddings of different prompts differ"
+
+
+def test_a_shared_instruction_is_computed_once(folder: Path) -> None:
+    instruction = np.random.default_rng(4).integers(0, VOCAB_SIZE, 48).tolist()
+    params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
+    with LLM(EngineConfig(model=str(folder), **SMALL)) as llm:
+        first, second = (llm.generate([[*instruction, token]], params)[0] for token in (5, 6))
+        mean = llm.generate([[*instruction, 5]], SamplingParams(max_tokens=1, pooling="mean"))[0]
+        beside = llm.generate([[*instruction, 5]], SamplingParams(max_tokens=4, logprobs=1, ignore_eos=True))[
+            0
+        ]
+    assert (first.cached_tokens, second.cached_tokens, mean.cached_tokens) == (0, 48, 0)
+    assert beside.embedding is None
+    assert first.outputs[0].token_ids[0] == beside.outputs[0].token_ids[0]
+
+
+def test_what_cannot_be_asked_for(folder: Path) -> None:
+    with LLM(EngineConfig(model=str(folder), **SMALL)) as llm:
+        with pytest.raises(InvalidRequest, match="dimensions must be between 1 and 64"):
+            llm.embed([[1, 2]], dimensions=65)
+        with pytest.raises(InvalidRequest, match="pooling"):
+            llm.embed([[1, 2]], pooling="max")  # type: ignore[arg-type]
+
+
+@needs_router
+async def test_embeddings_over_http_are_those_of_python() -> None:
+    texts = ["The baker went home.", "A ledger of many words, " * 8]
+    flags = ["demo", "--num-pages", "64", "--http", "127.0.0.1:0"]
+    async with ServerProcess(flags) as server, openai_client(server.ready) as client:
+        replies = [
+            await client.embeddings.create(model="demo", input=text, encoding_format="float")
+            for text in texts
+        ]
+    with LLM(EngineConfig(num_pages=64)) as llm:
+        own = llm.embed(texts)
+    assert _cosines([reply.data[0].embedding for reply in replies], own).min() >= 0.99999
+    assert replies[1].usage.prompt_tokens > replies[0].usage.prompt_tokens > 3

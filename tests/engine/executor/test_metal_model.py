@@ -1,0 +1,32 @@
+"""Whole models through the Metal kernels: the probe that every model passes on loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import tiny_models
+from metal_backend import Emulator, needs_compiler
+from octavo.engine.executor.adapt.output_head import select_rows
+from octavo.engine.executor.load import probe
+from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.model_ops import MLXOps
+
+pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "mistral"])
+def test_models_are_paged(tmp_path: Path, name: str) -> None:
+    """Full attention, and layers with windows beside full ones, against mlx-lm's own forward."""
+    emulator = Emulator()
+    loaded = load_model(tiny_models.make_model(tmp_path, name, dtype=mx.bfloat16), weights="keep")
+    layout = discover_layout(loaded.model, name)
+    selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
+    materialize(loaded.model, MLXOps(), exact=False, fuse=True)
+    result = probe.probe(loaded.model, layout, emulator.backend(), selection, architecture=name)
+    assert result.tier == "paged", probe.describe(result)
+    assert emulator.ran("chunk")
+    assert emulator.ran("decode")

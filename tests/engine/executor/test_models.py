@@ -1,0 +1,331 @@
+"""Ten architectures and more, made tiny: greedy serving through pages against mlx-lm itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+from numpy.typing import NDArray
+
+import tiny_models
+from attention_backends import BACKENDS, TestedBackend
+from octavo.block_manager import BlockManager
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.outputs import TokenLogprob
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.base import ModelRunner, load_runner
+from octavo.engine.executor.batch import build_batch
+from octavo.engine.executor.sampling.sampler import SampleState
+from octavo.scheduler import Limits, Result, Scheduler
+from octavo.scheduler import Sequence as Served
+from routing import RoutedModel, Routing, mixtures, served_model
+
+pytestmark = pytest.mark.parity
+
+PAGE_SIZE = 8
+MAX_TOKENS = 12
+MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts on a CPU compute in float32 only
+LARGEST_ERROR = 6.0
+"""Of a bf16 model's log-probabilities, in RMS errors of mlx-lm's own in bf16; of a few hundred the largest
+is at most 5.1, at any level of instructions. A tolerance in absolute terms would have to be gemma's."""
+FEW_DECIDED = {"gemma3_text": 8}  # four norms in each layer round
+RMS_ERROR = 1.1  # over all of them: what is served is at least as close to float32 as mlx-lm in bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A tiny model, served from pages of its own precision or of 8 bits. ``tolerance`` is how far a logprob
+    may be from that of mlx-lm in float32; None: as far as rounding to bf16 takes mlx-lm itself. ``decided``
+    is how many of the 72 tokens must have a margin beyond twice that, so that equality says something."""
+
+    architecture: str
+    dtype: mx.Dtype
+    kv_format: str
+    tolerance: float | None
+    decided: int
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.architecture in MIXTURES
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{str(self.dtype).rpartition('.')[2]}-{self.kv_format}"
+
+
+CASES = (
+    [Case(name, mx.float32, "fp16", 0.02, 40) for name in tiny_models.CONFIGS]
+    + [
+        Case(name, mx.bfloat16, "bf16", None, 8 if name == "gemma3_text" else 14)
+        for name in tiny_models.CONFIGS
+    ]
+    + [Case(name, mx.float32, "int8", 0.2, 10) for name in ("llama", "qwen3", "mistral", "gpt_oss")]
+)
+
+
+@dataclass(slots=True)
+class Output:
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    num_cached: int
+
+
+def serve(
+    runner: ModelRunner, prompts: Sequence[list[int]], blocks: BlockManager, routing: Routing | None = None
+) -> list[Output]:
+    """Greedy tokens of all prompts at once, in steps of at most 16 tokens: chunked prefill,
+    interleaved with decodes, over shared pages. ``routing`` is told which tokens each step had."""
+    scheduler = Scheduler(blocks, Limits(max_step_tokens=16, max_running=8))
+    sequences = [Served(f"s{i}", list(prompt), MAX_TOKENS) for i, prompt in enumerate(prompts)]
+    outputs = [Output([], [], 0) for _ in prompts]
+    states = {
+        id(sequence): SampleState(
+            SamplingParams(logprobs=5), seed=0, prompt_ids=sequence.tokens, vocab_size=tiny_models.VOCAB_SIZE
+        )
+        for sequence in sequences
+    }
+    for sequence in sequences:
+        scheduler.add(sequence)
+    while (step := scheduler.plan()) is not None:
+        sampled = step.sampled()
+        batch = build_batch(step, PAGE_SIZE)
+        output = runner.run(batch, [states[id(sequence)] for sequence in sampled])
+        assert not output.failed_rows
+        if routing is not None:
+            routing.end_step(batch, [list(item.sequence.tokens) for item in step.work])
+        results = []
+        for sequence, drawn in zip(sampled, output.samples, strict=True):
+            assert drawn.token is not None, drawn.error
+            assert drawn.logprob is not None
+            own = outputs[sequences.index(sequence)]
+            own.tokens.append(drawn.token)
+            own.logprobs.append(drawn.logprob)
+            results.append(Result(drawn.token, finished=len(own.tokens) == MAX_TOKENS))
+        scheduler.commit(step, results)
+        blocks.check()
+    for sequence, own in zip(sequences, outputs, strict=True):
+        own.num_cached = sequence.num_cached or 0
+    return outputs
+
+
+def prompts() -> list[list[int]]:
+    """Ragged prompts; the last two share two pages and a half with the first."""
+    rng = np.random.default_rng(1)
+    first, *others = (rng.integers(0, tiny_models.VOCAB_SIZE - 1, n).tolist() for n in (40, 3, 17, 9))
+    return [first, *others, first[:20] + others[2], first[:20] + others[0]]
+
+
+def log_softmax(logits: mx.array) -> NDArray[np.float64]:
+    rows = np.array(logits.astype(mx.float32), np.float64)
+    rows -= rows.max(-1, keepdims=True)
+    result: NDArray[np.float64] = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+    return result
+
+
+class Plain:
+    """mlx-lm's own model over whole sequences, in float32 or in the precision of its weights; a mixture
+    with the experts that were served."""
+
+    def __init__(self, folder: Path, routing: Routing | None, *, wide: bool) -> None:
+        model: Module
+        model, _ = load_model(folder)
+        if wide:
+            model.set_dtype(mx.float32)
+        self._model = model
+        self.routed = None if routing is None else RoutedModel(model, routing, wide=wide)
+
+    def logprobs(self, prompt: list[int], tokens: list[int]) -> NDArray[np.float64]:
+        """Of what follows the prompt and each of the tokens but the last, [len(tokens), V]."""
+        cache = make_prompt_cache(self._model)
+        if self.routed is not None:
+            logits = self.routed(prompt + tokens[:-1], cache)
+        else:
+            logits = self._model(mx.array([prompt + tokens[:-1]]), cache=cache)[0]
+        return log_softmax(logits)[len(prompt) - 1 :]
+
+
+def rms(values: Sequence[float] | NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> TestedBackend:
+    chosen: TestedBackend = request.param
+    chosen.create()
+    return chosen
+
+
+@pytest.fixture(params=CASES, ids=str, scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    chosen: Case = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make_model(tmp_path_factory.mktemp(str(case)), case.architecture, dtype=case.dtype)
+
+
+def load_served(folder: Path, case: Case, backend: str) -> ModelRunner:
+    config = EngineConfig(
+        model=str(folder),
+        backend=backend,  # type: ignore[arg-type]
+        kv_format=case.kv_format,
+        page_size=PAGE_SIZE,
+        num_pages=64,
+        max_step_tokens=16,
+        max_running=8,
+    )
+    return load_runner(config)
+
+
+@pytest.fixture
+def runner(folder: Path, case: Case, backend: TestedBackend) -> Iterator[ModelRunner]:
+    if case.is_mixture and case.dtype != mx.float32 and backend.name != "cpu":
+        pytest.skip("only the native CPU backend computes experts in bf16 on a CPU")
+    loaded = load_served(folder, case, backend.name)
+    yield loaded
+    loaded.close()
+
+
+def serve_all(runner: ModelRunner, routing: Routing | None) -> list[Output]:
+    """The output of every prompt; the last two find the pages of the first."""
+    if routing is not None:
+        routing.observe(runner)
+    blocks = BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=16)
+    return [
+        output for part in (prompts()[:4], prompts()[4:]) for output in serve(runner, part, blocks, routing)
+    ]
+
+
+@dataclass(slots=True)
+class Errors:
+    """What served outputs are off by, and mlx-lm in the precision of the weights, from mlx-lm in float32.
+
+    logprobs, plain_logprobs  of each token and of the likeliest beside it
+    routers                   of mlx-lm's, of the routers' logits, given the experts that were served
+    distance                  by how much, in those logits, an expert that was not taken beat one that was
+    router_scale              RMS of those logits
+    rows                      float32 log-probabilities [V] of each served token's place, and the token
+    """
+
+    logprobs: list[float] = field(default_factory=list)
+    plain_logprobs: list[float] = field(default_factory=list)
+    routers: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    distance: float = -np.inf
+    router_scale: float = 0.0
+    rows: list[tuple[NDArray[np.float64], int]] = field(default_factory=list)
+
+
+def measure(outputs: Sequence[Output], folder: Path, routing: Routing | None) -> Errors:
+    found = Errors()
+    truth, rounded = Plain(folder, routing, wide=True), Plain(folder, routing, wide=False)
+    routers: list[NDArray[np.float64]] = []
+    router_errors: list[NDArray[np.float64]] = []
+    for prompt, output in zip(prompts(), outputs, strict=False):
+        rows, plain_rows = (model.logprobs(prompt, output.tokens) for model in (truth, rounded))
+        found.rows += zip(rows, output.tokens, strict=True)
+        for token, own, row, plain_row in zip(output.tokens, output.logprobs, rows, plain_rows, strict=True):
+            for candidate, logprob in ((token, own.logprob), *own.top):
+                found.logprobs.append(logprob - row[candidate])
+                found.plain_logprobs.append(plain_row[candidate] - row[candidate])
+        if truth.routed is not None and rounded.routed is not None:
+            found.distance = max(found.distance, float(truth.routed.distances().max()))
+            routers.append(np.concatenate(truth.routed.logits))
+            router_errors.append(np.concatenate(rounded.routed.logits) - routers[-1])
+    if routers:
+        found.routers, found.router_scale = np.concatenate(router_errors), rms(np.concatenate(routers))
+    return found
+
+
+def check(found: Errors, case: Case) -> None:
+    """Log-probabilities, the tokens that these decide, and the experts that were chosen."""
+    if case.tolerance is None:
+        assert rms(found.logprobs) <= RMS_ERROR * rms(found.plain_logprobs)
+        tolerance = LARGEST_ERROR * rms(found.plain_logprobs)
+        router_tolerance = LARGEST_ERROR * rms(found.routers)
+    else:
+        tolerance, router_tolerance = case.tolerance, case.tolerance * found.router_scale
+    assert max(map(abs, found.logprobs)) <= tolerance
+    assert found.distance <= 2 * router_tolerance, "another expert was chosen than the router's best"
+    num_decided = 0
+    for row, token in found.rows:
+        best, next_best = np.sort(row)[::-1][:2]
+        if best - next_best > 2 * tolerance:
+            assert token == int(row.argmax())
+            num_decided += 1
+    assert num_decided >= case.decided
+
+
+def test_greedy_serving_is_mlx_lms_own(runner: ModelRunner, folder: Path, case: Case) -> None:
+    """Log-probabilities and tokens, against mlx-lm in float32 on the served model's weights: rounding
+    to bf16 may take what is served no farther from it than mlx-lm itself."""
+    assert runner.info.tier == "paged"
+    routing = Routing() if case.is_mixture else None
+    outputs = serve_all(runner, routing)
+    assert [output.num_cached for output in outputs[4:]] == [16, 16], "both full shared pages must be found"
+    check(measure(outputs, folder, routing), case)
+
+
+def test_tokens_are_those_of_generate_step_up_to_a_near_tie(
+    runner: ModelRunner, folder: Path, case: Case
+) -> None:
+    if case.is_mixture and case.tolerance is None:
+        pytest.skip("a rounding to bf16 may pick another expert: such mixtures are compared given theirs")
+    prompt = prompts()[0]
+    (output,) = serve(runner, [prompt], BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=16))
+    tolerance = case.tolerance
+    if tolerance is None:
+        tolerance = LARGEST_ERROR * rms(measure([output], folder, None).plain_logprobs)
+    plain: Module
+    plain, _ = load_model(folder)
+    plain.set_dtype(mx.float32)
+    num_equal = 0
+    for (token, logprobs), ours in zip(
+        generate_step(mx.array(prompt), plain, max_tokens=MAX_TOKENS), output.tokens, strict=True
+    ):
+        best, next_best = np.sort(np.array(logprobs.astype(mx.float32)))[::-1][:2]
+        if best - next_best < 2 * tolerance:
+            break
+        assert int(token) == ours
+        num_equal += 1
+    assert num_equal or best - next_best < 2 * tolerance
+
+
+MIXED_CASES = [case for case in CASES if case.is_mixture]
+
+
+@pytest.mark.parametrize("wrong", ["expert", "choice"])
+@pytest.mark.parametrize("mixture", MIXED_CASES, ids=str)
+def test_a_wrong_expert_in_one_layer_is_noticed(mixture: Case, wrong: str, tmp_path: Path) -> None:
+    """Experts are compared given their routing, which must not excuse a wrong one: neither another
+    than the router chose, nor a router that prefers what it should not."""
+    name = next(backend.name for backend in reversed(BACKENDS))
+    folder = tiny_models.make_model(tmp_path, mixture.architecture, dtype=mixture.dtype)
+    with closing(load_served(folder, mixture, name)) as runner:
+        routing = Routing()
+        routing.observe(runner)
+        router, experts = list(mixtures(served_model(runner)))[1]
+        spoiled, spoil = (experts.down_proj, roll_experts) if wrong == "expert" else (router, negate)
+        spoiled.__class__ = type("Spoiled", (type(spoiled),), {"__call__": spoil(type(spoiled).__call__)})
+        outputs = serve(
+            runner, prompts()[:4], BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=16), routing
+        )
+    with pytest.raises(AssertionError):
+        check(measure(outputs, folder, routing), replace(mixture, decided=0))
+
+
+def roll_experts(call: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    return lambda layer, x, ids, **settings: call(layer, x, (ids + 1) % 4, **settings)
+
+
+def negate(call: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    return lambda layer, x: -call(layer, x)

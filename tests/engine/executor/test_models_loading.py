@@ -1,0 +1,300 @@
+"""Loading and planning: the budget is what is allocated, formats and weights convert or are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+import recurrent_models
+import tiny_models
+from format_rows import holds
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig, ModelLoadError
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.base import load_runner
+from octavo.engine.executor.capture import graph_runner
+from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.load.load import load_paged_runner
+from octavo.engine.executor.load.loader import load_model
+from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.memory.budget import page_bytes
+from octavo.engine.memory.model_files import read_config
+from octavo.engine.memory.planner import layer_specs, plan, render
+from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
+from octavo.kernels.metal.backend import MetalBackend
+from octavo.kernels.reference.backend import ReferenceBackend
+from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
+
+pytestmark = pytest.mark.parity
+
+FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]  # that of the tiny models
+
+
+@pytest.mark.parametrize("kv_format", FITTING)
+def test_the_budget_is_what_is_allocated_and_what_plan_says(
+    folder: Path, backend: str, kv_format: str
+) -> None:
+    runner = load(folder, backend, kv_format=kv_format)
+    info = runner.info
+    assert info.memory.pages == sum(pages.nbytes for pages in runner._model.kv_cache.storages)
+    row = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)["formats"][kv_format]
+    assert info.memory.pages == 40 * row["bytes_per_page"]
+    assert info.memory.weights > 0
+    runner.close()
+    half = load(
+        folder, backend, kv_format=kv_format, num_pages=None, kv_memory=20 * row["bytes_per_page"] + 1
+    )
+    assert half.info.num_pages == 20
+    half.close()
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss"])
+def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, architecture: str) -> None:
+    path = tiny_models.make_model(tmp_path, architecture)
+    fixed = plan(model=str(path), memory=10**9, page_size=PAGE_SIZE)
+    result = plan(
+        model=str(path),
+        memory=fixed["weights_bytes"] + fixed["workspace_bytes"] + 9_000_001,
+        page_size=PAGE_SIZE,
+    )
+    assert result["kv_bytes"] == 9_000_001
+    row = result["formats"]["fp4"]
+    full, window, *residual = row["groups"]
+    assert [group["window"] for group in residual] == [PAGE_SIZE + 1] * 2
+    assert (full["window"], window["window"]) == (None, tiny_models.WINDOW)
+    assert window["pages"] < full["pages"] == row["pages"]
+    assert f"2 layers see {tiny_models.WINDOW} positions: 3 pages" in render(result)
+    runner = load(
+        path,
+        "cpu",
+        kv_format="fp4",
+        residual_pages=None,
+        num_pages=None,
+        kv_memory=9_000_001,
+        max_running=64,
+        max_step_tokens=512,
+    )
+    assert runner.info.residual_pages == 2
+    assert [group.num_pages for group in runner.info.groups] == [group["pages"] for group in row["groups"]]
+    planned = sum(group["pages"] * group["bytes_per_page"] for group in row["groups"])
+    assert runner.info.memory.pages == planned
+    assert 9_000_001 - full["bytes_per_page"] < planned <= 9_000_001
+    runner.close()
+
+
+def test_residual_pages_that_nobody_asked_for_are_left_out_where_they_cannot_be_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Latents are read as such, which no kernel does from two kinds of pages; who asks gets both."""
+    path = tiny_models.make_model(tmp_path, "deepseek_v3")
+    shapes: dict[str, Any] = {"kv_format": "fp4", "page_size": PAGE_SIZE}
+    runner = load(path, "cpu", **shapes, residual_pages=None)
+    assert (runner.info.residual_pages, len(runner.info.groups), runner.info.tier) == (0, 1, "paged")
+    (line,) = [record.getMessage() for record in caplog.records if "residual_pages" in record.getMessage()]
+    assert "residual_pages is 0 with fp4 pages: no kernel reads latents" in line
+    runner.close()
+    asked = load(path, "cpu", **shapes, residual_pages=2)
+    assert (asked.info.residual_pages, len(asked.info.groups), asked.info.tier) == (2, 2, "gather")
+    asked.close()
+
+
+def test_room_for_states_that_a_model_does_not_have_is_said_to_be_unused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_models.make_model(tmp_path, "llama")
+    load(path, "reference", state_memory=2**20).close()
+    assert "no layer is recurrent, so state_memory is not used" in caplog.text
+
+
+def test_a_backend_without_residual_windows_serves_without_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the Metal backend says of layers with a window, said by one that runs everywhere."""
+    path = tiny_models.make_model(tmp_path, "gemma3_text")
+    metal = MetalBackend()
+    monkeypatch.setattr(ReferenceBackend, "residual_refusal", metal.residual_refusal)
+    monkeypatch.setattr(ReferenceBackend, "create_residual_pool", metal.create_residual_pool)
+    runner = load(path, "reference", kv_format="fp4", residual_pages=None)
+    assert (runner.info.residual_pages, len(runner.info.groups)) == (0, 2)
+    assert "residual_pages is 0 with fp4 pages: the metal backend has no attention" in caplog.text
+    runner.close()
+    with pytest.raises(InvalidConfig, match="in layers with a window; leave sink_pages, residual_pages"):
+        load(path, "reference", kv_format="fp4", residual_pages=2)
+
+
+def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:
+    """Groups of 32 or 64 values have no rows of 16: a clear refusal, in the plan too."""
+    result = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)
+    assert list(result["formats"]) == [*FITTING, RECIPE]
+    assert sorted(result["refused"]) == sorted(set(FORMAT_NAMES) - set(FITTING))
+    for name, reason in result["refused"].items():
+        assert "head_dim 16" in reason
+        with pytest.raises(InvalidConfig, match="head_dim 16"):
+            load(folder, backend, kv_format=name)
+
+
+@pytest.mark.parametrize("name", sorted(tiny_models.CONFIGS))
+def test_plan_reads_the_shapes_that_the_model_has(tmp_path: Path, name: str) -> None:
+    path = tiny_models.make_model(tmp_path, name)
+    found = discover_layout(load_model(path, weights="keep").model, name).layers
+    predicted = layer_specs(path, read_config(path))
+    assert predicted == found
+    for kv_format in FITTING:
+        sizes = [
+            page_bytes(layers, page_size=4, k_format=kv_format, v_format=kv_format)
+            for layers in (found, predicted)
+        ]
+        assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(("weights", "named"), [("bf16", "bf16"), ("int8", "int8"), ("int4", "int4")])
+def test_weights_convert_on_loading(tmp_path: Path, backend: str, weights: str, named: str) -> None:
+    folder = tiny_models.make_model(tmp_path, "qwen3", dtype=mx.float32)
+    plain, converted = load(folder, backend), load(folder, backend, weights=weights)
+    assert plain.info.weights == "fp32"
+    assert converted.info.weights == named
+    assert converted.info.memory.weights < plain.info.memory.weights * 0.6
+    batch = make_batch([(PROMPT, 0, [1, 2])], [10])
+    before, after = (runner.run(batch, [state(SamplingParams(logprobs=5))]) for runner in (plain, converted))
+    tolerance = {"bf16": 0.3, "int8": 0.5, "int4": 8.0}[weights]
+    assert logprobs_of(after) == pytest.approx(logprobs_of(before), abs=tolerance)
+    plain.close()
+    converted.close()
+
+
+def test_quantized_folders_load_and_are_not_quantized_again(
+    tmp_path: Path, folder: Path, backend: str
+) -> None:
+    import json
+
+    quantized = tmp_path / "quantized"
+    model = load_model(folder, weights="int8").model
+    quantized.mkdir()
+    mx.save_safetensors(str(quantized / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    config = read_config(folder) | {"quantization": {"group_size": 64, "bits": 8}}
+    (quantized / "config.json").write_text(json.dumps(config))
+    runner = load(quantized, backend)
+    assert runner.info.weights == "int8"
+    runner.close()
+    for weights in ("bf16", "int8", "int4"):
+        with pytest.raises(InvalidConfig, match="quantized already; use weights='keep'"):
+            load(quantized, backend, weights=weights)
+
+
+def test_models_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
+    folder = tiny_models.make_model(
+        tmp_path, "llama", hidden_size=48, intermediate_size=96, head_dim=8, num_attention_heads=4
+    )
+    with pytest.raises(InvalidConfig, match="multiple of 64"):
+        load_model(folder, weights="int4")
+
+
+def test_a_model_that_reads_values_while_it_computes_is_loaded(tmp_path: Path, backend: str) -> None:
+    """dbrx asks which experts it needs: its steps cannot be recorded, and trying to waited for ever."""
+    folder = tiny_models.make_model(
+        tmp_path,
+        "dbrx",
+        dtype=mx.float32,
+        d_model=64,
+        n_heads=4,
+        n_layers=1,
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        ffn_config={"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    )
+    runner = load(folder, backend)
+    assert runner.info.tier == "paged"
+    assert runner._model.replay is None
+    runner.close()
+
+
+def test_values_are_read_as_ever_outside_of_recording_and_on_other_threads() -> None:
+    array, elsewhere = mx.array([3]), []
+    with graph_runner.values_unread():
+        for read in (array.tolist, array.item, lambda: int(array), lambda: mx.eval(array + 1)):
+            with pytest.raises(graph_runner.CannotRecord, match="reads values while it computes"):
+                read()
+        thread = threading.Thread(target=lambda: elsewhere.append(array.tolist()))
+        thread.start()
+        thread.join()
+    assert elsewhere == [[3]]
+    assert (array.tolist(), array.item(), int(array)) == ([3], 3, 3)
+
+
+def test_a_model_whose_own_package_is_missing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """mlx-lm ends the process there."""
+    if importlib.util.find_spec("hf_olmo") is not None:
+        pytest.skip("olmo's package is installed")
+    (tmp_path / "config.json").write_text('{"model_type": "olmo"}')
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros(1)})
+    with pytest.raises(ModelLoadError, match=r"'olmo' models as it is installed here: .*ai2-olmo"):
+        load_model(tmp_path, weights="keep")
+    assert capsys.readouterr().out == ""
+
+
+def test_failures_to_load_are_one_clear_line(tmp_path: Path, folder: Path) -> None:
+    def refused(path: Path, **settings: Any) -> str:
+        with pytest.raises(InvalidConfig) as caught:
+            load_runner(EngineConfig(model=str(path), backend="reference", **settings))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    import json
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    config = read_config(folder)
+    (broken / "config.json").write_text(json.dumps(config | {"model_type": "no_such_type"}))
+    assert "no_such_type not supported" in refused(broken)
+    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    assert "cannot load" in refused(broken)
+    (broken / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert "cannot load" in refused(broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "should be" in refused(broken)
+    assert "max_model_len is 513" in refused(folder, max_model_len=513)
+    assert "are available; lower kv_memory or num_pages" in refused(folder, num_pages=10**9)
+    assert issubclass(ModelLoadError, InvalidConfig)
+
+
+def test_states_of_recurrent_layers_are_planned_as_the_engine_allocates_them(tmp_path: Path) -> None:
+    path = recurrent_models.make_folder(tmp_path, "qwen3_next")
+    refusal = r"cannot be told from its config.json \(linear_num_value_heads\)"
+    with pytest.raises(InvalidConfig, match=refusal):
+        plan(model=str(path), memory=2**26)
+    result = plan(model=str(path), memory=2**26, formats=[format_pair("bf16")], observe=observe_caches)
+    row = result["formats"]["bf16"]
+    taken = row["state_slots"] * result["state_bytes"] + row["pages"] * row["bytes_per_page"]
+    assert 0.99 * result["kv_bytes"] < taken <= result["kv_bytes"]
+    assert (result["layers"], result["state_bytes"]) == (1, 58368)
+    assert "slots of recurrent state, 57.0 KiB per sequence" in render(result)
+    runner = load_paged_runner(
+        EngineConfig(model=str(path), kv_memory=result["kv_bytes"], backend="reference")
+    )
+    assert runner.info.states is not None
+    assert runner.info.states.slot_bytes == result["state_bytes"]
+    assert runner.info.states.num_slots == row["state_slots"]
+    assert runner.info.num_pages == row["pages"]
+    assert runner.info.memory.states == row["state_slots"] * result["state_bytes"]
+
+
+def test_states_that_kernels_keep_wider_stay_within_their_memory(tmp_path: Path) -> None:
+    path = recurrent_models.make_folder(tmp_path, "rwkv7", mx.bfloat16)
+    runner = load_paged_runner(EngineConfig(model=str(path), state_memory=2**20, backend="cpu", num_pages=9))
+    states = runner.info.states
+    assert states is not None
+    assert states.slot_bytes > observe_caches(path).slot_bytes, "nothing is wider here; use another model"
+    assert 0.9 * 2**20 < runner.info.memory.states == states.num_slots * states.slot_bytes <= 2**20
+    with pytest.raises(
+        InvalidConfig, match=r"takes 24.8 KiB as it is computed here, and .* give more with state_m"
+    ):
+        load_paged_runner(EngineConfig(model=str(path), state_memory=30_000, backend="cpu", num_pages=9))

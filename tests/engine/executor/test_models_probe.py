@@ -1,0 +1,408 @@
+"""The load-time probe: what it accepts, in which tier, and that it refuses what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+
+import tiny_models
+from attention_backends import BACKENDS, TestedBackend
+from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.adapt import cache_adapter as hook
+from octavo.engine.executor.adapt import sparse_latents
+from octavo.engine.executor.adapt.output_head import select_rows
+from octavo.engine.executor.load import probe, probe_reference
+from octavo.engine.executor.load.discover import CacheLayout, discover_layout
+from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.model_ops import model_ops
+from octavo.kernels import chunked
+from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.reference.backend import ReferenceBackend
+
+pytestmark = pytest.mark.parity
+
+Change = Callable[[pytest.MonkeyPatch], AttentionBackend]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    chosen: TestedBackend = request.param
+    return chosen.create()
+
+
+def load(folder: Path, name: str, **config: Any) -> tuple[Module, CacheLayout]:
+    dtype = config.pop("dtype", mx.bfloat16)
+    loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype, **config), weights="keep")
+    return loaded.model, discover_layout(loaded.model, name)
+
+
+def plain_logits(model: Module, token_ids: list[int]) -> mx.array:
+    """Logits [L, V] of one sequence by mlx-lm's own caches and attention."""
+    logits: mx.array = model(mx.array([token_ids]), cache=make_prompt_cache(model))
+    return logits[0]
+
+
+def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any) -> probe.ProbeResult:
+    model, layout = load(folder, name, **config)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    materialize(model, model_ops(backend), exact=False, fuse=True)
+    return probe.probe(model, layout, backend, selection, architecture=name)
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny_models.CONFIGS) - {"qwen3_moe", "gpt_oss"}))
+def test_common_architectures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
+    result = run_probe(tmp_path, name, backend)
+    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
+    result = run_probe(tmp_path, name, backend, dtype=mx.float32)
+    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
+@pytest.mark.parametrize("unlucky", [True, False])
+def test_more_roundings_are_tried_where_the_first_explains_too_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlucky: bool
+) -> None:
+    """As where none of its roundings picked another expert, and one of those on the way through pages did."""
+    made: list[probe_reference.Reference] = []
+
+    def first_of_all(*args: Any) -> probe_reference.Reference:
+        reference = probe_reference.make_reference(*args)
+        return dataclasses.replace(reference, worst=-1.0) if unlucky else reference
+
+    def further(*args: Any) -> probe_reference.Reference:
+        made.append(probe_reference.with_more_noise(*args))
+        return made[-1]
+
+    monkeypatch.setattr(probe, "make_reference", first_of_all)
+    monkeypatch.setattr(probe, "with_more_noise", further)
+    assert run_probe(tmp_path, "llama", ReferenceBackend()).tier == "paged"
+    assert [reference.worst > 0 for reference in made] == [True] * unlucky
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_mixtures_in_bf16_are_paged_on_the_native_backend(tmp_path: Path, name: str) -> None:
+    native = next((chosen for chosen in BACKENDS if chosen.name == "cpu"), None)
+    assert native is not None
+    result = run_probe(tmp_path, name, native.create())
+    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
+@pytest.mark.parametrize("config", [{}, {"q_lora_rank": None}], ids=["low-rank", "whole"])
+def test_latent_attention_is_paged(tmp_path: Path, backend: AttentionBackend, config: dict[str, Any]) -> None:
+    result = run_probe(tmp_path, "deepseek_v3", backend, dtype=mx.float32, **config)
+    if backend.name == "metal":  # it has no kernel for latents yet
+        assert (result.tier, result.latents) == ("gather", False)
+    else:
+        assert (result.tier, result.latents) == ("paged", True), probe.describe(result)
+
+
+def test_chunks_are_paged_and_what_sees_more_is_refused(
+    tmp_path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"dtype": mx.float32}
+    result = run_probe(tmp_path / "right", "llama4", backend, **settings)
+    assert result.tier == "paged", probe.describe(result)
+    cut = chunked.cut_into_chunks
+    monkeypatch.setattr(chunked, "cut_into_chunks", lambda step, chunk: cut(step, 2 * chunk))
+    with pytest.raises(ModelLoadError, match="paged: logits of"):
+        run_probe(tmp_path / "wrong", "llama4", backend, **settings)
+
+
+choose = sparse_latents.best_positions
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda scores, positions, count: choose(-scores, positions, count),
+        lambda scores, positions, count: choose(scores, positions + 1, count),
+        lambda scores, positions, count: choose(scores, positions, count - 1),
+    ],
+    ids=["the worst", "one too late", "one too few"],
+)
+def test_chosen_positions_are_paged_and_others_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    settings = {"dtype": mx.float32}
+    right = run_probe(tmp_path / "right", "deepseek_v32", ReferenceBackend(), **settings)
+    assert (right.tier, right.latents, right.gathers) == ("paged", True, True), probe.describe(right)
+    monkeypatch.setattr(sparse_latents, "best_positions", wrong)
+    with pytest.raises(ModelLoadError, match="paged: "):
+        run_probe(tmp_path / "wrong", "deepseek_v32", ReferenceBackend(), **settings)
+
+
+def test_index_keys_are_stored_once(tmp_path: Path) -> None:
+    _, layout = load(tmp_path, "deepseek_v32")
+    latents = LayerSpec(num_kv_heads=1, head_dim=16, value_dim=8)
+    assert layout.layers == (latents, LayerSpec(num_kv_heads=1, head_dim=8, value_dim=8)) * 4
+
+
+def test_latents_are_gathered_where_pages_cannot_be_read_as_such(tmp_path: Path) -> None:
+    model, layout = load(tmp_path, "deepseek_v3", dtype=mx.float32)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    result = probe.probe(
+        model, layout, ReferenceBackend(), selection, architecture="deepseek_v3", latents=False
+    )
+    assert result.tier == "gather"
+    assert "residual window" in result.reason
+
+
+@pytest.mark.usefixtures("unadapted_gear")
+def test_models_with_attention_of_their_own_gather(tmp_path: Path, backend: AttentionBackend) -> None:
+    result = run_probe(tmp_path, "gear", backend, dtype=mx.float32)
+    assert result.tier == "gather"
+    assert "paged: " in result.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("plamo", {"n_shared_head": 2}),
+        ("gpt_bigcode", {"n_embd": 64, "n_layer": 2, "n_inner": 128, "n_head": 4, "n_positions": 512}),
+    ],
+)
+def test_functions_of_mlx_and_numpy_meet_handles(
+    tmp_path: Path, backend: AttentionBackend, name: str, config: dict[str, Any]
+) -> None:
+    """plamo tiles K and V, gpt_bigcode counts positions from an offset: in other words than most."""
+    result = run_probe(tmp_path, name, backend, dtype=mx.float32, layer_norm_epsilon=1e-5, **config)
+    assert result.tier == "paged", probe.describe(result)
+
+
+def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: AttentionBackend) -> None:
+    """ministral3 inside of mistral3 masks windows over caches that keep everything."""
+    model, _ = load(tmp_path, "ministral3")
+    full: Any = KVCache
+    object.__setattr__(model, "make_cache", lambda: [full() for _ in model.layers])
+    layout = discover_layout(model, "ministral3")
+    assert [spec.window for spec in layout.layers] == [tiny_models.WINDOW, None] * 2
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    result = probe.probe(model, layout, backend, selection, architecture="ministral3")
+    assert result.tier == "paged", probe.describe(result)
+
+
+@pytest.mark.parametrize("num_kv_heads", [2, 4], ids=["grouped", "one query head each"])
+@pytest.mark.parametrize("name", ["gemma2", "gear"])
+def test_softcapped_attention_is_paged_with_its_cap(
+    tmp_path: Path, backend: AttentionBackend, name: str, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits go far beyond the cap here, so that leaving it out is no rounding error: the model is then
+    computed by its own code, from gathered K/V."""
+    settings = {"num_key_value_heads": num_kv_heads, "dtype": mx.float32}
+    result = run_probe(tmp_path / "capped", name, backend, **settings)
+    assert result.tier == "paged", probe.describe(result)
+    attend = hook.LayerShim.attend
+
+    def without_cap(shim: hook.LayerShim, queries: mx.array, **options: Any) -> mx.array:
+        return attend(shim, queries, **options | {"softcap": None})
+
+    monkeypatch.setattr(hook.LayerShim, "attend", without_cap)
+    result = run_probe(tmp_path / "not capped", name, backend, **settings)
+    assert result.tier == "gather"
+    assert "are off by" in result.reason
+
+
+def test_models_whose_caches_are_neither_attention_nor_recurrent_are_refused(tmp_path: Path) -> None:
+    model, _ = load(tmp_path, "qwen3")
+    object.__setattr__(model, "make_cache", lambda: [QuantizedKVCache() for _ in range(4)])
+    with pytest.raises(ModelLoadError, match="'qwen3' keeps its state in QuantizedKVCache"):
+        discover_layout(model, "qwen3")
+
+
+def test_positions_taken_from_the_shape_of_keys_are_each_row_s_own(tmp_path: Path) -> None:
+    """afm7 derives positions from the shape of K that another layer wrote; one length for all rows would be
+    wrong numbers and no error."""
+    shape = {"hidden_dim": 64, "num_layers": 4, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+    result = run_probe(tmp_path, "afm7", ReferenceBackend(), dtype=mx.float32, **shape)
+    assert result.tier == "paged", probe.describe(result)
+
+
+def test_what_mlx_cannot_compute_here_is_said(tmp_path: Path) -> None:
+    if mx.metal.is_available():
+        pytest.skip("MLX computes experts in bf16 on Metal")
+    with pytest.raises(ModelLoadError, match=r"'qwen3_moe' fails in mlx-lm itself.*weights='int8'"):
+        run_probe(tmp_path, "qwen3_moe", ReferenceBackend())
+
+
+# Ways to be wrong. Each must be refused in the paged tier, whatever the model's precision.
+
+
+def wrong_positions(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    def offset(shim: hook.LayerShim) -> mx.array:
+        return mx.array(shim.context.metadata.positions // 2 * 2)
+
+    patch.setattr(hook.LayerShim, "offset", property(offset))
+    return ReferenceBackend()
+
+
+def wrong_scale(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    plain = hook._paged_attention
+    patch.setattr(hook, "_paged_attention", lambda q, k, v, **kw: plain(q, k, v, scale=kw["scale"] * 1.5))
+    return ReferenceBackend()
+
+
+class _ChangedBackend(ReferenceBackend):
+    """A pool whose spec was changed on the way."""
+
+    def __init__(self, change: Callable[[PoolSpec], PoolSpec]) -> None:
+        self._change = change
+
+    def create_pool(self, spec: PoolSpec) -> Any:
+        return super().create_pool(self._change(spec))
+
+
+def windows_longer_by(count: int) -> Change:
+    def change(spec: PoolSpec) -> PoolSpec:
+        layers = (
+            dataclasses.replace(layer, window=layer.window and layer.window + count) for layer in spec.layers
+        )
+        return dataclasses.replace(spec, layers=tuple(layers))
+
+    return lambda _: _ChangedBackend(change)
+
+
+def values_swapped_between_heads(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    write = hook.LayerShim.update_and_fetch
+
+    def swapped(shim: hook.LayerShim, keys: mx.array, values: mx.array) -> Any:
+        return write(shim, keys, values[:, ::-1])
+
+    patch.setattr(hook.LayerShim, "update_and_fetch", swapped)
+    return ReferenceBackend()
+
+
+def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
+    begin = hook.StepContext.begin
+
+    def begin_shifted(context: hook.StepContext, metadata: Any) -> None:
+        (group,) = metadata.groups
+        shifted = dataclasses.replace(group, page_table=np.roll(group.page_table, 1, axis=0))
+        begin(context, dataclasses.replace(metadata, groups=(shifted,)))
+
+    patch.setattr(hook.StepContext, "begin", begin_shifted)
+    return ReferenceBackend()
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        wrong_positions,
+        wrong_scale,
+        windows_longer_by(1),
+        windows_longer_by(-1),
+        values_swapped_between_heads,
+        neighbours_pages,
+    ],
+    ids=["positions", "scale", "window+1", "window-1", "heads", "page tables"],
+)
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "cohere2"])
+def test_a_mistake_is_told_from_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mistake: Change
+) -> None:
+    model, layout = load(tmp_path, name)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    assert probe.probe(model, layout, ReferenceBackend(), selection, architecture=name).tier == "paged"
+    backend = mistake(monkeypatch)
+    try:  # gathering may still be right: it masks by the model's own window and scales by itself
+        reason = probe.probe(model, layout, backend, selection, architecture=name).reason
+    except ModelLoadError as error:
+        reason = str(error)
+    assert "paged: logits of" in reason, f"not noticed: {reason!r}"
+
+
+def test_a_window_the_cache_does_not_have_is_refused(tmp_path: Path) -> None:
+    model, layout = load(tmp_path, "mistral")
+    model.model.sliding_window = 7
+    with pytest.raises(ModelLoadError, match="masks a window of 7 where its cache says 12"):
+        probe.probe(
+            model, layout, ReferenceBackend(), select_rows(model, vocab_size=320), architecture="mistral"
+        )
+
+
+def test_plain_mlx_lm_goes_on_working(tmp_path: Path) -> None:
+    """Before and after the hook, and between steps through pages: bit by bit the same."""
+    model, layout = load(tmp_path, "gpt_oss", dtype=mx.float32)
+    tokens = np.random.default_rng(0).integers(0, 300, 30).tolist()
+    hooked = plain_logits(model, tokens)
+    module: Any = importlib.import_module("mlx_lm.models.gpt_oss")
+    assert module.scaled_dot_product_attention is hook.attention
+    module.scaled_dot_product_attention = hook._plain_attention
+    try:
+        original = plain_logits(model, tokens)
+        mx.eval(original)
+    finally:
+        hook.install_hook()
+    assert module.scaled_dot_product_attention is hook.attention, "names bound already must be swept"
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    probe.probe(model, layout, ReferenceBackend(), selection, architecture="gpt_oss")
+    after = plain_logits(model, tokens)
+    assert mx.array_equal(hooked, original)
+    assert mx.array_equal(after, original)
+
+
+def test_a_head_that_selection_does_not_reach_computes_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, layout = load(tmp_path, "llama")
+    model.output_of_my_own = model.pop("lm_head")
+
+    def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        logits: mx.array = self.output_of_my_own(self.model(inputs, cache))
+        return logits
+
+    monkeypatch.setattr(type(model), "__call__", call)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    result = probe.probe(model, layout, ReferenceBackend(), selection, architecture="llama")
+    assert result.tier == "paged"
+    assert not result.selects_rows
+    assert "every row" in probe.describe(result)
+
+
+def test_pools_of_the_probe_are_small(tmp_path: Path) -> None:
+    """A window too long to probe must not make the probe long."""
+    pools: list[KVPool] = []
+
+    class Counting(ReferenceBackend):
+        def create_pool(self, spec: PoolSpec) -> Any:
+            pools.append(super().create_pool(spec))
+            return pools[-1]
+
+    model, layout = load(tmp_path, "mistral", sliding_window=4096)
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    assert probe.probe(model, layout, Counting(), selection, architecture="mistral").tier == "paged"
+    assert pools[0].spec.num_pages * pools[0].spec.page_size < 100
+
+
+@pytest.mark.parametrize("dims", [4, 5])
+def test_masks_of_the_gather_tier_know_window_and_sinks(dims: int) -> None:
+    layer = LayerSpec(num_kv_heads=1, head_dim=8, value_dim=8, window=3, keep=2)
+    spec = PoolSpec(layers=(layer,), num_pages=4, page_size=8, k_format="fp16", v_format="fp16")
+    context = hook.StepContext(ReferenceBackend().create_pool(spec), mask_dims=dims)
+    context.begin(
+        AttentionMetadata(
+            positions=np.array([6, 1], np.int32),
+            q_start=np.array([0, 1, 2], np.int32),
+            kv_len=np.array([7, 2], np.int32),
+            groups=(
+                GroupMetadata(slots=np.array([6, 9], np.int32), page_table=np.array([[0], [1]], np.int32)),
+            ),
+            page_size=8,
+        )
+    )
+    mask = context.mask(layer)
+    assert mask is not None
+    assert mask.shape == (2, *[1] * (dims - 2), 7)
+    assert np.array(mask).reshape(2, 7).astype(int).tolist() == [[1, 1, 0, 0, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]]

@@ -1,0 +1,223 @@
+"""The runner: failures stay with their sequence, copies and slices change nothing, weights convert."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import psutil  # type: ignore[import-untyped,unused-ignore]
+import pytest
+
+import tiny_models
+from octavo.block_manager import PageCopy, PageId
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor import model_runner as paged
+from octavo.engine.executor.capture.graph_runner import Build
+from octavo.engine.executor.paged_model import slice_rows
+from octavo.kernels.metadata import Ints
+from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
+
+pytestmark = pytest.mark.parity
+
+
+@pytest.fixture
+def runner(folder: Path, backend: str) -> Iterator[paged.PagedRunner]:
+    loaded = load(folder, backend)
+    yield loaded
+    loaded.close()
+
+
+def test_a_row_sampled_twice_and_rows_in_any_order(runner: paged.PagedRunner) -> None:
+    batch = make_batch([(PROMPT, 0, [3, 9]), (PROMPT[:4], 0, [5])], [14, 10, 10])
+    output = runner.run(batch, [state(), state(), state()])
+    alone = [
+        runner.run(make_batch([(PROMPT[:4], 0, [1])], [3]), [state()]),
+        runner.run(make_batch([(PROMPT, 0, [1, 2])], [10]), [state()]),
+    ]
+    assert tokens_of(output) == [*tokens_of(alone[0]), *tokens_of(alone[1]) * 2]
+    assert output.failed_rows == ()
+
+
+def test_a_step_without_samples_writes_its_pages(runner: paged.PagedRunner) -> None:
+    whole = runner.run(make_batch([(PROMPT, 0, [1, 2])], [10]), [state()])
+    assert runner.run(make_batch([(PROMPT[:6], 0, [4, 5])], []), []).samples == ()
+    chunked = runner.run(make_batch([(PROMPT[6:], 6, [4, 5])], [4]), [state()])
+    assert tokens_of(chunked) == tokens_of(whole)
+    assert logprobs_of(chunked) == pytest.approx(logprobs_of(whole), abs=0.1)
+
+
+def test_pages_are_copied_before_the_step_writes(runner: paged.PagedRunner) -> None:
+    runner.run(make_batch([(PROMPT, 0, [1, 2])], []), [])
+    wanted = runner.run(make_batch([([9], 11, [1, 2])], [0]), [state()])
+    runner.run(make_batch([([200], 11, [1, 2])], []), [])  # overwrites the slot of the token 9
+    copies = (PageCopy(PageId(2), PageId(7)),)
+    got = runner.run(make_batch([([9], 11, [1, 7])], [0], copies), [state()])
+    assert tokens_of(got) == tokens_of(wanted)
+    assert logprobs_of(got) == logprobs_of(wanted)
+    kept = runner.run(make_batch([([4], 12, [1, 2])], [0]), [state()])
+    other = runner.run(make_batch([([4], 12, [1, 7])], [0]), [state()])
+    assert logprobs_of(kept) != logprobs_of(other), "the copy must not be the original"
+
+
+def test_samples_do_not_depend_on_neighbours(runner: paged.PagedRunner) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, logprobs=0)
+    alone = runner.run(make_batch([(PROMPT, 0, [1, 2])], [10]), [state(params, 5)])
+    work = [(PROMPT[:7], 0, [3]), (PROMPT, 0, [4, 6]), ([8], 0, [5])]
+    together = runner.run(make_batch(work, [6, 17, 18]), [state(params, 1), state(params, 5), state()])
+    assert together.samples[1].token == alone.samples[0].token
+
+
+def test_logits_that_are_not_finite_fail_their_row_only(
+    runner: paged.PagedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = runner._model.forward
+
+    def spoilt(*args: Any) -> mx.array:
+        logits = forward(*args)
+        return mx.where(mx.arange(len(logits))[:, None] == 1, mx.array(float("nan"), logits.dtype), logits)
+
+    monkeypatch.setattr(runner._model, "forward", spoilt)
+    work = [(PROMPT[:3], 0, [1]), (PROMPT[:4], 0, [2]), (PROMPT[:2], 0, [3])]
+    output = runner.run(make_batch(work, [2, 6, 8]), [state(), state(), state()])
+    first, bad, last = output.samples
+    assert first.token is not None
+    assert last.token is not None
+    assert bad.token is None
+    assert bad.error is not None
+    assert "not finite" in bad.error
+    assert output.failed_rows == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "gather_bytes"),
+    [("llama", 2**28), ("gear", 2**28), ("gear", 1)],
+    ids=["paged", "gather", "gather in slices"],
+)
+@pytest.mark.usefixtures("unadapted_gear")
+def test_keys_that_are_not_finite_fail_their_sequence_only(
+    tmp_path: Path, backend: str, name: str, gather_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 13 has an embedding of infinity: whoever reads it gets K that cannot be stored."""
+    monkeypatch.setattr(paged, "GATHER_BYTES", gather_bytes)
+    folder = tiny_models.make_model(tmp_path, name, dtype=mx.float32)
+    runner = load(folder, backend)
+    model = runner._model._model.model
+    weight = np.array(model.embed_tokens.weight)
+    weight[13] = np.inf
+    model.embed_tokens.weight = mx.array(weight)
+    work = [(PROMPT[:3], 0, [1]), ([13, 6], 0, [2]), ([5, 13, 4], 0, [3]), ([8], 0, [4])]
+    output = runner.run(make_batch(work, [2, 4, 8]), [state(), state(), state()])
+    good, bad, last = output.samples
+    assert good.token is not None
+    assert last.token is not None
+    assert bad.token is None
+    assert bad.error is not None
+    assert "keys, values" in bad.error
+    failed = set(output.failed_rows)
+    assert {3, 6} <= failed, "the sequence that samples nothing must be told of, too"
+    assert not failed & {0, 1, 2}
+    # What was stored is zeros, so the next step of a neighbour on other pages is as before.
+    again = runner.run(make_batch([(PROMPT[:3], 0, [1])], [2]), [state()])
+    assert tokens_of(again) == [good.token]
+    runner.close()
+
+
+def test_keys_that_are_not_finite_are_found_in_steps_that_repeat(tmp_path: Path, backend: str) -> None:
+    """Graphs of steps of one shape are replayed from the second on."""
+    runner = load(tiny_models.make_model(tmp_path, "llama", dtype=mx.float32), backend)
+    embedding = runner._model._model.model.embed_tokens
+    embedding.weight = mx.where(mx.arange(tiny_models.VOCAB_SIZE)[:, None] == 13, mx.inf, embedding.weight)
+    runner.run(make_batch([(PROMPT[:3], 0, [1]), (PROMPT[:3], 0, [2])], []), [])
+    for position, tokens, failed in ((3, [5, 6], ()), (4, [7, 8], ()), (5, [9, 13], (1,)), (6, [4, 4], ())):
+        work = [([token], position, [page]) for token, page in zip(tokens, (1, 2), strict=True)]
+        assert runner.run(make_batch(work, [0, 1]), [state(), state()]).failed_rows == failed
+    runner.close()
+
+
+@pytest.mark.parametrize("token", [-1, tiny_models.VOCAB_SIZE])
+def test_token_ids_outside_the_vocabulary_never_reach_the_embedding(
+    runner: paged.PagedRunner, token: int
+) -> None:
+    with pytest.raises(ValueError, match=r"token ids must lie in \[0, 320\)"):
+        runner.run(make_batch([([3, token], 0, [1])], [1]), [state()])
+
+
+def test_pages_outside_the_pool_never_reach_a_kernel(runner: paged.PagedRunner) -> None:
+    with pytest.raises(ValueError, match="must lie in"):
+        runner.run(make_batch([(PROMPT, 0, [1, 40])], [10]), [state()])
+
+
+@pytest.mark.usefixtures("unadapted_gear")
+def test_the_gather_tier_in_slices_is_the_gather_tier_at_once(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load(tiny_models.make_model(tmp_path, "gear", dtype=mx.float32), backend)
+    assert runner.info.tier == "gather"
+    work = [([9], 11, [1, 2]), (PROMPT, 0, [3, 4]), (PROMPT[:5], 0, [5])]
+    runner.run(make_batch([(PROMPT, 0, [1, 2])], []), [])
+    once = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
+    calls: list[int] = []
+    compute = runner._model._step
+
+    def counted(build: Build, ids: Ints, *rest: Any) -> list[mx.array]:
+        calls.append(len(ids))
+        return compute(build, ids, *rest)
+
+    monkeypatch.setattr(runner._model, "_step", counted)
+    monkeypatch.setattr(paged, "GATHER_BYTES", 4 * 12 * runner._dense_row_bytes)  # type: ignore[operator]
+    sliced = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
+    assert calls == [4, 4, 4, 4, 1]
+    assert tokens_of(sliced) == tokens_of(once)
+    assert logprobs_of(sliced) == pytest.approx(logprobs_of(once), abs=1e-3)
+    runner.close()
+
+
+def test_slices_are_the_rows_and_nothing_else() -> None:
+    metadata = make_batch([([9], 11, [1, 2]), (PROMPT, 0, [3, 4]), (PROMPT[:5], 0, [5])], []).attention
+    part = slice_rows(metadata, 3, 13)
+    part.check(num_pages=40)
+    assert part.positions.tolist() == [*range(2, 11), 0]
+    assert part.only_group().slots.tolist() == metadata.only_group().slots[3:13].tolist()
+    assert part.q_start.tolist() == [0, 9, 10]
+    assert part.kv_len.tolist() == [11, 1]
+    assert part.only_group().page_table.tolist() == [[3, 4], [5, 0]]
+    assert slice_rows(metadata, 0, 17) is metadata
+
+
+def test_memory_stays_flat_however_the_steps_vary(runner: paged.PagedRunner) -> None:
+    rng = np.random.default_rng(0)
+    process = psutil.Process()
+
+    def some_steps(count: int) -> int:
+        for _ in range(count):
+            tokens = rng.integers(0, 300, int(rng.integers(1, 60))).tolist()
+            batch = make_batch([(tokens, 0, list(range(1, 9))), ([5], 0, [10])], [len(tokens)])
+            runner.run(batch, [state()])
+        return int(process.memory_info().rss)
+
+    before = some_steps(40)
+    assert some_steps(120) - before < 4 * 2**20
+
+
+def test_the_limit_of_open_files_survives_mlx_lm() -> None:
+    """In a process of its own: importing mlx-lm lowers the limit."""
+    import subprocess
+    import sys
+
+    code = (
+        "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "import octavo.engine.executor.load.load\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_info_is_what_was_loaded(runner: paged.PagedRunner, folder: Path, backend: str) -> None:
+    info = runner.info
+    assert (info.backend, info.tier, info.num_layers, info.num_pages) == (backend, "paged", 4, 40)
+    assert (info.vocab_size, info.max_model_len, info.path) == (320, 512, folder)
+    assert dataclasses.asdict(info)["architecture"] == "llama"

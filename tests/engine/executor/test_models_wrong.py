@@ -1,0 +1,141 @@
+"""Seeded wrongness is refused whatever the scale of the weights: where attention hardly matters, and where
+rounding errors alone move the logits by half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map_with_path
+
+import tiny_models
+from attention_backends import BACKENDS, TestedBackend
+from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.adapt import cache_adapter as hook
+from octavo.engine.executor.adapt.output_head import select_rows
+from octavo.engine.executor.load import probe
+from octavo.engine.executor.load.discover import discover_layout
+from octavo.engine.executor.load.loader import load_model
+from octavo.kernels.interface import AttendOptions, AttentionBackend, PoolSpec
+from octavo.kernels.reference.backend import ReferenceBackend
+
+pytestmark = pytest.mark.parity
+
+Patch = pytest.MonkeyPatch
+SCALES = (0.05, 1.0, 8.0)
+"""Of all matrices, beside those of tiny_models."""
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    chosen: TestedBackend = request.param
+    return chosen.create()
+
+
+def probe_of(folder: Path, scale: float, backend: AttentionBackend) -> probe.ProbeResult:
+    loaded = load_model(tiny_models.make_model(folder, "mistral"), weights="keep")
+    model = loaded.model
+    model.update(
+        tree_map_with_path(
+            lambda name, value: value * scale if value.ndim > 1 and "embed" not in name else value,
+            model.parameters(),
+        )
+    )
+    layout = discover_layout(model, "mistral")
+    selection = select_rows(model, vocab_size=layout.vocab_size)
+    return probe.probe(model, layout, backend, selection, architecture="mistral")
+
+
+def neighbours_offset(patch: Patch) -> None:
+    def offset(shim: hook.LayerShim) -> mx.array:
+        positions = shim.context.metadata.positions
+        return mx.array(np.roll(positions, 1)) if shim.layer == 3 else mx.array(positions)
+
+    patch.setattr(hook.LayerShim, "offset", property(offset))
+
+
+def longest_offset(patch: Patch) -> None:
+    """One length for all rows, as from the shape of keys."""
+
+    def offset(shim: hook.LayerShim) -> mx.array:
+        metadata = shim.context.metadata
+        return mx.full(metadata.num_tokens, int(metadata.kv_len.max()) - 1)
+
+    patch.setattr(hook.LayerShim, "offset", property(offset))
+
+
+def no_causal_mask(patch: Patch) -> None:
+    """In one layer that sees everything, rows see what later rows of their chunk wrote."""
+    attend = hook.LayerShim.attend
+
+    def unmasked(shim: hook.LayerShim, queries: mx.array, *, scale: float, **_: Any) -> mx.array:
+        if shim.spec.window is not None:
+            return attend(shim, queries, scale=scale)
+        step = shim.context.metadata
+        lengths = step.kv_len[step.row_sequences]
+        seen = mx.array(np.arange(int(lengths.max()))[None] < lengths[:, None])
+        return shim.context.kv_cache.attend(shim.layer, queries, AttendOptions(scale=scale, mask=seen))
+
+    patch.setattr(hook.LayerShim, "attend", unmasked)
+
+
+def swapped(which: int) -> Callable[[Patch], None]:
+    def change(patch: Patch) -> None:
+        write = hook.LayerShim.update_and_fetch
+
+        def swapping(shim: hook.LayerShim, *rows: mx.array) -> Any:
+            keys, values = (part[:, ::-1] if part is rows[which] else part for part in rows)
+            return write(shim, keys, values)
+
+        patch.setattr(hook.LayerShim, "update_and_fetch", swapping)
+
+    return change
+
+
+class _ChangedWindows(ReferenceBackend):
+    def __init__(self, by: int) -> None:
+        self._by = by
+
+    def create_pool(self, spec: PoolSpec) -> Any:
+        layers = tuple(
+            replace(layer, window=layer.window and layer.window + self._by) for layer in spec.layers
+        )
+        return super().create_pool(replace(spec, layers=layers))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_is_right_is_served(tmp_path: Path, backend: AttentionBackend, scale: float) -> None:
+    result = probe_of(tmp_path, scale, backend)
+    assert result.tier == "paged", probe.describe(result)
+
+
+def refusal(folder: Path, scale: float, backend: AttentionBackend) -> str:
+    """Why the paged tier was refused; empty if it was not."""
+    try:
+        return probe_of(folder, scale, backend).reason
+    except ModelLoadError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "mistake",
+    [neighbours_offset, longest_offset, no_causal_mask, swapped(0), swapped(1)],
+    ids=["a neighbour's offset", "the longest's offset", "no mask", "K heads", "V heads"],
+)
+def test_a_mistake_is_refused_at_any_scale(
+    tmp_path: Path, monkeypatch: Patch, scale: float, mistake: Callable[[Patch], None]
+) -> None:
+    mistake(monkeypatch)
+    assert "paged: " in refusal(tmp_path, scale, ReferenceBackend())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_wrong_window_is_refused_at_any_scale(tmp_path: Path, scale: float, by: int) -> None:
+    assert "paged: " in refusal(tmp_path, scale, _ChangedWindows(by))

@@ -1,0 +1,348 @@
+"""What a call may cost before it is refused: bodies, lists, texts and calls that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+from engines import Gate
+from fakes import FakeCore, small_config
+from octavo.engine.api.address import Address
+from octavo.engine.api.errors import InvalidRequest, Overloaded, RequestTooLong
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.frontend.input_processor import LONG_TEXT
+from octavo.engine.grpc import call_limiter
+from octavo.engine.grpc import server as grpc_server
+from octavo.engine.grpc.octavo_v1.generation import TEXT_LENGTHS
+from octavo.engine.grpc.security import Security
+from octavo.engine.grpc.server import message_bytes
+from octavo.engine.tokenizer.tokenizer import Tokenizer
+from octavo.proto import generation_pb2 as pb
+from octavo.proto import generation_pb2_grpc
+from served import Served, collect, eventually, served
+from vllm_worker import ask
+
+pytestmark = pytest.mark.server
+
+SHORT = SamplingParams(max_tokens=3)
+MODEL_LEN = 4096  # of the fake
+MIB = 2**20
+
+
+class Proxy:
+    """Passes bytes on to a server, and counts them."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self.num_sent = 0
+        self.address = ""
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Proxy]:
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.add(task)
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await asyncio.gather(
+                    self._pass(reader, far_writer, counts=True), self._pass(far_reader, writer, counts=False)
+                )
+            for each in (far_writer, writer):
+                each.close()
+
+        listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            listener.close()
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool
+    ) -> None:
+        while data := await reader.read(65536):
+            self.num_sent += len(data) if counts else 0
+            writer.write(data)
+            await writer.drain()
+        writer.close()  # and so the other direction ends
+
+
+async def test_the_body_of_a_call_without_a_token_is_not_received(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice alice-0123456789\n")
+    large = 40 * MIB
+    async with (
+        served(security=Security(token_file=tokens), max_message_bytes=64 * MIB) as its,
+        Proxy(its.address).running() as proxy,
+        grpc.aio.insecure_channel(proxy.address, options=[("grpc.max_send_message_length", -1)]) as channel,
+    ):
+        own: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        routers: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        body = "x" * large
+        calls: tuple[Callable[[], Any], ...] = (
+            lambda: own.Tokenize(pb.TokenizeRequest(text=body)),
+            lambda: own.Generate(pb.GenerateRequest(text=body)).read(),
+            lambda: routers.Generate(ask(text=body)).read(),
+        )
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call()
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        # Flow control lets up to some 10 MiB of each through, for nobody; all three are 120 MiB.
+        assert proxy.num_sent < 2 * large, f"{proxy.num_sent} bytes were taken in"
+
+
+async def test_a_message_may_be_as_large_as_the_models_length_needs() -> None:
+    assert message_bytes(MODEL_LEN) == 8 * MODEL_LEN + MIB
+    async with served() as its:
+        with pytest.raises(Overloaded, match="larger than max"):
+            await its.client.tokenize("x" * (message_bytes(MODEL_LEN) + 1))
+        assert await its.client.tokenize("x" * 5000) == [ord("x")] * 5000
+    async with served(max_message_bytes=1000) as its:
+        with pytest.raises(Overloaded, match="larger than max"):
+            await its.client.tokenize("x" * 5000)
+
+
+async def test_prompts_that_can_never_fit_are_refused_before_they_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as its, its.channel() as channel:
+        longest = its.engine.tokenizer.longest_token
+        routers: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        monkeypatch.setattr(its.engine.tokenizer, "_backend", None)  # nothing can be encoded
+        ids = [1] * (MODEL_LEN + 1)
+        chat = pb.Chat(messages=[pb.ChatMessage(role="user")] * (MODEL_LEN + 1))
+        for request, message in (
+            (pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids)), "4097 token ids"),
+            (pb.GenerateRequest(chat=chat), "4097 messages"),
+            (pb.GenerateRequest(text="x" * (MODEL_LEN * longest + 1)), "at least 4097 tokens"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+                await its.client.stub.Generate(request).read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="4097 token ids"):
+            await routers.Generate(ask(ids=ids)).read()
+
+
+async def test_text_calls_have_a_bound_of_their_own() -> None:
+    async with served() as its:
+        longest = TEXT_LENGTHS * MODEL_LEN
+        assert len(await its.client.detokenize([120] * longest)) == longest
+        for refused, message in (
+            (its.client.detokenize([120] * (longest + 1)), f"at most {longest} are decoded at once"),
+            (its.client.tokenize("x" * (longest * its.engine.tokenizer.longest_token + 1)), "at least"),
+        ):
+            with pytest.raises(InvalidRequest, match=message):
+                await refused
+
+
+async def test_text_calls_and_prompts_wait_for_nothing_that_others_keep_busy() -> None:
+    """Not for asyncio's default executor, which anything may fill, and prompts not for text calls."""
+    door = threading.Event()
+    busy: list[asyncio.Task[bool]] = []
+    async with served(config=small_config(num_pages=2000)) as its:
+        loop = asyncio.get_running_loop()
+        blockers = [loop.run_in_executor(None, door.wait, 60) for _ in range(64)]
+        try:
+            assert await asyncio.wait_for(its.client.tokenize("ab"), 30) == [97, 98]
+            assert await asyncio.wait_for(its.client.detokenize([97, 98]), 30) == "ab"
+            its.server.intake.texts._max_pending = 3
+            busy += [asyncio.create_task(its.server.intake.texts.run("", door.wait, 60)) for _ in range(3)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="3 calls to convert text"):
+                await its.client.tokenize("ab")
+            for prompt in ("x" * (LONG_TEXT + 1), [{"role": "user", "content": "x"}]):
+                whole = await asyncio.wait_for(collect(its.client.generate(prompt, SHORT)), 30)
+                assert len(whole[0].token_ids) == 3
+        finally:
+            door.set()
+        await asyncio.gather(*blockers, *busy)
+
+
+async def test_who_is_being_encoded_is_counted_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    door, started = threading.Event(), threading.Semaphore(0)
+    encode = Tokenizer.encode
+    num_encoded = 0
+
+    def slow(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        nonlocal num_encoded
+        num_encoded += 1
+        started.release()
+        assert door.wait(60)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    config = small_config(max_running=2, max_waiting=3, num_pages=4000)
+    async with served(config=config) as its:
+        long = "x" * (LONG_TEXT + 1)
+        admitted = [asyncio.create_task(collect(its.client.generate(long, SHORT))) for _ in range(5)]
+        await eventually(lambda: its.engine._open.gate._num_entering == 5, "five are on their way in")
+        refused = await asyncio.gather(
+            *(collect(its.client.generate(long, SHORT)) for _ in range(20)), return_exceptions=True
+        )
+        assert all(isinstance(error, Overloaded) for error in refused), refused
+        door.set()
+        for whole in await asyncio.gather(*admitted):
+            assert len(whole[0].token_ids) == 3
+    assert num_encoded == 5, "nothing was encoded of what was refused"
+    assert its.engine._open.gate._num_entering == its.engine._open.gate._num_entering_tokens == 0
+
+
+async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = threading.Event()
+    encode = Tokenizer.encode
+
+    def slow(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        assert door.wait(60)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    async with served(config=small_config(max_waiting_tokens=2000, num_pages=4000)) as its:
+        least = its.engine.tokenizer.at_least("x" * 4000)
+        assert 2 * least < 2000 < 3 * least
+        tasks = [asyncio.create_task(collect(its.client.generate("x" * 4000, SHORT))) for _ in range(2)]
+        await eventually(lambda: its.engine._open.gate._num_entering == 2, "two are on their way in")
+        with pytest.raises(Overloaded, match=f"{2 * least} prompt tokens are waiting"):
+            await asyncio.wait_for(collect(its.client.generate("x" * 4000, SHORT)), 20)
+        door.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_burst_is_answered_in_words_and_never_cancelled() -> None:
+    """1,500 calls arrive while the event loop is busy: more than gRPC's own limit."""
+    async with served() as its:
+        with grpc.insecure_channel(its.address) as channel:
+            stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+            await asyncio.to_thread(grpc.channel_ready_future(channel).result, 30)
+            calls = [stub.GetServerInfo.future(pb.GetServerInfoRequest()) for _ in range(1500)]
+            time.sleep(1.0)  # what a busy event loop is
+            codes: Counter[grpc.StatusCode] = Counter()
+            for call in calls:
+                codes[await asyncio.to_thread(call.code)] += 1
+    assert codes.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}, codes
+    assert codes[grpc.StatusCode.OK] > 1000
+
+
+async def test_calls_beyond_the_limit_are_refused_with_a_time_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_server, "MAX_OTHER_CALLS", 1)
+    gate = Gate()
+    config = small_config(max_running=1, max_waiting=1)
+    async with served(FakeCore(before_step=gate), config=config) as its:
+        calls = [its.client.stub.Generate(pb.GenerateRequest(text=text)) for text in "ab"]
+        await eventually(lambda: its.server.intake.num_active == 2, "both are in")
+        batch = its.client.stub.GenerateMany()
+        await eventually(lambda: _num_calls(its) == 3, "the batch is in")
+        with pytest.raises(grpc.aio.AioRpcError, match="3 calls are being served and at most 3") as caught:
+            await its.client.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
+        retry = error_details_pb2.RetryInfo()
+        assert status is not None
+        assert status.details[1].Unpack(retry)
+        await _check_health(its)
+        batch.cancel()
+        await eventually(lambda: _num_calls(its) == 2, "the batch has left")
+        assert (await its.client.model_info()).name == "fake"
+        for call in calls:
+            call.cancel()
+        gate.open()
+        await eventually(lambda: _num_calls(its) == 0, "all have left")
+
+
+async def test_what_a_burst_of_calls_took_is_given_back_once_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_back: list[int] = []
+    gate, size = Gate(), 8
+    monkeypatch.setattr(call_limiter, "BURST_CALLS", size)
+    monkeypatch.setattr(grpc_server, "BURST_POLL_S", 0.01)
+    async with served(FakeCore(before_step=gate)) as its:
+        monkeypatch.setattr(grpc_server, "give_memory_back", lambda: given_back.append(_num_calls(its)))
+        calls = [
+            asyncio.ensure_future(its.client.stub.Generate(pb.GenerateRequest(text="a")).read())
+            for _ in range(size)
+        ]
+        await eventually(lambda: _num_calls(its) == size, "all are in")
+        await asyncio.sleep(0.05)
+        assert not given_back  # nothing has ended
+        gate.open()
+        await asyncio.gather(*calls)
+        await eventually(lambda: bool(given_back), "it is given back")
+        await its.client.model_info()
+        await asyncio.sleep(0.05)
+        assert len(given_back) == 1  # not for one call more
+        assert given_back[0] <= size // 2
+
+
+def _num_calls(its: Served) -> int:
+    return its.server.limiter.num_calls
+
+
+async def _check_health(its: Served) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    async with its.channel() as channel:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_request_ids_cannot_break_the_lines_of_a_log() -> None:
+    async with served() as its:
+        for request_id in ("a\nERROR forged", "a\r", "\x1b[2J", "a\u2028b"):
+            with pytest.raises(InvalidRequest, match="cannot be printed") as caught:
+                await collect(its.client.generate("x", SHORT, request_id=request_id))
+            assert "\n" not in str(caught.value)
+        assert await collect(its.client.generate("x", SHORT, request_id="Grüße, 漢字 1"))
+
+
+@pytest.mark.parametrize(
+    ("host", "with_tokens", "warns"),
+    [
+        ("0.0.0.0", False, True),
+        ("0.0.0.0", True, False),
+        ("127.0.0.1", False, False),
+        ("localhost", False, False),
+    ],
+)
+def test_listening_to_strangers_is_said_once(
+    host: str, with_tokens: bool, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice alice-0123456789\n")
+    security = Security(token_file=tokens if with_tokens else None)
+    with caplog.at_level(logging.WARNING):
+        security.warn_of_strangers(Address(host, 50051))
+    assert [record.message for record in caplog.records if "anybody who reaches" in record.message] == (
+        [caplog.records[0].message] if warns else []
+    )
+
+
+def test_refusals_never_ask_for_a_body() -> None:
+    handler = grpc.unary_stream_rpc_method_handler(lambda _request, _context: None)
+    refusing = call_limiter.refusing(handler, RequestTooLong("no"))
+    assert refusing.request_streaming
+    assert refusing.response_streaming

@@ -1,0 +1,132 @@
+"""What Generate, Tokenize and the info calls answer, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import octavo
+from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer
+from ledger_runner import EOS
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.grpc.interface import Prompt
+from octavo.proto import generation_pb2 as pb
+from served import collect, served
+
+pytestmark = pytest.mark.server
+
+CHAT = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["hello there", [104, 101, 108, 108, 111], CHAT], ids=["text", "ids", "chat"]
+)
+async def test_over_the_wire_equals_in_process(prompt: Prompt) -> None:
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=7, n=3, logprobs=0)
+    async with served() as its:
+        there = await collect(its.client.generate(prompt, params, request_id="same"))
+        here = await collect(its.engine.generate(prompt, params, request_id="same"))
+    assert sorted(there) == [0, 1, 2]
+    for index, delta in there.items():
+        assert delta.token_ids == here[index].token_ids
+        assert delta.text == here[index].text
+        assert delta.logprobs == here[index].logprobs
+        assert delta.finish_reason is FinishReason.LENGTH
+    assert len({delta.token_ids for delta in there.values()}) > 1, "samples have seeds of their own"
+
+
+async def test_a_stream_brings_tokens_as_they_come_and_counts_them() -> None:
+    async with served(FakeCore(before_step=_pause)) as its:
+        request = pb.GenerateRequest(request_id="r", text="hello", sampling=pb.SamplingParams(max_tokens=12))
+        responses = [response async for response in its.client.stub.Generate(request)]
+    assert len(responses) > 2, "everything came at once"
+    assert {response.request_id for response in responses} == {"r"}
+    running = 0
+    for response in responses:
+        running += len(response.token_ids)
+        assert response.usage.generated_tokens == running
+        assert response.usage.prompt_tokens == 5
+    assert running == 12
+    assert [r.finish_reason for r in responses[:-1]] == [pb.FINISH_REASON_UNSPECIFIED] * (len(responses) - 1)
+    assert responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
+
+
+async def test_final_mode_gives_one_response_per_sample() -> None:
+    request = pb.GenerateRequest(
+        text="hello", sampling=pb.SamplingParams(max_tokens=12, n=2), output_mode=pb.OUTPUT_MODE_FINAL
+    )
+    async with served(FakeCore(before_step=_pause)) as its:
+        responses = [response async for response in its.client.stub.Generate(request)]
+        alone = await collect(its.client.generate("hello", SamplingParams(max_tokens=12)))
+    assert sorted(response.index for response in responses) == [0, 1]
+    for response in responses:
+        assert tuple(response.token_ids) == alone[0].token_ids
+        assert response.text == alone[0].text
+        assert response.usage.generated_tokens == 12
+        assert response.finish_reason == pb.FINISH_REASON_LENGTH
+        assert response.request_id
+
+
+async def test_stop_string_stop_id_and_end_token_say_what_matched() -> None:
+    async with served(FakeCore(ends_every=5)) as its:
+        by_string = await collect(its.client.generate("x", SamplingParams(stop=("b",), ignore_eos=True)))
+        by_id = await collect(its.client.generate("x", SamplingParams(stop_ids=(ord("c"),), ignore_eos=True)))
+        by_end = await collect(its.client.generate("x", SamplingParams()))
+    assert by_string[0].stop_match == "b"
+    assert "b" not in by_string[0].text
+    assert by_string[0].finish_reason is FinishReason.STOP
+    assert by_id[0].stop_match == ord("c") == by_id[0].token_ids[-1]
+    assert by_end[0].stop_match == EOS == by_end[0].token_ids[-1]
+
+
+async def test_a_repeated_prompt_says_how_much_was_cached_and_a_salt_keeps_it_apart() -> None:
+    prompt, params = list(range(50, 70)), SamplingParams(max_tokens=2)
+    async with served() as its:
+        cold = await collect(its.client.generate(prompt, params))
+        warm = await collect(its.client.generate(prompt, params))
+        other = await collect(its.client.generate(prompt, params, salt="tenant"))
+        own = await collect(its.client.generate(prompt, params, salt="tenant"))
+    assert [whole[0].cached_tokens for whole in (cold, warm, other, own)] == [0, 16, 0, 16]
+
+
+async def test_tokenize_and_detokenize() -> None:
+    tokenizer = byte_tokenizer()
+    async with served() as its:
+        assert await its.client.tokenize("héllo") == tokenizer.encode("héllo")
+        assert await its.client.detokenize(tokenizer.encode("héllo")) == "héllo"
+        assert await its.client.detokenize([]) == ""
+        chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in CHAT])
+        reply = await its.client.stub.Tokenize(pb.TokenizeRequest(chat=chat))
+    assert list(reply.token_ids) == tokenizer.apply_chat_template(CHAT)
+
+
+async def test_abort_ends_the_stream_normally() -> None:
+    async with served(FakeCore(before_step=_pause)) as its:
+        deltas = its.client.generate("hello", SamplingParams(), request_id="long")
+        first = await anext(deltas)
+        assert first.finish_reason is None
+        assert await its.client.abort("unknown", "long") == ["long"]
+        rest = await collect(deltas)
+        assert rest[0].finish_reason is FinishReason.ABORT
+        assert await its.client.abort("long") == []
+
+
+async def test_model_and_server_info() -> None:
+    async with served() as its:
+        model = await its.client.model_info()
+        before = await its.client.server_info()
+        await asyncio.sleep(0.01)
+        after = await its.client.server_info()
+    assert (model.name, model.vocab_size, model.page_size, model.num_pages) == ("fake", VOCAB_SIZE, 4, 64)
+    assert list(model.eos_token_ids) == [EOS]
+    assert before.version == octavo.__version__
+    assert not before.draining
+    assert before.pages.idle_empty == 64
+    assert after.uptime_seconds > before.uptime_seconds
+
+
+def _pause() -> None:
+    time.sleep(0.002)

@@ -1,0 +1,281 @@
+"""Models with recurrent layers over real sockets: streams, company, prefixes, preemption, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import recurrent_models
+import tiny_models
+from native import require_extension
+from octavo.engine import LLM
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig, RequestFailed
+from octavo.engine.api.outputs import FinishReason, RequestOutput
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.build import build_core
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.snapshots import load, save_all
+from served import collect, eventually, served
+
+pytestmark = pytest.mark.server
+
+PROMPTS = np.random.default_rng(11).integers(0, 300, (4, 17)).tolist()
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+
+class RealCore:
+    """A core factory that keeps the core it made."""
+
+    core: EngineCore | None = None
+    runner = None
+
+    def __call__(self, config: EngineConfig, observer: object = None) -> EngineCore:
+        del observer
+        self.core = build_core(config)
+        return self.core
+
+    def check(self) -> None:
+        """Books balance, and nobody holds anything."""
+        assert self.core is not None
+        blocks = self.core._blocks
+        blocks.check()
+        counts = blocks.state_counts
+        assert counts is not None
+        assert (blocks.num_held, counts.held) == (0, 0)
+
+
+@pytest.fixture(scope="module", params=["qwen3_next", "lfm2", pytest.param("rwkv7", marks=pytest.mark.slow)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recurrent_models.make_folder(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def config(folder: Path, **changes: Any) -> EngineConfig:
+    settings: dict[str, Any] = {
+        "page_size": 8, "num_pages": 64, "max_running": 4, "max_step_tokens": 16, "max_model_len": 256,
+        "state_memory": 2**20, "backend": "reference",
+    }  # fmt: skip
+    return EngineConfig(model=str(folder), **settings | changes)
+
+
+async def test_streams_are_the_same_alone_together_and_from_the_prefix_cache(folder: Path) -> None:
+    cold = RealCore()
+    async with served(cold, config=config(folder, prefix_cache=False)) as its:  # type: ignore[arg-type]
+        alone = [(await collect(its.client.generate(prompt, GREEDY)))[0] for prompt in PROMPTS]
+        turns = [[*p, *d.token_ids, 1, 2, 3] for p, d in zip(PROMPTS, alone, strict=True)]
+        wanted = [(await collect(its.client.generate(turn, GREEDY)))[0].token_ids for turn in turns]
+    assert all(delta.finish_reason is FinishReason.LENGTH for delta in alone)
+    assert len({delta.token_ids for delta in alone}) > 1
+    cold.check()
+    core = RealCore()
+    async with served(core, config=config(folder)) as its:  # type: ignore[arg-type]
+        got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
+        assert [deltas[0].token_ids for deltas in got] == [delta.token_ids for delta in alone]
+        for number, (turn, tokens) in enumerate(zip(turns, wanted, strict=True)):
+            next_turn = its.client.generate(turn, GREEDY, request_id=f"turn {number}")
+            assert (await collect(next_turn))[0].token_ids == tokens
+            assert core.core is not None
+            assert core.core.cache.remembered(f"turn {number}").lookup.num_hit == 40, (
+                "no state was found again"
+            )
+    core.check()
+
+
+async def test_samples_of_a_prompt_fork_its_state(folder: Path) -> None:
+    core = RealCore()
+    params = SamplingParams(max_tokens=10, temperature=30.0, seed=5, n=3, ignore_eos=True)
+    async with served(core, config=config(folder)) as its:  # type: ignore[arg-type]
+        both = await collect(its.client.generate(PROMPTS[0], params))
+        first = await collect(its.client.generate(PROMPTS[0], params))
+    assert len({delta.token_ids for delta in both.values()}) == 3
+    assert {i: d.token_ids for i, d in both.items()} == {i: d.token_ids for i, d in first.items()}
+    core.check()
+
+
+async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
+    core = RealCore()
+    async with served(core, config=config(folder)) as its:  # type: ignore[arg-type]
+        assert its.engine.info.states is not None
+        slot_bytes = its.engine.info.states.slot_bytes
+        wanted = [(await collect(its.client.generate(prompt, GREEDY)))[0].token_ids for prompt in PROMPTS]
+    core.check()
+    core = RealCore()
+    small = config(folder, state_memory=2 * slot_bytes, num_pages=14)  # two run, and pages run out
+    async with served(core, config=small) as its:  # type: ignore[arg-type]
+        got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
+        assert [deltas[0].token_ids for deltas in got] == wanted
+        cancelled = its.client.generate(PROMPTS[0], SamplingParams(max_tokens=90, temperature=0))
+        await anext(cancelled)
+        await cancelled.aclose()
+        await eventually(lambda: its.engine.gauges().num_running == 0, "the cancelled request is gone")
+    core.check()
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)]
+)
+async def test_native_kernels_stream_the_same_however_they_are_served(name: str, tmp_path: Path) -> None:
+    """On the CPU backend, in steps of 16 tokens and of 7, on one thread and on two."""
+    require_extension()
+    folder = recurrent_models.make_folder(tmp_path / "model", name)
+    native = {"backend": "cpu", "weights": "keep"}
+    core = RealCore()
+    async with served(core, config=config(folder, threads=1, prefix_cache=False, **native)) as its:  # type: ignore[arg-type]
+        alone = [(await collect(its.client.generate(prompt, GREEDY)))[0].token_ids for prompt in PROMPTS]
+        assert "ragged" in its.engine.info.state_tier
+    assert len(set(alone)) > 1
+    core = RealCore()
+    changes = {"threads": 2, "max_step_tokens": 7, **native}
+    async with served(core, config=config(folder, **changes)) as its:  # type: ignore[arg-type]
+        for _ in range(2):  # cold, then from snapshots
+            got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
+            assert [deltas[0].token_ids for deltas in got] == alone
+    core.check()
+
+
+def test_recurrent_layers_do_not_guess_for_others(folder: Path, tmp_path: Path) -> None:
+    model = tiny_models.make_model(tmp_path / "qwen3", "qwen3")
+    with pytest.raises(InvalidConfig, match=r"draft model .* cannot guess: .* recurrent layers would need"):
+        build_core(config(model, speculate=f"draft:{folder}", state_memory=None))
+
+
+def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> None:
+    """Neither in the pool nor in the folder, though coarse formats have one by default."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "mamba2", mx.float32)
+    settings = config(folder, kv_format="fp4", cache_dir=tmp_path / "pages")
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    assert settings.residual is not None
+    with LLM(settings) as llm:
+        (output,) = llm.generate([PROMPTS[0]], params, progress=False)
+        assert len(llm.info.groups) <= 1
+    assert len(output.outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("qwen3_5", "cpu"), ("lfm2", "reference"), ("mamba2", "cpu"),
+     pytest.param("recurrent_gemma", "reference", marks=pytest.mark.slow),
+     pytest.param("recurrent_gemma", "cpu", marks=pytest.mark.slow),
+     pytest.param("mamba", "cpu", marks=pytest.mark.slow),
+     pytest.param("rwkv7", "cpu", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_bits_are_the_same_cold_and_from_disk(name: str, backend: str, tmp_path: Path) -> None:
+    """Engines one after the other: one computes, one finds pages and states in its folder, one has loaded
+    a saved cache. Tokens and log probabilities are equal to the last bit."""
+    if backend == "cpu":
+        require_extension()
+    folder = recurrent_models.make_folder(tmp_path / "model", name, mx.bfloat16)
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=0)
+    places = {"cache_dir": tmp_path / "pages", "save_dir": tmp_path / "saved"}
+    settings = config(folder, backend=backend, **places, **({"weights": "keep"} if backend == "cpu" else {}))
+
+    def engine(prompts: list[list[int]], **changes: Any) -> tuple[list[RequestOutput], LLM]:
+        llm = LLM(replace(settings, **changes))
+        return llm.generate(prompts, params, progress=False), llm
+
+    def said(outputs: list[RequestOutput]) -> list[tuple[object, ...]]:
+        return [
+            (tuple(x.token_ids), tuple(p.logprob for p in x.logprobs or ()))
+            for (x,) in (o.outputs for o in outputs)
+        ]
+
+    first, llm = engine(PROMPTS)
+    turns = [[*p, *o.outputs[0].token_ids, 1, 2, 3] for p, o in zip(PROMPTS, first, strict=True)]
+    llm.close()
+    cold, llm = engine([*PROMPTS, *turns], prefix_cache=False, cache_dir=None, save_dir=None)
+    llm.close()
+    assert len({tokens for tokens, _ in said(cold)}) > 1
+    warm, llm = engine([*PROMPTS, *turns])
+    assert [output.cached_tokens for output in warm] == [16] * 4 + [32] * 4
+    assert said(warm) == said(cold)
+    save_all(llm._ask, tmp_path / "saved" / "all")
+    llm.close()
+    _, llm = engine([], cache_dir=None)
+    assert load(llm._ask, tmp_path / "saved" / "all").num_skipped_pages == 0
+    again = llm.generate(turns, params, progress=False)
+    llm.close()
+    assert [output.cached_tokens for output in again] == [32] * 4
+    assert said(again) == said(cold)[4:]
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8"])
+def test_compressed_snapshots_round_nothing_else(form: str, tmp_path: Path) -> None:
+    """Without a hit, bits are those of uncompressed snapshots; a hit is close to them, and the same from
+    memory and from disk."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
+    settings = config(folder, cache_dir=tmp_path / "pages")
+
+    def said(output: RequestOutput) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        (sample,) = output.outputs
+        return tuple(sample.token_ids), tuple(p.logprob for p in sample.logprobs or ())
+
+    with LLM(replace(settings, cache_dir=None)) as llm:
+        wanted = [said(output) for output in llm.generate(PROMPTS, params, progress=False)]
+        full = llm.info.states
+    with LLM(replace(settings, state_snapshots=form)) as llm:  # type: ignore[arg-type]
+        states = llm.info.states
+        assert full is not None
+        assert states is not None
+        assert states.snapshot_bytes < (0.6 if form == "bf16" else 0.4) * states.slot_bytes
+        assert states.num_slots > full.num_slots
+        assert states.nbytes == llm.info.memory.states <= 2**20
+        cold = llm.generate(PROMPTS, params, progress=False)
+        assert [said(output) for output in cold] == wanted
+        turns = [[*p, *o.outputs[0].token_ids, 1, 2] for p, o in zip(PROMPTS, cold, strict=True)]
+        warm = llm.generate(turns, params, progress=False)
+    assert [output.cached_tokens for output in warm] == [24] * 4
+    with LLM(replace(settings, prefix_cache=False, cache_dir=None)) as llm:
+        exact = llm.generate(turns, params, progress=False)
+    first = [(said(a)[1][0], said(b)[1][0]) for a, b in zip(warm, exact, strict=True)]
+    found, wanted_there = zip(*first, strict=True)
+    assert np.allclose(found, wanted_there, atol=0.05)
+    with LLM(replace(settings, state_snapshots=form)) as llm:  # type: ignore[arg-type]
+        again = llm.generate(turns, params, progress=False)
+    assert [output.cached_tokens for output in again] == [24] * 4
+    assert list(map(said, again)) == list(map(said, warm))
+
+
+def test_a_state_that_a_prompt_passes_is_compressed_as_it_was(tmp_path: Path) -> None:
+    """The snapshot stands after 16 of the 17 tokens that one step computes."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=0)
+    settings = config(folder, max_step_tokens=64, state_snapshots="bf16")
+    with LLM(settings) as llm:
+        runs = [llm.generate([PROMPTS[0]], params, progress=False)[0] for _ in range(2)]
+    assert [output.cached_tokens for output in runs] == [0, 16]
+    cold, warm = ([p.logprob for p in output.outputs[0].logprobs or ()] for output in runs)
+    assert np.allclose(cold, warm, atol=0.02)
+
+
+async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
+    core = RealCore()
+    params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+    async with served(core, config=config(folder, backend="cpu")) as its:  # type: ignore[arg-type]
+        wanted = (await collect(its.client.generate(PROMPTS[1], GREEDY)))[0].token_ids
+        victim = its.client.generate(PROMPTS[0], params, request_id="victim")
+        await anext(victim)
+        assert core.core is not None
+        states = core.core._runner._model.states  # type: ignore[attr-defined]
+        committed = states.commit
+
+        def broken() -> None:
+            committed()
+            (running,) = [s.table.state.running for s in core.core._scheduler._roster.running if s.table][:1]  # type: ignore[union-attr]
+            for array in states._arrays.values():
+                array[running] = mx.array(float("nan"), array.dtype)
+
+        states.commit = broken
+        with pytest.raises(RequestFailed, match="not finite"):
+            await collect(victim)
+        states.commit = committed
+        assert (await collect(its.client.generate(PROMPTS[1], GREEDY)))[0].token_ids == wanted
+        again = its.client.generate(PROMPTS[0], GREEDY)
+        assert (await collect(again))[0].finish_reason is FinishReason.LENGTH, "nothing of it was published"
+    core.check()

@@ -1,0 +1,223 @@
+"""Clients that do not read: their output is bounded, their calls end, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+from engines import Gate
+from fakes import FakeCore, small_config
+from octavo.engine.api.errors import Overloaded
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.grpc.octavo_v1 import generation
+from octavo.proto import generation_pb2 as pb
+from octavo.proto import generation_pb2_grpc
+from served import Served, all_idle, collect, eventually, served
+from vllm_worker import ask
+
+pytestmark = pytest.mark.server
+
+NARROW = {"grpc__http2__lookahead_bytes": 1024, "grpc__http2__bdp_probe": 0}
+SHORT = SamplingParams(max_tokens=3)
+LARGE = pb.SamplingParams(max_tokens=3000, logprobs=4)  # some 2 MB in memory, 200 KB on the wire
+CONFIG = {"page_size": 32, "num_pages": 512}
+
+
+class Stalled:
+    """A call whose client has read one response."""
+
+    def __init__(self, call: Any, first: pb.GenerateResponse) -> None:
+        self._call = call
+        self.num_tokens = len(first.token_ids)
+
+    async def read_on(self, pause: float = 0.0) -> None:
+        """Read the rest, with a pause after each of the first responses."""
+        async with asyncio.timeout(60):
+            await self._read_on(pause)
+
+    async def _read_on(self, pause: float) -> None:
+        num_read = 0
+        while (response := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            self.num_tokens += len(response.token_ids)
+            num_read += 1
+            await asyncio.sleep(pause if num_read <= 3 else 0)
+
+
+@contextlib.asynccontextmanager
+async def stalled(its: Served, sampling: pb.SamplingParams) -> AsyncIterator[Stalled]:
+    """Over a connection of its own, with little room on the way."""
+    channel = its.channel(**NARROW)
+    stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+    try:
+        call = stub.Generate(pb.GenerateRequest(text="a", sampling=sampling))
+        yield Stalled(call, await call.read())
+    finally:
+        await channel.close(None)
+
+
+def _unread(its: Served) -> int:
+    return its.engine._open._unread.num_bytes
+
+
+async def test_output_that_nobody_reads_keeps_new_requests_out_until_it_is_read() -> None:
+    config = small_config(**CONFIG, max_unread_bytes=1_000_000)
+    async with served(FakeCore(verify=False), config=config) as its:
+        async with stalled(its, LARGE) as slow:
+            await eventually(lambda: all_idle(its.engine), "it is computed to its end", within=60)
+            assert its.engine.gauges().num_running == 0
+            assert _unread(its) > 1_000_000
+            with pytest.raises(Overloaded, match="bytes of output are unread by their clients"):
+                await collect(its.client.generate("b", SHORT))
+            await slow.read_on()
+            assert slow.num_tokens == 3000
+            await eventually(lambda: _unread(its) == 0, "all of it was read")
+            assert await collect(its.client.generate("b", SHORT))
+        assert _unread(its) == 0
+
+
+async def test_a_connection_that_is_lost_gives_its_unread_output_back() -> None:
+    config = small_config(**CONFIG, max_unread_bytes=1_000_000)
+    async with served(FakeCore(verify=False), config=config) as its:
+        async with stalled(its, LARGE):
+            await eventually(lambda: _unread(its) > 1_000_000, "its output waits", within=60)
+        await eventually(lambda: _unread(its) == 0, "nothing waits for nobody")
+        assert await collect(its.client.generate("b", SHORT))
+
+
+async def test_far_too_much_unread_output_ends_the_slowest_stream_and_no_other() -> None:
+    config = small_config(**CONFIG, max_unread_bytes=300_000)
+    async with served(FakeCore(verify=False), config=config) as its:
+        honest = asyncio.create_task(collect(its.client.generate([1], SamplingParams(max_tokens=2000))))
+        async with stalled(its, LARGE) as slow:
+            assert len((await honest)[0].token_ids) == 2000
+            await eventually(lambda: all_idle(its.engine), "the slow one was ended", within=60)
+            assert _unread(its) < 300_000, "what is in its write, and no more"
+            with pytest.raises(grpc.aio.AioRpcError, match="read faster") as caught:
+                await slow.read_on()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await eventually(lambda: _unread(its) == 0, "nothing is left of it")
+
+
+async def test_a_write_that_does_not_move_ends_its_call() -> None:
+    config = small_config(**CONFIG)
+    async with served(FakeCore(verify=False), config=config, write_timeout_s=0.3) as its:  # noqa: SIM117
+        async with stalled(its, LARGE):
+            await eventually(lambda: its.server.intake.num_active == 0, "the call was ended", within=60)
+            await eventually(lambda: all_idle(its.engine) and _unread(its) == 0, "pages and output are free")
+            await eventually(lambda: its.server.limiter.num_calls == 0, "nothing waits for its last word")
+            assert not its.server.intake.writer._writes
+            assert await collect(its.client.generate("b", SHORT)), "others are served"
+
+
+async def test_whoever_reads_on_too_late_learns_why_the_call_was_ended() -> None:
+    """The server does not wait until its status is taken. On a connection that does not move it may be lost,
+    which costs nobody but that client anything: one of some attempts is to get it."""
+    config = small_config(**CONFIG)
+    async with served(FakeCore(verify=False), config=config, write_timeout_s=0.3) as its:
+        for _ in range(4):
+            async with stalled(its, LARGE) as slow:
+                await eventually(lambda: its.server.limiter.num_calls == 0, "the call was ended", within=60)
+                try:
+                    await asyncio.wait_for(slow.read_on(), 10)
+                except TimeoutError:
+                    continue
+                except grpc.aio.AioRpcError as error:
+                    _check_reason(error)
+                    return
+                raise AssertionError("the call ended as if everything had been read")
+    raise AssertionError("no attempt was told why")
+
+
+def _check_reason(error: grpc.aio.AioRpcError) -> None:
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "has not read its output" in (error.details() or "")
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    info = error_details_pb2.ErrorInfo()
+    assert status is not None
+    assert status.details[0].Unpack(info)
+    assert info.reason == "SLOW_READER"
+
+
+async def test_a_running_request_whose_client_stops_reading_is_ended_too() -> None:
+    """Its pages are free although it had 20,000 tokens to go."""
+    core = FakeCore(verify=False, max_model_len=30_000)
+    config = small_config(page_size=32, num_pages=1024)
+    async with served(core, config=config, write_timeout_s=0.3) as its:
+        endless = pb.SamplingParams(max_tokens=25_000, logprobs=20)
+        async with stalled(its, endless):
+            await eventually(lambda: its.server.intake.num_active == 0, "the call was ended", within=60)
+            await eventually(lambda: all_idle(its.engine), "its pages are free")
+        assert its.num_steps < 25_000
+
+
+async def test_a_batch_that_nobody_reads_ends_with_all_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "BATCH_BACKLOG", 2)
+    async with served(FakeCore(verify=False), config=small_config(**CONFIG), write_timeout_s=2.0) as its:
+        channel = its.channel(**NARROW)
+        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        requests = [
+            pb.GenerateRequest(request_id=str(k), token_ids=pb.TokenIds(ids=[k]), sampling=LARGE)
+            for k in range(1, 5)
+        ]
+        call = stub.GenerateMany(iter(requests))
+        await call.read()
+        await eventually(lambda: its.server.intake.num_active == 4, "all are in")
+        await eventually(lambda: its.server.intake.num_active == 0, "the call was ended", within=60)
+        await eventually(lambda: all_idle(its.engine) and _unread(its) == 0, "pages and output are free")
+        await channel.close(None)
+
+
+async def test_a_reader_that_is_merely_slow_is_let_alone() -> None:
+    config = small_config(**CONFIG)
+    server = served(FakeCore(verify=False), config=config, write_timeout_s=2.0)
+    async with server as its, stalled(its, LARGE) as slow:
+        await slow.read_on(pause=0.5)
+        assert slow.num_tokens == 3000
+
+
+async def test_whole_answers_are_collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OUTPUT_MODE_FINAL, and vLLM's service without ``stream``: one joining per sample, not per token."""
+    from octavo.engine.api import output_collector
+    from octavo.engine.api.outputs import Delta
+
+    joined = 0
+
+    def counted(**fields: Any) -> Delta:
+        nonlocal joined
+        joined += 1
+        return Delta(**fields)
+
+    monkeypatch.setattr(output_collector, "Delta", counted)
+    async with served(config=small_config(**CONFIG)) as its, its.channel() as channel:
+        sampling = pb.SamplingParams(max_tokens=300, n=2)
+        final = pb.GenerateRequest(text="a", sampling=sampling, output_mode=pb.OUTPUT_MODE_FINAL)
+        responses = [response async for response in its.client.stub.Generate(final)]
+        assert sorted(len(response.token_ids) for response in responses) == [300, 300]
+        stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        worker = [response async for response in stub.Generate(ask(max_tokens=300, stream=False))]
+        assert [len(response.complete.output_ids) for response in worker] == [300]
+        assert joined == 3
+
+
+async def test_pages_wait_for_no_reader() -> None:
+    """A request of whole answers gives its pages back when it is computed, read or not."""
+    gate = Gate()
+    async with served(FakeCore(before_step=gate), config=small_config()) as its:
+        call = its.client.stub.Generate(
+            pb.GenerateRequest(
+                text="a", sampling=pb.SamplingParams(max_tokens=5), output_mode=pb.OUTPUT_MODE_FINAL
+            )
+        )
+        await eventually(lambda: its.server.intake.num_active == 1, "it is in")
+        gate.open()
+        await eventually(lambda: all_idle(its.engine), "all idle")
+        assert len((await call.read()).token_ids) == 5

@@ -1,0 +1,201 @@
+"""Many streams at once, and clients that leave, stall or run out of time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from fakes import FakeCore, small_config
+from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.grpc.octavo_v1 import generation
+from octavo.proto import generation_pb2 as pb
+from octavo.proto import generation_pb2_grpc
+from served import Served, all_idle, collect, eventually, served
+
+pytestmark = pytest.mark.server
+
+LONG = SamplingParams(max_tokens=200)  # 200 steps of 2 ms, when slow
+
+
+def _slow() -> FakeCore:
+    return FakeCore(before_step=lambda: time.sleep(0.002))
+
+
+async def _freed_early(its: Served) -> None:
+    """Every page is idle long before the 200 tokens could have been made."""
+    await eventually(lambda: all_idle(its.engine), "pages idle")
+    assert its.num_steps < 150, f"it ran on for {its.num_steps} steps"
+    assert its.server.intake.num_active == 0
+
+
+async def test_32_concurrent_streams_say_what_each_says_alone() -> None:
+    prompts = [[*range(30, 42), index] for index in range(32)]  # a shared prefix of three pages
+    params = [
+        SamplingParams(max_tokens=5 + index % 9, temperature=float(index % 2), seed=index, n=1 + index % 2)
+        for index in range(32)
+    ]
+    async with served() as its:
+        together = await asyncio.gather(
+            *(collect(its.client.generate(p, q)) for p, q in zip(prompts, params, strict=True))
+        )
+    async with served() as its:
+        for index, whole in enumerate(together):
+            alone = await collect(its.client.generate(prompts[index], params[index]))
+            assert {i: d.token_ids for i, d in whole.items()} == {i: d.token_ids for i, d in alone.items()}
+        await eventually(lambda: all_idle(its.engine), "pages idle")
+
+
+async def test_a_cancelled_call_frees_its_pages() -> None:
+    async with served(_slow()) as its:
+        deltas = its.client.generate("hello", LONG)
+        await anext(deltas)
+        assert its.engine.gauges().pages_held > 0
+        await deltas.aclose()
+        await _freed_early(its)
+
+
+async def test_a_lost_connection_frees_its_pages() -> None:
+    async with served(_slow()) as its:
+        channel = its.channel()
+        stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Generate(pb.GenerateRequest(text="hello", sampling=pb.SamplingParams(max_tokens=200)))
+        await call.read()
+        await channel.close(None)
+        await _freed_early(its)
+
+
+async def test_a_deadline_ends_the_request() -> None:
+    async with served(_slow()) as its:
+        call = its.client.stub.Generate(
+            pb.GenerateRequest(text="hello", sampling=pb.SamplingParams(max_tokens=200)), timeout=0.1
+        )
+
+        async def read() -> None:
+            async for _ in call:
+                pass
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await _freed_early(its)
+
+
+async def test_cancelling_while_waiting_leaves_the_queue() -> None:
+    async with served(_slow(), config=small_config(max_running=1)) as its:
+        running = its.client.generate("hello", LONG)
+        await anext(running)
+        waiting = asyncio.create_task(anext(its.client.generate("other", LONG)))
+        await eventually(lambda: its.engine.gauges().num_waiting == 1, "it waits")
+        waiting.cancel()
+        await eventually(lambda: its.engine.gauges().num_waiting == 0, "it has left")
+        assert (await anext(running)).token_ids, "the other one goes on"
+        await running.aclose()
+        await _freed_early(its)
+
+
+async def test_a_client_that_stops_reading_holds_nobody_up_and_loses_nothing() -> None:
+    """With little room on the way, what it has not read waits as one merged response."""
+    config = small_config(page_size=32, num_pages=256)
+    async with served(FakeCore(verify=False), config=config) as its:
+        channel = its.channel(grpc__http2__lookahead_bytes=1024, grpc__http2__bdp_probe=0)
+        stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Generate(pb.GenerateRequest(text="hello", sampling=pb.SamplingParams(max_tokens=2000)))
+        responses = [await call.read()]
+        others = await asyncio.gather(
+            *(collect(its.client.generate(f"other {i}", SamplingParams(max_tokens=100))) for i in range(4))
+        )
+        assert [len(other[0].token_ids) for other in others] == [100] * 4
+        await eventually(lambda: all_idle(its.engine), "the stalled one is computed to its end", within=60)
+        while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            responses.append(response)
+        await channel.close(None)
+        whole = await collect(its.client.generate("hello", SamplingParams(max_tokens=2000)))
+    assert len(responses) < 1000, f"{len(responses)} responses were kept for it"
+    assert tuple(token for response in responses for token in response.token_ids) == whole[0].token_ids
+    assert "".join(response.text for response in responses) == whole[0].text
+
+
+async def _many(requests: list[pb.GenerateRequest]) -> AsyncIterator[pb.GenerateRequest]:
+    for request in requests:
+        yield request
+
+
+def _small(name: str, text: str, max_tokens: int = 6) -> pb.GenerateRequest:
+    return pb.GenerateRequest(request_id=name, text=text, sampling=pb.SamplingParams(max_tokens=max_tokens))
+
+
+async def test_generate_many_answers_all_and_a_bad_one_alone_is_refused() -> None:
+    requests = [_small(f"r{index}", f"prompt {index}") for index in range(40)]
+    requests[7] = _small("r7", "prompt 7", max_tokens=-1)
+    requests[9] = pb.GenerateRequest(request_id="r9")
+    async with served() as its:
+        responses: dict[str, list[pb.GenerateResponse]] = {}
+        async for response in its.client.stub.GenerateMany(_many(requests)):
+            responses.setdefault(response.request_id, []).append(response)
+        assert sorted(responses) == sorted(request.request_id for request in requests)
+        for index, request in enumerate(requests):
+            answers = responses[request.request_id]
+            if index in (7, 9):
+                [answer] = answers
+                assert answer.finish_reason == pb.FINISH_REASON_ERROR
+                assert answer.error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+                assert ("-1" if index == 7 else "prompt") in answer.error.message
+                continue
+            alone = await collect(its.client.generate(request.text, SamplingParams(max_tokens=6)))
+            assert tuple(token for answer in answers for token in answer.token_ids) == alone[0].token_ids
+            assert answers[-1].finish_reason == pb.FINISH_REASON_LENGTH
+            assert not answers[-1].HasField("error")
+        await eventually(lambda: all_idle(its.engine), "pages idle")
+
+
+async def test_generate_many_computes_only_so_many_at_once() -> None:
+    async with served(_slow()) as its:
+        its.server.servicer._batch_concurrency = 3
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, its.server.intake.num_active)
+                await asyncio.sleep(0)
+
+        watcher = asyncio.create_task(watch())
+        ended = set()
+        async for delta in its.client.generate_many(_many([_small(f"r{i}", f"p{i}") for i in range(12)])):
+            if delta.finish_reason is FinishReason.LENGTH:
+                ended.add(delta.request_id)
+        watcher.cancel()
+        assert len(ended) == 12
+        assert most == 3
+
+
+async def test_cancelling_generate_many_frees_all_its_pages() -> None:
+    async with served(_slow()) as its:
+        requests = [_small(f"r{index}", f"prompt {index}", max_tokens=200) for index in range(6)]
+        deltas = its.client.generate_many(_many(requests))
+        await anext(deltas)
+        await deltas.aclose()
+        await _freed_early(its)
+
+
+async def test_generate_many_whose_client_does_not_read_can_still_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server's own backlog is full when the call is cancelled, and nothing hangs."""
+    monkeypatch.setattr(generation, "BATCH_BACKLOG", 1)
+    async with served(_slow()) as its:
+        channel = its.channel(grpc__http2__lookahead_bytes=1024, grpc__http2__bdp_probe=0)
+        stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.GenerateMany(_many([_small(f"r{i}" * 60, f"p{i}", max_tokens=180) for i in range(6)]))
+        await call.read()
+        await asyncio.sleep(0.1)
+        call.cancel()
+        await eventually(lambda: all_idle(its.engine), "pages idle")
+        await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
+        await channel.close(None)

@@ -1,0 +1,360 @@
+"""Native attention beyond the shared grid: long contexts, every instruction set, and what must not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from native import at_every_level, require_extension, run_at_level
+
+require_extension()
+
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
+
+from attention_backends import poison  # noqa: E402
+from attention_cases import (  # noqa: E402
+    EVERY_FORMAT_PAIR,
+    FORMAT_PAIRS,
+    Case,
+    Extras,
+    as_numpy,
+    build_metadata,
+    shuffled_tables,
+)
+from octavo.kernels import _ext  # noqa: E402
+from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
+from octavo.kernels.verify.oracle import TruthPool  # noqa: E402
+
+pytestmark = pytest.mark.parity
+
+# Of the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed point;
+# 16-bit rows are rounded on output, and under bf16 rows softmax weights are rounded to bf16 too.
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
+
+# 16-bit rows over these pages may be computed in 8-bit fixed point.
+BYTES = {"fp4", "fp5", "int4", "mxfp4", "nvfp4", "affine4"}
+BYTES_TOLERANCE = 2e-2
+
+
+def tolerance(formats: tuple[str, str], dtype: mx.Dtype) -> float:
+    rounds = dtype != mx.float32 and not BYTES.isdisjoint(formats)
+    return BYTES_TOLERANCE if rounds else TOLERANCE[dtype]
+
+
+LONG = (
+    Case(name="splits", sequences=((3000, 1), (1023, 1), (1024, 1), (1100, 2)), page_size=32),
+    Case(name="splits-chunk", sequences=((1500, 70), (2100, 3)), page_size=64, group=1),
+    Case(name="splits-dim128", sequences=((2100, 1), (40, 1)), page_size=16, head_dim=128, group=4),
+    Case(name="splits-page8", sequences=((1300, 1),), page_size=8, head_dim=40),
+    Case(name="window", sequences=((2500, 1), (1300, 30)), page_size=32, window=1200, keep=70),
+    Case(
+        name="window-sinks",
+        sequences=((2500, 1), (3, 1)),
+        page_size=16,
+        window=300,
+        keep=4,
+        sinks=True,
+        softcap=6.0,
+    ),
+    Case(name="masked", sequences=((2500, 1), (700, 40)), page_size=32, mask="added", slopes=True),
+    Case(name="many", sequences=tuple((17 * i % 90, 1 + i % 3) for i in range(40)), page_size=16),
+)
+
+
+def rows_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Gaussian rows with one channel eight times as large."""
+    rows = rng.standard_normal(shape).astype(np.float32)
+    rows[..., 3] *= 8
+    return mx.array(rows).astype(dtype)
+
+
+def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, exact: bool = False) -> float:
+    """As ``run_case(...).error``, but the truth attends in the last step only: contexts are long here."""
+    spec, rng = case.spec(*formats), np.random.default_rng(0)
+    pool, truth = CpuBackend(exact=exact).create_pool(spec), TruthPool(spec).layers[0]
+    poison(pool)
+    tables = shuffled_tables(case, rng, spec.num_pages)
+    for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
+        metadata = build_metadata(sequences, tables, case.page_size)
+        tokens = metadata.num_tokens
+        keys = rows_of(rng, (tokens, case.kv_heads, case.head_dim), dtype)
+        values = rows_of(rng, (tokens, case.kv_heads, case.layer.value_dim), dtype)
+        pool.begin_step(metadata)
+        pool.write(0, keys, values)
+        mx.eval(pool.pending())
+        truth.write(metadata, as_numpy(keys), as_numpy(values))
+    queries = rows_of(rng, (tokens, case.kv_heads * case.group, case.head_dim), dtype)
+    extras = Extras.of(case, rng, metadata)
+    out = pool.attend(0, queries, AttendOptions(scale=0.1, **extras.arrays()))
+    want = truth.attend(metadata, as_numpy(queries), scale=0.1, **extras.truth())
+    return float(np.abs(as_numpy(out) - want).max() / np.abs(want).max())
+
+
+def _long_grid() -> Iterator[object]:
+    """Each case and type with the usual pairs of formats; of the others, each has two."""
+    for number, formats in enumerate(EVERY_FORMAT_PAIR):
+        cells = [(case, dtype) for case in LONG for dtype in TOLERANCE if case.fits(*formats)]
+        if formats not in FORMAT_PAIRS:
+            cells = [cells[5 * number % len(cells)], cells[(5 * number + 7) % len(cells)]]
+        for case, dtype in cells:
+            yield pytest.param(case, formats, dtype, id=f"{case.name}-{'-'.join(formats)}-{dtype}")
+
+
+@pytest.mark.parametrize(("case", "formats", "dtype"), list(_long_grid()))
+def test_long_contexts_equal_truth(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    assert last_step_error(case, formats, dtype) < tolerance(formats, dtype)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("formats", [("fp4", "fp4"), ("fp5", "int4"), ("bf16", "fp5")], ids="-".join)
+def test_exact_keeps_what_16_bits_hold(formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    for case in (LONG[1], LONG[2], LONG[5]):
+        assert last_step_error(case, formats, dtype, exact=True) < TOLERANCE[dtype]
+
+
+def attend_once(
+    name: str, rows: tuple[NDArray[np.float32], ...], *, exact: bool = False, scale: float = 0.1
+) -> NDArray[np.float32]:
+    """The last queries of bf16 rows (queries, keys, values) over pages of their own."""
+    length, heads, dim = rows[1].shape
+    layer = LayerSpec(num_kv_heads=heads, head_dim=dim, value_dim=dim)
+    spec = PoolSpec(layers=(layer,), num_pages=-(-length // 32), page_size=32, k_format=name, v_format=name)
+    pool, tables = CpuPool(spec, exact=exact), [np.arange(spec.num_pages, dtype=np.int32)]
+    queries, keys, values = (mx.array(each).astype(mx.bfloat16) for each in rows)
+    pool.begin_step(build_metadata([(0, length)], tables, 32))
+    pool.write(0, keys, values)
+    mx.eval(pool.pending())
+    count = len(rows[0])
+    pool.begin_step(build_metadata([(length - count, count)], tables, 32))
+    return as_numpy(pool.attend(0, queries, AttendOptions(scale=scale)))
+
+
+@pytest.mark.parametrize("name", sorted(BYTES))
+@pytest.mark.parametrize("scale", [0.01, 0.1, 0.3], ids=["flat", "usual", "peaked"])
+def test_rounding_to_bytes_is_small_beside_the_error_of_the_pages(name: str, scale: float) -> None:
+    rng = np.random.default_rng(2)
+    shapes = ((1, 8, 128), (1000, 2, 128), (1000, 2, 128))
+    rows = tuple(rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    plain, exact, rounded = (
+        attend_once("bf16", rows, scale=scale),
+        attend_once(name, rows, exact=True, scale=scale),
+        attend_once(name, rows, scale=scale),
+    )
+    of_pages, of_rounding = (np.sqrt(np.square(each - exact).mean()) for each in (plain, rounded))
+    assert of_rounding < 0.3 * of_pages
+
+
+@pytest.mark.parametrize("poison_value", [np.nan, np.inf])
+def test_a_query_that_is_not_finite_gives_no_numbers_among_many_rows(poison_value: float) -> None:
+    rng = np.random.default_rng(4)
+    queries, keys = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 2, 64), (90, 2, 64)))
+    queries[5, 1, 3] = poison_value
+    got = attend_once("bf16", (queries, keys, keys))
+    assert {(row, head) for row, head, _ in np.argwhere(~np.isfinite(got))} == {(5, 1)}
+
+
+@pytest.mark.parametrize("name", ["fp4", "mxfp4", "nvfp4", "affine4"])
+@pytest.mark.parametrize("logit", [2.0, 5.5, 6.0, 7.0, 9.0])
+def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> None:
+    """One position outweighs all others, each of which is worth less than one unit or hardly more; together
+    they still pull the output their way."""
+    queries = np.zeros((1, 1, 64), np.float32)
+    keys, values = np.zeros((32, 1, 64), np.float32), np.full((32, 1, 64), 2.0, np.float32)
+    queries[..., 0], keys[0, :, 0], values[0] = 1, logit, -2
+    got = float(attend_once(name, (queries, keys, values), scale=1.0).mean())
+    want = float(attend_once(name, (queries, keys, values), exact=True, scale=1.0).mean())
+    assert abs(got - want) < 0.04
+
+
+GRID_AT_LEVEL = """
+import mlx.core as mx
+from attention_backends import poison
+from attention_cases import CASES, EVERY_FORMAT_PAIR, FORMAT_PAIRS, run_case
+from octavo.kernels import _ext
+from octavo.kernels.cpu.backend import CpuBackend
+worst = dict.fromkeys(("float32", "bfloat16"), 0.0)
+for index, case in enumerate(CASES[::2]):
+    others = [pair for pair in EVERY_FORMAT_PAIR[len(FORMAT_PAIRS):] if case.fits(*pair)]
+    for formats in (*FORMAT_PAIRS, *others[index % 4 :: 4]):
+        dtype = (mx.float32, mx.bfloat16)[index % 2]
+        pool = CpuBackend().create_pool(case.spec(*formats))
+        poison(pool)
+        name = str(dtype).rsplit(".", 1)[-1]
+        worst[name] = max(worst[name], run_case(case, pool, dtype=dtype).error)
+print(_ext.isa(), worst["float32"], worst["bfloat16"])
+"""
+
+
+@at_every_level
+def test_every_instruction_set_equals_truth(level: str) -> None:
+    name, wide, narrow = run_at_level(level, GRID_AT_LEVEL).split()
+    assert name == level
+    assert float(wide) < TOLERANCE[mx.float32]
+    assert float(narrow) < BYTES_TOLERANCE
+
+
+@at_every_level
+def test_a_single_position_is_read_as_it_is_stored(level: str) -> None:
+    code = "from cpu_pages import largest_reading_error; print(largest_reading_error())"
+    error = float(run_at_level(level, code))
+    if level in ("generic", "avx2"):
+        assert error == 0
+    else:
+        assert error < 1e-4, "integers times weights in 16-bit fixed point"
+
+
+class Batch:
+    """Sequences with K/V of their own, to be attended to in any company."""
+
+    def __init__(
+        self, formats: tuple[str, str], dtype: mx.Dtype, *, query_heads: int = 4, dim: int = 64
+    ) -> None:
+        self.lengths = ((1500, 1), (40, 9), (0, 33), (2200, 1), (5, 2))
+        layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim, window=1800, keep=3)
+        spec = PoolSpec(
+            layers=(layer,), num_pages=300, page_size=16, k_format=formats[0], v_format=formats[1]
+        )
+        self.pool, rng, first = CpuPool(spec), np.random.default_rng(1), 0
+        self.tables: list[NDArray[np.int32]] = []
+        for old, new in self.lengths:
+            count = -(-(old + new) // 16)
+            self.tables.append(np.arange(first, first + count, dtype=np.int32))
+            first += count
+        self.rows = [
+            [
+                mx.array(rng.standard_normal((old + new, heads, dim)).astype(np.float32)).astype(dtype)
+                for heads in (query_heads, 2, 2)
+            ]
+            for old, new in self.lengths
+        ]
+        everything = [(0, old + new) for old, new in self.lengths]
+        self.pool.begin_step(build_metadata(everything, self.tables, 16))
+        self.pool.write(0, *(mx.concatenate([rows[part] for rows in self.rows]) for part in (1, 2)))
+        mx.eval(self.pool.pending())
+
+    def attend(self, members: list[int]) -> dict[int, NDArray[np.float32]]:
+        """The last rows of each member, computed together."""
+        lengths = [self.lengths[i] for i in members]
+        self.pool.begin_step(build_metadata(lengths, [self.tables[i] for i in members], 16))
+        queries = mx.concatenate([self.rows[i][0][self.lengths[i][0] :] for i in members])
+        out = as_numpy(self.pool.attend(0, queries, AttendOptions(scale=0.125)))
+        ends = np.cumsum([new for _, new in lengths])
+        return dict(zip(members, np.split(out, ends[:-1]), strict=True))
+
+    def attend_part(self, member: int, first: int, stop: int) -> NDArray[np.float32]:
+        """Rows ``first`` to ``stop`` of a member, alone."""
+        self.pool.begin_step(build_metadata([(first, stop - first)], [self.tables[member]], 16))
+        return as_numpy(self.pool.attend(0, self.rows[member][0][first:stop], AttendOptions(scale=0.125)))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "fp16")], ids=lambda f: f[0])
+def test_neither_threads_nor_neighbours_change_a_bit(formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    batch = Batch(formats, dtype)
+    before = _ext.threads()
+    try:
+        _ext.set_threads(1)
+        want = batch.attend([0, 1, 2, 3, 4])
+        for threads in (2, 4):
+            _ext.set_threads(threads)
+            for members in ([0, 1, 2, 3, 4], [4, 3, 1], [0], [3], [2, 0]):
+                for member, rows in batch.attend(members).items():
+                    np.testing.assert_array_equal(rows, want[member])
+    finally:
+        _ext.set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "int8")], ids=lambda f: f[0])
+def test_the_chunk_that_a_row_is_in_changes_no_bit(formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    batch = Batch(formats, dtype)
+    old, new = batch.lengths[2]
+    want = batch.attend([2])[2]
+    for size in (1, 2, 5, 12, 17, new):
+        for first in range(0, new, size):
+            stop = min(first + size, new)
+            np.testing.assert_array_equal(batch.attend_part(2, old + first, old + stop), want[first:stop])
+
+
+@pytest.mark.parametrize(("group", "dim"), [(1, 128), (3, 96), (4, 64), (2, 256), (4, 72)])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None:
+    batch = Batch((name, name), mx.bfloat16, query_heads=2 * group, dim=dim)
+    old, new = batch.lengths[2]
+    want = batch.attend([2])[2]
+    for row in range(0, new, 4):
+        np.testing.assert_array_equal(batch.attend_part(2, old + row, old + row + 1), want[row : row + 1])
+    for member in (0, 3):  # long ones, alone and in company
+        np.testing.assert_array_equal(batch.attend([member])[member], batch.attend([1, member])[member])
+
+
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "int8")], ids=lambda f: f[0])
+def test_slopes_add_the_distance(formats: tuple[str, str]) -> None:
+    """Decode over several tiles, and a chunk, with a window; K and V as the pool holds them."""
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=150)
+    spec = PoolSpec(layers=(layer,), num_pages=20, page_size=16, k_format=formats[0], v_format=formats[1])
+    pool, rng, slopes = CpuPool(spec), np.random.default_rng(4), np.array([0.5, 0.01, 0, 0.1], np.float32)
+    lengths, tables = ((200, 1), (0, 70)), [np.arange(13, dtype=np.int32), np.arange(13, 18, dtype=np.int32)]
+    for step in ([(0, 200), (0, 0)], list(lengths)):
+        metadata = build_metadata(step, tables, 16)
+        queries, keys, values = (
+            mx.array(rng.standard_normal((metadata.num_tokens, heads, 64)).astype(np.float32))
+            for heads in (4, 2, 2)
+        )
+        pool.begin_step(metadata)
+        pool.write(0, keys, values)
+        out = as_numpy(pool.attend(0, queries, AttendOptions(scale=0.125, alibi_slopes=mx.array(slopes))))
+        mx.eval(pool.pending())
+    stored_keys, stored_values = (np.repeat(as_numpy(rows), 2, axis=1) for rows in pool.gather_sequences(0))
+    for b, (old, new) in enumerate(lengths):
+        rows = slice(metadata.q_start[b], metadata.q_start[b + 1])
+        distance = np.arange(old + new) - np.arange(old, old + new)[:, None]
+        logits = np.einsum("thd,hld->htl", as_numpy(queries)[rows], stored_keys[b, :, : old + new]) * 0.125
+        logits = logits + slopes[:, None, None] * distance
+        weights = np.exp(np.where((distance <= 0) & (distance > -150), logits, -np.inf))
+        weights /= weights.sum(-1, keepdims=True)
+        want = np.einsum("htl,hld->thd", weights, stored_values[b, :, : old + new])
+        assert np.abs(out[rows] - want).max() < TOLERANCE[mx.float32] * np.abs(want).max()
+    with pytest.raises(ValueError, match=r"alibi_slopes must be \(4,\), one per query head, got \(3\)"):
+        pool.attend(0, queries, AttendOptions(scale=0.125, alibi_slopes=mx.zeros(3)))
+
+
+def test_queries_need_not_be_contiguous() -> None:
+    batch = Batch(("fp4", "fp4"), mx.bfloat16)
+    want = batch.attend([1])[1]
+    fused = mx.concatenate([mx.ones((9, 3, 64), mx.bfloat16), batch.rows[1][0][40:]], axis=1)
+    got = as_numpy(batch.pool.attend(0, fused[:, 3:], AttendOptions(scale=0.125)))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp4"])
+def test_a_thousand_steps_in_place_equal_truth(name: str) -> None:
+    """Two layers, written and read in each of 1,000 evaluations, while pages change owners."""
+    rng = np.random.default_rng(7)
+    layer = LayerSpec(num_kv_heads=1, head_dim=32, value_dim=32)
+    spec = PoolSpec(layers=(layer, layer), num_pages=6, page_size=16, k_format=name, v_format=name)
+    pool, truth = CpuPool(spec), TruthPool(spec)
+    lengths, tables = [0, 0], [rng.permutation(6)[:3].astype(np.int32) for _ in range(2)]
+    tables[1] = np.setdiff1d(np.arange(6), tables[0]).astype(np.int32)
+    for step in range(1000):
+        new = [int(rng.integers(1, 4)) for _ in lengths]
+        if max(old + count for old, count in zip(lengths, new, strict=True)) > 48:
+            lengths = [0, 0]
+            tables.reverse()
+        metadata = build_metadata(list(zip(lengths, new, strict=True)), tables, 16)
+        rows = rng.standard_normal((2, 3, metadata.num_tokens, 1, 32)).astype(np.float32)
+        pool.begin_step(metadata)
+        outs = []
+        for index, (q, k, v) in enumerate(rows):
+            pool.write(index, mx.array(k), mx.array(v))
+            outs.append(pool.attend(index, mx.array(q), AttendOptions(scale=0.2)))
+        mx.eval(outs, pool.pending())
+        for index, (q, k, v) in enumerate(rows):
+            truth.layers[index].write(metadata, k, v)
+            if step % 10 == 0 or step > 990:
+                want = truth.layers[index].attend(metadata, q, scale=0.2)
+                assert np.abs(as_numpy(outs[index]) - want).max() < 1e-3
+        lengths = [old + count for old, count in zip(lengths, new, strict=True)]

@@ -1,0 +1,417 @@
+"""Native draws against the sampler in NumPy: the same tokens, ties and failures included."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from native import at_every_level, require_extension, run_at_level
+from octavo.engine.api.outputs import TokenLogprob
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.sampling.logit_rows import NumpySampling, Target, float_row
+from octavo.engine.executor.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState
+
+require_extension()
+
+from octavo.engine.executor.sampling.native_sampling import NativeSampling  # noqa: E402
+from octavo.kernels import _ext  # noqa: E402
+
+pytestmark = pytest.mark.parity
+
+sample_natively = NativeSampling().draw
+sample_in_numpy = NumpySampling().draw
+DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
+PARAMS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.0},
+    {},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 300, "top_p": 0.9},
+    {"top_k": 10**6},
+    {"top_p": 1e-6},
+    {"top_p": 0.4},
+    {"top_p": 0.95},
+    {"top_p": 0.999999},
+    {"min_p": 0.3},
+    {"min_p": 1.0},
+    {"top_k": 50, "top_p": 0.7, "min_p": 0.01},
+    {"temperature": 0.05, "top_p": 0.9},
+    {"temperature": 100.0, "top_p": 0.5},
+)
+
+
+def logits_of(kind: str, size: int) -> NDArray[np.float32]:
+    rng = np.random.default_rng(size)
+    row = rng.standard_normal(size).astype(np.float32)
+    match kind:
+        case "narrow":
+            return row * np.float32(0.05)
+        case "wide":
+            return row * np.float32(30)
+        case "ties":
+            return np.round(row)
+        case "equal":
+            return np.zeros(size, np.float32)
+        case "masked":
+            row[rng.random(size) < 0.6] = -np.inf
+            row[size // 2] = 1
+    return row
+
+
+def states(size: int, num: int, **params: object) -> list[SampleState]:
+    settings = SamplingParams(**{"temperature": 0.8, **params})  # type: ignore[arg-type]
+    return [
+        SampleState(settings, seed=seed, prompt_ids=[0, 1 % size], vocab_size=size) for seed in range(num)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plain", "narrow", "wide", "ties", "equal", "masked"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_are_those_of_the_sampler_in_numpy(dtype: str, kind: str) -> None:
+    check_tokens(dtype, kind, (1, 2, 7, 511, 513, 5000, 20_000))
+
+
+def check_tokens(dtype: str, kind: str, sizes: tuple[int, ...]) -> None:
+    for size, params in itertools.product(sizes, PARAMS):
+        logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
+        drawing = states(size, 12, **params)
+        rows = [0] * len(drawing)
+        assert sample_natively(logits, rows, drawing) == sample_in_numpy(logits, rows, drawing), (
+            size,
+            params,
+        )
+
+
+@at_every_level
+def test_every_level_draws_the_same(level: str) -> None:
+    folder = str(Path(__file__).parent)
+    code = "from test_native_sampling import check_tokens; check_tokens({dtype!r}, 'plain', (7, 5000))\n"
+    checks = "".join(code.format(dtype=dtype) for dtype in DTYPES)
+    run_at_level(level, f"import sys; sys.path.insert(0, {folder!r})\n{checks}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_zeros_are_one_value(dtype: str) -> None:
+    logits = mx.array([[-1.0, -0.0, 0.0, -0.0, -3.0]]).astype(DTYPES[dtype])
+    [greedy] = sample_natively(logits, [0], states(5, 1, temperature=0.0))
+    assert greedy.token == 1, "the lowest id among equals, whatever their signs"
+    drawing = states(5, 200, temperature=50.0, top_k=1)
+    assert {drawn.token for drawn in sample_natively(logits, [0] * 200, drawing)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_fails_alone(dtype: str, temperature: float) -> None:
+    size = 600
+    rows = np.zeros((7, size), np.float32)
+    rows[1, 599], rows[2, 3], rows[3, 0] = np.nan, -np.nan, np.inf
+    rows[4] = -np.inf
+    rows[5, :599] = -np.inf
+    logits = mx.array(rows).astype(DTYPES[dtype])
+    drawn = sample_natively(logits, list(range(7)), states(size, 7, temperature=temperature))
+    assert [one.error for one in drawn] == [None, *[NOT_FINITE] * 4, None, None]
+    assert drawn[5].token == 599
+
+
+def test_a_negative_nan_is_found_too() -> None:
+    bits = np.zeros((1, 64), np.uint16)
+    bits[0, 5] = 0xFFC1
+    logits = mx.array(bits).view(mx.bfloat16)
+    assert sample_natively(logits, [0], states(64, 1))[0].error == NOT_FINITE
+
+
+def test_random_numbers_are_those_of_numpy() -> None:
+    """The token that a flat row of 4096 draws is the upper 12 bits of the number."""
+    logits = mx.zeros((1, 4096))
+    for seed, counter in itertools.product((0, 1, 2**63, 2**64 - 1), (0, 1, 1000)):
+        [drawn] = _ext.draw_tokens(
+            logits,
+            [_ext.Draw(0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed, counter=counter)],
+        )
+        assert drawn.token == int(np.random.Philox(key=seed, counter=counter).random_raw()) >> 52
+
+
+def score_in_float64(logits: NDArray[np.float32], token: int, num_top: int) -> TokenLogprob:
+    """The definition: log-softmax, the largest first and of equals the lower id."""
+    exact = logits.astype(np.float64)
+    logprobs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
+    order = np.argsort(-exact, kind="stable")[:num_top]
+    top = tuple((int(i), float(logprobs[i])) for i in order if np.isfinite(exact[i]))
+    return TokenLogprob(token, float(logprobs[token]), top)
+
+
+def assert_same(drawn: Sampled, expected: Sampled) -> None:
+    """The same token or failure; log-probabilities of the same tokens, to float32."""
+    assert (drawn.token, drawn.error) == (expected.token, expected.error)
+    assert (drawn.logprob is None) == (expected.logprob is None)
+    if drawn.logprob is not None and expected.logprob is not None:
+        assert_same_score(drawn.logprob, expected.logprob)
+
+
+def assert_same_score(score: TokenLogprob, expected: TokenLogprob) -> None:
+    assert score.token_id == expected.token_id
+    assert [token for token, _ in score.top] == [token for token, _ in expected.top]
+    logprobs = [score.logprob, *(logprob for _, logprob in score.top)]
+    truth = [expected.logprob, *(logprob for _, logprob in expected.top)]
+    np.testing.assert_allclose(logprobs, truth, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "narrow", "wide", "ties", "equal", "masked"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_probabilities_are_those_of_float64(dtype: str, kind: str) -> None:
+    check_scores(dtype, kind, (1, 2, 63, 65, 513, 5000))
+
+
+def check_scores(dtype: str, kind: str, sizes: tuple[int, ...]) -> None:
+    for size, num_top in itertools.product(sizes, (0, 1, 5, 20)):
+        logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
+        row = float_row(logits, 0)
+        tokens = {0, size // 2, size - 1, int(row.argmin()), int(row.argmax())}
+        scores = NativeSampling().score(logits, [Target(0, token, num_top) for token in tokens])
+        for token, score in zip(tokens, scores, strict=True):
+            assert score is not None
+            assert_same_score(score, score_in_float64(row, token, num_top))
+        for temperature in (0.0, 1.0):
+            drawing = states(size, 2, logprobs=num_top, temperature=temperature, top_k=3)
+            for drawn in sample_natively(logits, [0, 0], drawing):
+                assert drawn.token is not None
+                assert drawn.logprob is not None
+                assert_same_score(drawn.logprob, score_in_float64(row, drawn.token, num_top))
+
+
+@at_every_level
+def test_every_level_scores_the_same(level: str) -> None:
+    folder = str(Path(__file__).parent)
+    code = "from test_native_sampling import check_scores; check_scores({dtype!r}, 'plain', (7, 5000))\n"
+    checks = "".join(code.format(dtype=dtype) for dtype in DTYPES)
+    run_at_level(level, f"import sys; sys.path.insert(0, {folder!r})\n{checks}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_not_finite_have_no_scores(dtype: str) -> None:
+    rows = np.zeros((4, 100), np.float32)
+    rows[1, 99], rows[2] = np.nan, -np.inf
+    rows[3, 7] = np.inf
+    targets = [Target(row, 5, 3) for row in range(4)]
+    for sampling in (NativeSampling(), NumpySampling()):
+        scores = sampling.score(mx.array(rows).astype(DTYPES[dtype]), targets)
+        assert [score is None for score in scores] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adjusted_rows_and_log_probabilities_come_out_the_same(dtype: str) -> None:
+    size = 3000
+    rng = np.random.default_rng(3)
+    logits = mx.array(rng.standard_normal((4, size)).astype(np.float32)).astype(DTYPES[dtype])
+    drawing = [
+        *states(size, 2, top_p=0.9),
+        *states(size, 2, repetition_penalty=1.3, top_p=0.8),
+        *states(size, 2, logit_bias={5: 3.0}, presence_penalty=0.5),
+        *states(size, 2, logprobs=3, top_k=20),
+        *states(size, 2, logprobs=20, repetition_penalty=1.3, logit_bias={8: 100.0, 9: -100.0}),
+        *states(size, 1, temperature=0.0, logit_bias={7: 100.0}),
+        *states(size, 1, temperature=0.0),
+    ]
+    rows = [i % 4 for i in range(len(drawing))]
+    for state in drawing:
+        state.record(11)
+    for drawn, expected in zip(
+        sample_natively(logits, rows, drawing), sample_in_numpy(logits, rows, drawing), strict=True
+    ):
+        assert_same(drawn, expected)
+    bad = mx.where(mx.arange(size) == 9, mx.array(float("nan")), logits)
+    assert {drawn.error for drawn in sample_natively(bad, rows, drawing)} == {NOT_FINITE}
+
+
+CHANGES: tuple[dict[str, object], ...] = (
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7, "frequency_penalty": 0.2},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.3},
+    {"logit_bias": {0: 2.0, 3: -5.0, 6: 0.25}},
+    {"repetition_penalty": 1.1, "logit_bias": {2: 1.5}, "min_tokens": 5},
+    {"min_tokens": 5},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.7, "logit_bias": {4: 9.0}, "logprobs": 20},
+)
+
+
+@pytest.mark.parametrize("kind", ["plain", "narrow", "ties", "masked"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_changed_tokens_are_drawn_as_if_the_row_had_them(dtype: str, kind: str) -> None:
+    for size, changes, params in itertools.product((7, 513, 6000), CHANGES, PARAMS[:9] + PARAMS[-3:]):
+        logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
+        drawing = changed_states(size, 6, **(params | changes))
+        rows = [0] * len(drawing)
+        for drawn, expected in zip(
+            sample_natively(logits, rows, drawing), sample_in_numpy(logits, rows, drawing), strict=True
+        ):
+            assert_same(drawn, expected)
+
+
+def changed_states(size: int, num: int, **params: object) -> list[SampleState]:
+    """Of samples whose prompt is half the vocabulary, and that have three tokens by now."""
+    settings = SamplingParams(**{"temperature": 0.8, **params})  # type: ignore[arg-type]
+    drawing = []
+    for seed in range(num):
+        prompt = np.random.default_rng(seed).integers(0, size, size // 2).tolist()
+        state = SampleState(settings, seed=seed, prompt_ids=prompt, vocab_size=size, end_ids=[1, size - 1])
+        for token in (2, 3, 2):
+            state.record(token)
+        drawing.append(state)
+    return drawing
+
+
+def changes_of(**given: Any) -> _ext.LogitChanges:
+    """Those given, and no others."""
+    nobody, nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+    return _ext.LogitChanges(
+        bias_ids=given.pop("bias_ids", nobody),
+        bias=given.pop("bias", nothing),
+        seen_ids=given.pop("seen_ids", nobody),
+        repetition_penalty=given.pop("repetition_penalty", 1.0),
+        output_ids=given.pop("output_ids", nobody),
+        output_counts=given.pop("output_counts", nothing),
+        frequency_penalty=given.pop("frequency_penalty", 0.0),
+        presence_penalty=given.pop("presence_penalty", 0.0),
+        held_ids=given.pop("held_ids", nobody),
+        **given,
+    )
+
+
+PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
+
+
+def tokens_of(logits: mx.array, draws: list[_ext.Draw]) -> list[int | None]:
+    return [drawn.token for drawn in _ext.draw_tokens(logits, draws)]
+
+
+def test_more_changes_than_16_bits_have_values_are_drawn_too() -> None:
+    """A row in which each of 70 thousand tokens gets a logit of its own."""
+    size = 70_000
+    changed = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    changes = changes_of(bias_ids=np.arange(size), bias=changed)
+    how = PLAIN | {"top_p": 0.9, "num_top": 5}
+    draws = [_ext.Draw(0, **how, counter=i, changes=changes) for i in range(8)]
+    expected = [_ext.Draw(0, **how, counter=i) for i in range(8)]
+    row = mx.zeros((1, size), mx.bfloat16)
+    for drawn, other in zip(
+        _ext.draw_tokens(row, draws), _ext.draw_tokens(mx.array(changed[None]), expected), strict=True
+    ):
+        assert drawn.token == other.token
+        assert drawn.score is not None
+        assert other.score is not None
+        assert (drawn.score.logprob, drawn.score.top) == (other.score.logprob, other.score.top)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_changes_of_one_token_are_made_one_after_the_other(dtype: str) -> None:
+    logits = mx.array([[0.0, 1.0, 2.0, -3.0]]).astype(DTYPES[dtype])
+    ids = np.array([3, 1])
+    changes = changes_of(
+        bias_ids=ids,
+        bias=np.array([5.3, 1.0], np.float32),
+        seen_ids=ids,
+        repetition_penalty=2.0,
+        output_ids=ids[:1],
+        output_counts=np.array([3.0], np.float32),
+        frequency_penalty=0.25,
+        presence_penalty=0.5,
+        held_ids=np.array([2]),
+    )
+    [drawn] = _ext.draw_tokens(
+        logits, [_ext.Draw(0, **PLAIN | {"temperature": 0.0, "num_top": 4}, counter=0, changes=changes)]
+    )
+    third = np.float32(np.float32(np.float32(-3 + 5.3) / 2) - np.float32(0.75)) - np.float32(0.5)
+    expected = np.array([0.0, 1.0, -np.inf, third], np.float32)
+    assert drawn.token == 1
+    assert drawn.score is not None
+    assert_same_score(
+        TokenLogprob(1, drawn.score.logprob, tuple(drawn.score.top)), score_in_float64(expected, 1, 4)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_allowed_tokens_are_drawn(dtype: str) -> None:
+    size = 1000
+    logits = mx.array(logits_of("plain", size)[None]).astype(DTYPES[dtype])
+    allowed = np.arange(size) % 10 == 3
+    drawn = tokens_of(logits, [_ext.Draw(0, **PLAIN, counter=i, allowed=allowed) for i in range(300)])
+    assert {token % 10 for token in drawn if token is not None} == {3}
+    assert len(set(drawn)) > 20
+    bias = np.array([80.3, 60.3, -50.3], np.float32)
+    changes = changes_of(bias_ids=np.array([40, 43, 3]), bias=bias)
+    likeliest = _ext.Draw(0, **PLAIN, counter=0, changes=changes, allowed=allowed)
+    assert tokens_of(logits, [likeliest]) == [43], "40 is not allowed, whatever its bias"
+    for unusable in (np.nan, np.inf):
+        changes = changes_of(bias_ids=np.array([5, 6]), bias=np.array([0.1, unusable], np.float32))
+        assert tokens_of(logits, [_ext.Draw(0, **PLAIN, counter=0, changes=changes)]) == [None]
+    nothing = _ext.Draw(0, **PLAIN, counter=0, allowed=np.zeros(size, np.bool_))
+    assert tokens_of(logits, [nothing]) == [None]
+
+
+ONE = np.zeros(1, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"changes": changes_of(bias_ids=np.array([4]), bias=ONE)}, r"bias_ids must .* \[0, 4\), got 4"),
+        ({"changes": changes_of(bias_ids=np.array([-1]), bias=ONE)}, r"bias_ids .*got -1"),
+        ({"changes": changes_of(seen_ids=np.array([0, 4]))}, r"seen_ids .*got 4"),
+        ({"changes": changes_of(output_ids=np.array([9]), output_counts=ONE)}, r"output_ids .*got 9"),
+        ({"changes": changes_of(held_ids=np.array([-2]))}, r"held_ids .*got -2"),
+        ({"changes": changes_of(bias_ids=np.array([1, 2]), bias=ONE)}, r"bias needs .*got 1 for 2"),
+        ({"changes": changes_of(output_counts=ONE)}, r"output_counts needs .*got 1 for 0"),
+        ({"allowed": np.ones(3, np.bool_)}, "one flag for each of 4"),
+        ({"row": 2}, r"row must lie in \[0, 2\), got 2"),
+        ({"row": -1}, r"row must lie in \[0, 2\), got -1"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"num_top": -1}, r"num_top must lie in \[0, 1024\], got -1"),
+        ({"num_top": 1025}, "got 1025"),
+    ],
+)
+def test_what_lies_out_of_range_is_refused(wrong: dict[str, Any], message: str) -> None:
+    draw = _ext.Draw(**{"row": 0, "counter": 0} | PLAIN | wrong)
+    with pytest.raises(ValueError, match=message):
+        _ext.draw_tokens(mx.zeros((2, 4)), [draw])
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ((2, 0, 0), r"row must lie in \[0, 2\), got 2"),
+        ((0, 4, 0), r"token must lie in \[0, 4\), got 4"),
+        ((0, -1, 0), "token .*got -1"),
+        ((0, 0, -1), "num_top .*got -1"),
+    ],
+)
+def test_targets_out_of_range_are_refused(target: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _ext.score_tokens(mx.zeros((2, 4)), [target])
+
+
+def test_logits_must_be_rows_of_floats() -> None:
+    with pytest.raises(ValueError, match=r"logits must be floats \[rows, vocabulary\], got float32 \[4\]"):
+        _ext.draw_tokens(mx.zeros(4), [])
+    with pytest.raises(ValueError, match="int32"):
+        _ext.draw_tokens(mx.zeros((1, 4), mx.int32), [])
+
+
+def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
+    """What the parameters leave nothing of is told from what the model has computed wrongly."""
+    held = SampleState(
+        SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=8, end_ids=tuple(range(8))
+    )
+    rows = mx.array(np.stack([np.zeros(8), np.full(8, np.nan)]).astype(np.float32))
+    mx.eval(rows)
+    nothing_left, broken = sample_natively(rows, [0, 1], [held, held])
+    assert nothing_left == Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
+    assert broken == Sampled(token=None, error=NOT_FINITE)
+    assert sample_in_numpy(rows, [0, 1], [held, held]) == [nothing_left, broken]

@@ -1,0 +1,149 @@
+"""The Metal attention kernels, executed from their source, against float64 truth.
+
+Every case runs in a NaN-poisoned pool that is larger than its tables; reading a row that no
+query sees, a race, an uninitialised or an unwritten value fails it.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from attention_backends import poison
+from attention_cases import Case, as_numpy, build_metadata, run_case
+from metal_backend import Emulator, needs_compiler
+from metal_cases import (
+    EVERYTHING,
+    LONG,
+    TOLERANCES,
+    WatchedPool,
+    case_id,
+    covering,
+    ragged,
+    run_watched,
+    shape,
+    whole_grid,
+)
+from metal_emulator import FAST_MATH
+from octavo.kernels.interface import AttendOptions
+
+pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+FP4 = ("fp4", "fp4")
+
+
+@pytest.mark.parametrize(("case", "formats", "dtype"), tuple(covering()), ids=case_id)
+def test_equals_truth(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    outcome, emulator = run_watched(case, formats, dtype)
+    assert outcome.error < TOLERANCES[dtype]
+    assert all(result.reports == [] for _, result in emulator.results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "formats", "dtype"), tuple(whole_grid()), ids=case_id)
+def test_equals_truth_on_the_whole_grid(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> None:
+    outcome, _ = run_watched(case, formats, dtype)
+    assert outcome.error < TOLERANCES[dtype]
+
+
+def test_every_schedule_gives_the_same_bits() -> None:
+    outs = []
+    for seed, schedule in ((0, "inorder"), (1, "random"), (2, "greedy"), (3, "reverse"), (4, "mixed")):
+        outcome, _ = run_watched(EVERYTHING, FP4, mx.float16, emulator=Emulator(seed=seed, schedule=schedule))
+        outs.append(outcome.got)
+    assert all((out == outs[0]).all() for out in outs)
+
+
+@pytest.mark.parametrize("case", [EVERYTHING, LONG], ids=case_id)
+def test_fast_math_changes_little(case: Case) -> None:
+    outcome, _ = run_watched(case, FP4, mx.float16, emulator=Emulator(extra_flags=FAST_MATH))
+    assert outcome.error < TOLERANCES[mx.float16]
+
+
+def test_long_rows_are_split_and_rows_beside_them_take_no_more_launches() -> None:
+    outcome, emulator = run_watched(LONG, FP4, mx.float16)
+    assert outcome.error < TOLERANCES[mx.float16]
+    assert len(emulator.ran("reduce")) == 1
+    assert [name for name, _ in emulator.results if name.startswith("octavo_decode")] == [
+        name for name, _ in emulator.results if name.endswith("_split")
+    ]
+    assert len(emulator.ran("decode")) == 1
+    assert emulator.ran("chunk") == []
+
+
+def test_a_sequence_gets_the_same_bits_in_any_batch() -> None:
+    """The same rows, alone and among nine others: decode, split decode and chunk."""
+    case = shape("", 64, 2, 16, sequences=((540, 1), (20, 1), (0, 19)))
+    crowd = Case(name="crowd", sequences=(*case.sequences, *ragged(16)), page_size=16)
+    rng = np.random.default_rng(3)
+    pages = rng.permutation(crowd.spec(*FP4).num_pages).astype(np.int32)
+    widths = [-(-(old + new) // 16) for old, new in crowd.sequences]
+    tables = np.split(pages, np.cumsum(widths))[: len(widths)]
+    lengths = [old + new for old, new in crowd.sequences]
+    inputs = [
+        [rng.standard_normal((n, heads, 64)).astype(np.float32) for heads in (4, 2, 2)] for n in lengths
+    ]
+
+    def serve(members: int, *, at: int = 0) -> list[np.ndarray]:
+        pool = WatchedPool(crowd.spec(*FP4), Emulator())
+        poison(pool)
+        for sequences in ([(0, old) for old, _ in crowd.sequences], list(crowd.sequences)):
+            chosen = sequences[at : at + members]
+            metadata = build_metadata(chosen, tables[at : at + members], 16)
+            mine = list(zip(inputs[at:], chosen, strict=False))
+            q, k, v = (mx.array(np.concatenate([x[i][a : a + n] for x, (a, n) in mine])) for i in range(3))
+            pool.begin_step(metadata)
+            pool.write(0, k, v)
+            mx.eval(pool.pending())
+        return np.split(as_numpy(pool.attend(0, q, AttendOptions(scale=0.125))), metadata.q_start[1:-1])
+
+    alone, together = serve(3), serve(len(crowd.sequences))
+    for a, b in zip(alone, together, strict=False):
+        np.testing.assert_array_equal(a, b)
+    short = serve(1, at=1)  # beside no row that is split: one launch writes its output
+    np.testing.assert_array_equal(short[0], together[1])
+
+
+def test_alibi_slopes_bend_the_logits() -> None:
+    case = shape("", 64, 2, 16, sequences=((40, 1), (0, 21)))
+    emulator = Emulator()
+    pool = WatchedPool(case.spec("fp16", "fp16"), emulator)
+    poison(pool)
+    rng = np.random.default_rng(4)
+    slopes = np.array([0.5, 0.25, 0.125, 1.0], np.float32)
+    tables = [np.array([3, 1, 2], np.int32), np.array([5, 4], np.int32)]
+    queries, keys, values = (np.zeros((0, 0, 0), np.float16) for _ in range(3))
+    for sequences in ([(0, 40), (0, 0)], [(40, 1), (0, 21)]):
+        metadata = build_metadata(sequences, tables, 16)
+        queries, keys, values = (
+            rng.standard_normal((metadata.num_tokens, heads, 64)).astype(np.float16) for heads in (4, 2, 2)
+        )
+        pool.begin_step(metadata)
+        pool.write(0, mx.array(keys), mx.array(values))
+        out = pool.attend(0, mx.array(queries), AttendOptions(scale=0.125, alibi_slopes=mx.array(slopes)))
+        mx.eval(out, *pool.pending())
+    got = as_numpy(out)[1:]  # the chunk: all its keys are of this step
+    q, k, v = (x[1:].astype(np.float64) for x in (queries, keys, values))
+    k, v = np.repeat(k, 2, 1), np.repeat(v, 2, 1)
+    distance = np.arange(21)[None, :] - np.arange(21)[:, None]
+    logits = np.einsum("thd,lhd->htl", q, k) * 0.125 + slopes[:, None, None] * distance
+    weights = np.exp(np.where(distance <= 0, logits, -np.inf))
+    want = np.einsum("htl,lhd->thd", weights / weights.sum(-1, keepdims=True), v)
+    assert np.abs(got - want).max() / np.abs(want).max() < 2e-3
+
+
+def test_float32_activations_lose_nothing_to_16_bits() -> None:
+    """And both of the case's steps attend: the first is all chunks."""
+    pool = WatchedPool(EVERYTHING.spec(*FP4), Emulator())
+    poison(pool)
+    assert run_case(EVERYTHING, pool, dtype=mx.float32).error < TOLERANCES[mx.float32]
+
+
+def test_many_layers_share_a_step() -> None:
+    """Two layers of one pool with different windows, each with its own plan."""
+    emulator = Emulator()
+    for window in (None, 20):
+        case = shape("", 64, 2, 16, window=window, sequences=((70, 1), (0, 5)))
+        pool = emulator.backend().create_pool(case.spec(*FP4))
+        poison(pool)
+        assert run_case(case, pool, dtype=mx.float16).error < TOLERANCES[mx.float16]

@@ -1,0 +1,123 @@
+"""Steps in flight on a device that runs launches late, in any order that their inputs allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attention_cases import build_metadata
+from late_device import LateDevice, read
+from metal_backend import needs_compiler
+from metal_in_place import WritingDevice, memory_of
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
+from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.launch import KernelLibrary
+
+pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+
+LAYERS = tuple(LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64) for _ in range(2))
+SPEC = PoolSpec(layers=LAYERS, num_pages=14, page_size=16, k_format="fp4", v_format="bf16")
+TABLES = [np.arange(11, dtype=np.int32), np.array([11, 12], np.int32)]
+STEPS = (
+    [(0, 3), (0, 17)],
+    [(3, 1), (17, 1)],
+    [(4, 1), (16, 3)],  # the second sequence's last token once more
+    [(5, 1), (18, 1)],
+    [(5, 1)],  # and the first one's
+    [(170, 1), (19, 1)],  # split over its keys
+)
+
+
+def addresses(pool: InPlacePool) -> list[int]:
+    return [memory_of(array).ctypes.data for layer in pool._parts for part in layer for array in part]
+
+
+def launch(pool: InPlacePool, copies: Sequence[tuple[int, int]] = ()) -> list[mx.array]:
+    """All of STEPS, nothing awaited. Rows of a step are known before it: nothing but the pool orders it."""
+    rng, outs = np.random.default_rng(3), []
+    for step in STEPS:
+        metadata = build_metadata(step, TABLES[: len(step)], 16)
+        pool.begin_step(metadata)
+        for index in range(len(LAYERS)):
+            keys, values, queries = (
+                mx.array(rng.standard_normal((metadata.num_tokens, heads, 64)).astype(np.float32))
+                for heads in (2, 2, 4)
+            )
+            pool.write(index, keys, values)
+            outs.append(pool.attend(index, queries, AttendOptions(scale=0.125)))
+        outs += pool.flags()
+        if copies:
+            pool.copy_pages(copies)
+    return outs
+
+
+def results(device: WritingDevice, pool_type: type[InPlacePool] = InPlacePool) -> list[NDArray[np.generic]]:
+    pool = pool_type(SPEC, KernelLibrary(device.compile))
+    before = addresses(pool)
+    outs = launch(pool, [(0, 13), (11, 0), (13, 11)])  # swaps the first pages of both
+    assert not isinstance(device, LateDevice) or not device.order, "something ran before anybody waited"
+    found = [read(out) for out in reversed(outs)]
+    mx.eval(pool._last)
+    assert addresses(pool) == before, "an array of the pool was copied"
+    return found + [memory_of(array).copy() for layer in pool._parts for part in layer for array in part]
+
+
+def equal(some: list[NDArray[np.generic]], others: list[NDArray[np.generic]]) -> bool:
+    return all(a.tobytes() == b.tobytes() for a, b in zip(some, others, strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[NDArray[np.generic]]:
+    return results(WritingDevice())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_in_flight_give_what_they_give_one_by_one(
+    seed: int, expected: list[NDArray[np.generic]]
+) -> None:
+    device = LateDevice(order_seed=seed)
+    with device.in_place_of_mlx():
+        assert equal(results(device), expected)
+    assert device.num_out_of_order > 3, "this device might as well be in order"
+
+
+class ReadsEarly(InPlacePool):
+    """A bug: attention does not wait for the step's write."""
+
+    def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        before = self._last[layer]
+        super().write(layer, keys, values)
+        self._last[layer] = before
+
+
+class WritesEarly(InPlacePool):
+    """A bug: a write does not wait for attention of the step before."""
+
+    def _was_read(self, layer: int, read: mx.array | None) -> None:
+        pass
+
+
+class CopiesEarly(InPlacePool):
+    """A bug: a copy waits for nothing."""
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        last = self._last
+        self._last = [mx.array(np.zeros(8, bool)) for _ in last]
+        super()._copy(pairs)
+
+
+@pytest.mark.parametrize("bug", [ReadsEarly, WritesEarly, CopiesEarly])
+def test_a_missing_dependency_gives_other_results(
+    bug: type[InPlacePool], expected: list[NDArray[np.generic]]
+) -> None:
+    assert equal(results(WritingDevice(), bug), expected), "in the order of launches nobody notices"
+    found = []
+    for seed in range(4):
+        device = LateDevice(order_seed=seed)
+        with device.in_place_of_mlx():
+            found.append(equal(results(device, bug), expected))
+    assert not all(found)

@@ -1,0 +1,206 @@
+"""What the launcher hands to a compiler: valid Metal as far as it can be told, and whole sources."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from check_metal import PRELUDE, Recorder, mixed_step, record_all, run_step
+from metal_backend import Emulator, needs_compiler
+from metal_emulator import why_unavailable
+from metal_emulator.lint import lint
+from octavo.kernels.interface import LayerSpec, PoolSpec
+from octavo.kernels.metal.backend import MetalBackend
+from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.launch import KernelLibrary, Launch
+from octavo.kernels.metal.units import METAL_FORMATS, Unit, read_source
+from octavo.kernels.reference.backend import ReferenceBackend
+from octavo.kernels.verify.selftest import first_failure, run_selftest
+
+pytestmark = pytest.mark.parity
+
+SOURCES = (
+    "attention",
+    "chunk",
+    "copy",
+    "decode",
+    "format_fp4",
+    "format_half",
+    "quantize",
+    "reduce",
+    "rows",
+    "write",
+)
+
+
+class Linter:
+    """Stands in for the compiler: collects findings, returns zeros."""
+
+    def __init__(self) -> None:
+        self.findings: dict[str, list[str]] = {}
+
+    def __call__(
+        self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
+    ) -> Callable[..., Sequence[mx.array]]:
+        def launch(*, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+            self.findings[name] = lint(
+                name,
+                input_names,
+                output_names,
+                source,
+                header=header,
+                inputs=inputs,
+                output_dtypes=output_dtypes,
+            )
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+
+        return launch
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", METAL_FORMATS)
+def test_no_kernel_uses_what_metal_forbids(name: str) -> None:
+    linter = Linter()
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=560, keep=4)
+    run_step(KernelLibrary(linter), (name, name), layer, 3, mx.bfloat16, options=True)
+    kinds = {unit.split("_")[1] for unit in linter.findings}
+    assert kinds == {"quantize", "decode", "reduce", "chunk"}
+    assert {unit: found for unit, found in linter.findings.items() if found} == {}
+
+
+@needs_compiler
+@pytest.mark.parametrize("formats", [("fp4", "bf16"), ("int8", "affine4"), ("mxfp4", "nvfp4")])
+def test_nor_does_one_that_writes_in_place(formats: tuple[str, str]) -> None:
+    linter = Linter()
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+    pool = InPlacePool(
+        PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1]),
+        KernelLibrary(linter),
+    )
+    pool.begin_step(mixed_step())
+    rows = mx.zeros((11, 2, 64), mx.bfloat16)
+    pool.write(0, rows, rows)
+    pool.copy_pages([(0, 1)])
+    assert {unit.split("_")[1] for unit in linter.findings} == {"write", "copy"}
+    assert {unit: found for unit, found in linter.findings.items() if found} == {}
+
+
+def test_every_unit_differs_by_name() -> None:
+    """MLX caches compiled kernels by name: two texts of one name would be one kernel."""
+    texts = record_all()
+    assert len(texts) > 300
+    assert all(text.count("[[kernel]]") == 1 for text in texts.values())
+    for kernel in ("quantize", "write", "copy", "decode", "reduce", "chunk"):
+        assert any(f"octavo_{kernel}_" in name for name in texts), f"no {kernel} kernel was dumped"
+    library = KernelLibrary(Emulator().compile)
+    launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
+    first = Unit("octavo_x", ("wide",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
+    if why_unavailable() is None:
+        library.run(first, {"wide": mx.zeros(8)}, launch)
+        with pytest.raises(AssertionError, match="two kernels are called octavo_x"):
+            library.run(
+                replace(first, source="out[thread_position_in_grid.x] = 2;"), {"wide": mx.zeros(8)}, launch
+            )
+
+
+def printed_by_mlx(folder: Path, call: Callable[..., list[mx.array]], inputs: Sequence[mx.array]) -> str:
+    """The source that MLX prints while it traces a verbose kernel call, on any machine."""
+    with tempfile.TemporaryFile("w+") as printed:
+        sys.stdout.flush()
+        terminal = os.dup(1)  # MLX prints from C++
+        os.dup2(printed.fileno(), 1)
+        try:
+            mx.export_function(str(folder / "kernel.mlxfn"), call, *inputs)
+        finally:
+            os.dup2(terminal, 1)
+            os.close(terminal)
+        printed.seek(0)
+        return printed.read().split("```\n", 1)[1].rsplit("\n```", 1)[0]
+
+
+def test_mlx_assembles_the_text_that_the_emulator_runs(tmp_path: Path) -> None:
+    """Each kernel of a step, through ``mx.fast.metal_kernel`` itself."""
+    recorder, texts = Recorder(), {}
+
+    def compile_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
+        recorded = recorder(**parts)
+        kernel: Any = mx.fast.metal_kernel(**parts)
+
+        def launch(**arguments: Any) -> Sequence[mx.array]:
+            inputs = arguments.pop("inputs")
+            texts[parts["name"]] = printed_by_mlx(
+                tmp_path, lambda *values: kernel(inputs=list(values), verbose=True, **arguments), inputs
+            )
+            return recorded(inputs=inputs, **arguments)
+
+        return launch
+
+    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=128, window=560, keep=4)
+    run_step(KernelLibrary(compile_kernel), ("fp4", "bf16"), layer, 2, mx.bfloat16, options=True)
+    assert len(texts) == 6  # two quantize, decode with and without splits, reduce, chunk
+    assert sorted(PRELUDE + text for text in texts.values()) == sorted(recorder.texts.values())
+
+
+def test_names_carry_everything_that_the_text_depends_on() -> None:
+    """One library, pools that differ in one thing each: it asserts that no name has two texts."""
+    recorder = Recorder()
+    library = KernelLibrary(recorder)
+    base = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+    layers = [
+        base,
+        replace(base, num_kv_heads=1),
+        replace(base, value_dim=128),
+        replace(base, head_dim=128),
+        replace(base, window=7),
+        replace(base, window=7, keep=2),
+    ]
+    for layer, group, options in itertools.product(layers, (1, 2), (False, True)):
+        run_step(library, ("fp4", "fp16"), layer, group, mx.float16, options=options)
+    chunks = [name for name in recorder.texts if "octavo_chunk" in name]
+    assert len(chunks) == len(layers) * 4
+
+
+def test_sources_are_there_as_package_data() -> None:
+    for name in SOURCES:
+        helpers, body = read_source(name)
+        assert helpers.startswith("//")
+        assert bool(body) == (name in ("chunk", "copy", "decode", "quantize", "reduce", "write"))
+
+
+def test_small_inputs_are_refused() -> None:
+    """MLX would put them into another address space, and compile other code for them."""
+    unit = Unit("octavo_x", ("small",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
+    launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
+    with pytest.raises(ValueError, match="input small has 7 elements; pad it to 8"):
+        KernelLibrary(Emulator().compile).run(unit, {"small": mx.zeros(7)}, launch)
+
+
+@needs_compiler
+def test_a_backend_about_to_be_used_is_tested_first() -> None:
+    emulator = Emulator()
+    assert first_failure(emulator.backend()) is None
+    assert all(emulator.ran(kernel) for kernel in ("quantize", "decode", "chunk", "reduce"))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_whole_self_test_passes() -> None:
+    results = run_selftest(Emulator().backend())
+    assert all(result.ok for result in results), results
+    # Nothing is refused: what is checked is what the backend with every format has checked.
+    assert [result.name for result in results] == [result.name for result in run_selftest(ReferenceBackend())]
+
+
+def test_a_backend_says_its_name() -> None:
+    backend = MetalBackend()
+    assert backend.name == "metal"
+    assert not backend.writes_in_place

@@ -1,0 +1,66 @@
+"""Limits on what another GPU's compiler makes of the Metal kernels: registers, scratch memory, shuffles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from metal_backend import needs_compiler
+from metal_emulator import why_unavailable
+from metal_emulator.assemble import KernelSource
+from metal_emulator.resources import MAX_REGISTERS, has_target, measure
+from metal_resources import examine
+
+pytestmark = [
+    pytest.mark.parity,
+    needs_compiler,
+    pytest.mark.skipif(
+        why_unavailable() is None and not has_target(), reason="this clang makes no code for amdgcn"
+    ),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.mark.parametrize(("dim", "group"), [(128, 1), (128, 4), (128, 8), (64, 8), (256, 2)])
+def test_fp4_kernels_fit_into_registers(dim: int, group: int) -> None:
+    found = examine("fp4", dim, group)
+    for kernel in ("decode", "reduce", "quantize", "chunk"):
+        assert found[kernel].registers <= MAX_REGISTERS
+        assert found[kernel].scratch_bytes == 0, kernel
+
+
+@pytest.mark.parametrize(("name", "dim", "group"), [("fp4", 256, 8), ("bf16", 128, 4), ("bf16", 256, 8)])
+def test_two_threadgroups_of_a_chunk_fit_into_a_core(name: str, dim: int, group: int) -> None:
+    chunk = examine(name, dim, group, only="chunk")["chunk"]
+    assert chunk.registers <= MAX_REGISTERS
+    assert chunk.scratch_bytes == 0
+    assert chunk.threadgroup_bytes <= 30_000
+
+
+def test_logits_and_weights_of_a_chunk_stay_in_registers() -> None:
+    """32 keys of 8 rows at D = 128: 2 x 64 products of matrices, loads of their K and V alone (2 each, the
+    elements of K far apart), 2 shuffles of the largest logit, and no store but those of the next tiles."""
+    (loop,) = (loop for loop in examine("fp4", 128, 4, only="chunk")["chunk"].loops if loop["matrix"])
+    assert loop["matrix"] == 128
+    assert loop["shuffle"] == 2
+    rows, quads = 2, 2 * 2  # of the next keys; of a thread's octets of K and V
+    assert loop["threadgroup store"] <= rows + quads
+
+
+def test_products_are_summed_transposed() -> None:
+    """32 keys of 2 heads over 16 lanes: 15 shuffles a head instead of 64, and a maximum over the lanes."""
+    loops = examine("fp4", 128, 4)["decode"].loops
+    assert max(loop["shuffle"] for loop in loops) == 2 * (15 + 5)
+    assert max(loop["load"] for loop in loops) <= 2 * 16 + 2 + 2  # K and V, their scales, a page, a parameter
+
+
+def test_an_array_that_a_variable_indexes_is_found() -> None:
+    kernel = KernelSource(
+        "dynamic",
+        ("x",),
+        ("out",),
+        "float a[256];\nfor (uint i = 0; i < 256; ++i) a[i] = x[i + thread_index_in_simdgroup];\n"
+        "out[thread_index_in_simdgroup] = a[uint(x[thread_index_in_simdgroup]) % 256u];",
+    )
+    found = measure(kernel, [np.zeros(64, np.float32)], [np.float32], (32, 1, 1))
+    assert found.scratch_bytes > 0

@@ -1,0 +1,142 @@
+"""Device memory that the Metal kernels move, counted by the emulator, against what they must."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from attention_cases import Case
+from metal_backend import needs_compiler
+from metal_cases import case_id, run_watched, shape
+from metal_checks import minimum_bytes, pages_read
+from metal_emulator import Result
+from octavo.kernels import page_format
+from octavo.kernels.metal import units
+from octavo.kernels.metal.attention_units import CHUNK_SIMDGROUPS, MAX_HEADS
+
+pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+
+
+def last_decode(case: Case, formats: tuple[str, str]) -> list[Result]:
+    """The decode launches of the case: rows that are split, and rows that are not."""
+    _, emulator = run_watched(case, formats, mx.float16)
+    return emulator.ran("decode")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "page_size", "formats", "options"),
+    [
+        (128, 4, 32, ("fp4", "fp4"), {}),
+        (64, 16, 16, ("fp4", "fp4"), {}),
+        (128, 2, 16, ("bf16", "bf16"), {}),
+        (80, 3, 64, ("fp4", "fp16"), {}),
+        (128, 2, 16, ("int8", "int4"), {}),
+        (96, 2, 32, ("mxfp4", "nvfp4"), {}),
+        (64, 2, 16, ("affine8", "affine4"), {}),
+        (64, 2, 16, ("fp4", "fp4"), {"window": 300, "keep": 5}),
+    ],
+)
+def test_decode_reads_each_visible_row_once_for_all_its_query_heads(
+    head_dim: int, group: int, page_size: int, formats: tuple[str, str], options: dict[str, int]
+) -> None:
+    case = shape(
+        "", head_dim, group, page_size, kv_heads=1, sequences=((400, 1), (545, 1), (37, 1)), **options
+    )
+    launches = last_decode(case, formats)
+    minimum = minimum_bytes(case, formats)
+    fetched = sum(pages_read(launch).unique_bytes for launch in launches)
+    loaded = sum(pages_read(launch).bytes for launch in launches)
+    everything = sum(launch.traffic.bytes_read for launch in launches)
+    queries = sum(launch.traffic.read("queries").bytes for launch in launches)
+    assert fetched == minimum
+    # From the cache: simdgroups that share a KV head's query heads load the same, at about the same time,
+    # and where a sequence or its window ends, loads beside the last key that is seen repeat one that is.
+    slices = -(-group // MAX_HEADS)
+    assert loaded / slices / minimum < (1.1 if options else 1.05)
+    assert ((everything - loaded - queries) / slices + fetched) / minimum < 1.05
+    assert launches[0].stats.threadgroup_bytes <= 32768
+
+
+@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize(
+    ("formats", "head_dim"),
+    [
+        (("fp16", "bf16"), 128),
+        *((("fp4", "fp4"), dim) for dim in (64, 80, 96, 128, 192, 256)),
+        (("int8", "affine8"), 128),
+        (("int4", "mxfp4"), 96),
+        (("nvfp4", "affine4"), 192),
+    ],
+)
+def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, page_size: int) -> None:
+    """Every load instruction of full tiles touches no more 128-byte lines than its bytes fill."""
+    case = shape("", head_dim, 2, page_size, kv_heads=2, sequences=((319, 1), (95, 1)))
+    for launch in last_decode(case, formats):
+        assert pages_read(launch, "k_codes").line_ratio == 1.0
+        assert pages_read(launch, "v_codes").line_ratio == 1.0
+
+
+def test_a_window_is_not_read_from_the_start() -> None:
+    """A chunk and a decode row deep in a sequence, behind a window of 24: two tiles, not ten."""
+    case = shape("", 64, 2, 16, kv_heads=1, window=24, sequences=((320, 1), (320, 5)))
+    _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+    row = 2 * page_format("fp4").row_bytes(64)
+    assert pages_read(emulator.ran("decode")[-1]).unique_bytes == 24 * row
+    assert pages_read(emulator.ran("chunk")[-1]).bytes == (24 + 4) * row
+
+
+@pytest.mark.parametrize("formats", [("fp4", "fp4"), ("int8", "nvfp4"), ("affine4", "mxfp4")], ids=case_id)
+def test_a_chunk_reads_keys_once_per_tile_of_queries(formats: tuple[str, str]) -> None:
+    """64 rows are 16 tokens of 4 query heads: 40 tokens over 96 earlier ones read 3 times."""
+    case = shape("", 64, 4, 16, kv_heads=2, sequences=((96, 40),))
+    _, emulator = run_watched(case, formats, mx.float16)
+    rows = sum(96 + new for new in (16, 32, 40))
+    chunk = emulator.ran("chunk")[-1]
+    assert pages_read(chunk).bytes == rows * 2 * sum(page_format(name).row_bytes(64) for name in formats)
+    assert pages_read(chunk, "k_codes", "v_codes").line_ratio == 1.0
+
+
+@pytest.mark.parametrize(("head_dim", "keys"), [(128, 32), (136, 32), (256, 16)])
+def test_a_chunk_waits_twice_per_tile_of_keys(head_dim: int, keys: int) -> None:
+    def barriers(tiles: int) -> int:
+        case = shape("", head_dim, 1, 16, kv_heads=1, sequences=((keys * tiles - 4, 4),))
+        _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
+        return emulator.ran("chunk")[-1].stats.barriers
+
+    threads = 32 * CHUNK_SIMDGROUPS
+    assert barriers(5) - barriers(2) == 3 * 2 * threads
+
+
+@pytest.mark.parametrize("name", ["fp4", "int8", "nvfp4", "affine4"])
+def test_a_write_moves_each_row_once(name: str) -> None:
+    case = shape("", 128, 2, 16, kv_heads=2, sequences=((0, 33),))
+    _, emulator = run_watched(case, (name, name), mx.float16)
+    for launch in emulator.ran("quantize"):
+        assert launch.traffic.read("rows").bytes == 33 * 2 * 128 * 2
+        assert launch.traffic.written("codes", "scales").bytes == 33 * 2 * page_format(name).row_bytes(128)
+
+
+def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by its shuffles, against the same launches without it: in chunk and reduce for the rows
+    each of them writes, and not in the splits, which reduce joins."""
+    case = shape("", 64, 2, 32, kv_heads=2, sequences=((600, 1), (30, 1), (40, 13)))
+    _, rotating = run_watched(case, ("fp4", "fp4"), mx.float16)
+    read = units.read_source
+
+    def without(name: str) -> tuple[str, str]:
+        helpers, body = read(name)
+        assert name != "attention" or helpers.count("#if ROTATE_VALUES") == 1
+        return helpers.replace("#if ROTATE_VALUES", "#if 0"), body
+
+    monkeypatch.setattr(units, "read_source", without)
+    _, plain = run_watched(case, ("fp4", "fp4"), mx.float16)
+    undone: dict[str, int] = {}
+    for (name, result), (same_name, less) in zip(rotating.results, plain.results, strict=True):
+        assert name == same_name
+        kind = "split" if name.endswith("_split") else name.split("_")[1]
+        lanes_shuffled = 32 * 2 * 5  # lanes, values per lane, steps across lanes
+        times, rest = divmod(result.stats.gathers - less.stats.gathers, lanes_shuffled)
+        assert rest == 0
+        undone[kind] = undone.get(kind, 0) + times
+    heads = case.kv_heads * case.group
+    assert undone == {"quantize": 0, "split": 0, "reduce": 2 * heads, "chunk": 13 * heads}

@@ -1,0 +1,102 @@
+"""The native check of a step's indices passes exactly what ``AttentionMetadata.check`` passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from native import require_extension
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+
+pytestmark = pytest.mark.property
+
+_ext = require_extension()
+
+NUM_PAGES, PAGE_SIZE = 4, 8
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> dict[str, Any]:
+    """A step that is right, of which one number may then be changed."""
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    kv_len = [draw(st.integers(count, 2 * PAGE_SIZE)) for count in counts]
+    arrays: dict[str, Any] = {
+        "positions": [p for n, end in zip(counts, kv_len, strict=True) for p in range(end - n, end)],
+        "slots": [draw(st.integers(0, NUM_PAGES * PAGE_SIZE - 1)) for _ in range(sum(counts))],
+        "q_start": np.cumsum([0, *counts]).tolist(),
+        "kv_len": kv_len,
+        "page_table": [[draw(st.integers(0, NUM_PAGES - 1)) for _ in range(2)] for _ in counts],
+    }
+    step = {name: np.array(values, np.int32) for name, values in arrays.items()}
+    if draw(st.booleans()):
+        changed = step[draw(st.sampled_from(sorted(step)))].reshape(-1)
+        changed[draw(st.integers(0, len(changed) - 1))] = draw(st.integers(-2, NUM_PAGES * PAGE_SIZE + 1))
+    return step
+
+
+def agrees(step: dict[str, Any]) -> bool:
+    """Whether the step is right; both must say the same."""
+    native = _ext.indices_are_inside(**step, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
+    try:
+        shared = {name: step[name] for name in ("positions", "q_start", "kv_len")}
+        group = GroupMetadata(slots=step["slots"], page_table=step["page_table"])
+        AttentionMetadata(**shared, groups=(group,), page_size=PAGE_SIZE).check(NUM_PAGES)
+        right = True
+    except ValueError:
+        right = False
+    assert native == right
+    return right
+
+
+@given(steps())
+def test_native_and_python_agree(step: dict[str, Any]) -> None:
+    agrees(step)
+
+
+RIGHT = {
+    "positions": np.array([3, 4], np.int32),
+    "slots": np.array([3, 4], np.int32),
+    "q_start": np.array([0, 2], np.int32),
+    "kv_len": np.array([5], np.int32),
+    "page_table": np.array([[1, 0]], np.int32),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("positions", [3, 5]),
+        ("positions", [-1, 4]),
+        ("slots", [3, 32]),
+        ("slots", [-1, 4]),
+        ("slots", [3]),
+        ("slots", [3, 4, 5]),
+        ("q_start", [0, 1]),
+        ("q_start", [1, 2]),
+        ("q_start", [0, 1, 2]),
+        ("kv_len", [17]),
+        ("page_table", [[1, 4]]),
+        ("page_table", [[-1, 0]]),
+        ("page_table", [[1, 0], [0, 0]]),
+    ],
+)
+def test_each_rule(name: str, wrong: list[Any]) -> None:
+    assert agrees(RIGHT)
+    assert not agrees(RIGHT | {name: np.array(wrong, np.int32)})
+
+
+def test_every_sequence_has_a_row() -> None:
+    """Of two sequences with the rows of RIGHT; the second may see what the first does."""
+    both = {name: np.concatenate([RIGHT[name]] * 2) for name in ("kv_len", "page_table")}
+    assert agrees(RIGHT | both | {"q_start": np.array([0, 1, 2], np.int32)})
+    for ends in ([0, 2, 2], [0, 0, 2]):
+        assert not agrees(RIGHT | both | {"q_start": np.array(ends, np.int32)})
+
+
+def test_other_types_and_gaps_are_left_to_python() -> None:
+    wide = np.array(RIGHT["slots"], np.int64)
+    assert not _ext.indices_are_inside(**RIGHT | {"slots": wide}, page_size=PAGE_SIZE, num_pages=NUM_PAGES)

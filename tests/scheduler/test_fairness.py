@@ -1,0 +1,181 @@
+"""Fairness between tenants, whatever they send: how far apart they can be, and that everybody ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
+from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
+from serving import Served, check_outputs
+from strategies import Workload, workloads
+
+pytestmark = pytest.mark.property
+
+PAGE_SIZE = 4
+QUANTUM, HEAD_START = 24.0, 16.0
+QUEUES = {
+    "vtc": lambda _blocks: FairQueue(),
+    "dlpm": lambda blocks: DeficitQueue(blocks, quantum=QUANTUM),
+    "lpm": LongestPrefixQueue,
+}
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+@settings(max_examples=60)
+@given(workload=workloads())
+def test_in_any_order_everybody_gets_what_they_would_alone(kind: str, workload: Workload) -> None:
+    check_outputs(Served(workload, QUEUES[kind]).run())
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Tenants whose queues never run dry: prompt lengths and outputs of each, which repeat."""
+
+    tenants: tuple[tuple[tuple[int, int, int], ...], ...]  # (prompt, outputs, samples)
+    weights: tuple[float, ...]
+    budget: int
+    max_running: int
+    long_threshold: int
+    spare_pages: int
+
+
+jobs = st.tuples(st.integers(1, 40), st.integers(1, 12), st.sampled_from([1, 1, 1, 3]))
+traffic = st.builds(
+    Traffic,
+    tenants=st.lists(st.lists(jobs, min_size=1, max_size=4).map(tuple), min_size=2, max_size=4).map(tuple),
+    weights=st.lists(st.sampled_from([1.0, 1.0, 2.0, 0.5]), min_size=4, max_size=4).map(tuple),
+    budget=st.integers(8, 48),
+    max_running=st.integers(1, 8),
+    long_threshold=st.integers(4, 48),
+    spare_pages=st.integers(0, 40),
+)
+
+
+class Backlogged:
+    """Traffic on its way; keeps accounts of its own, from the steps."""
+
+    def __init__(self, traffic: Traffic, kind: str) -> None:
+        self.traffic = traffic
+        self.names = [f"t{index}" for index in range(len(traffic.tenants))]
+        self.weights = dict(zip(self.names, traffic.weights, strict=False))
+        largest = max(
+            -(-(prompt + outputs) // PAGE_SIZE) for jobs in traffic.tenants for prompt, outputs, _ in jobs
+        )
+        self.blocks = BlockManager(largest + traffic.spare_pages, PAGE_SIZE)
+        costs = Costs(1.0, 2.0, self.weights)
+        queue: WaitingQueue = (
+            FairQueue(costs, head_start=HEAD_START)
+            if kind == "vtc"
+            else DeficitQueue(self.blocks, costs, quantum=QUANTUM)
+        )
+        limits = Limits(
+            traffic.budget,
+            min(traffic.max_running, traffic.budget),
+            long_prefill_token_threshold=traffic.long_threshold,
+        )
+        self.scheduler = Scheduler(self.blocks, limits, waiting=queue)
+        self.paid: dict[Sequence, int] = {}
+        self.service = dict.fromkeys(self.names, 0.0)
+        self.history: list[dict[str, float]] = []
+        self.most_at_once = 0  # tokens of what one tenant ran at once, to their ends
+        self._sent: dict[str, int] = defaultdict(int)
+
+    def step(self) -> None:
+        for index, name in enumerate(self.names):
+            while self._waiting(name) < self.traffic.max_running + 1:
+                self._send(index, name)
+        step = self.scheduler.plan()
+        assert step is not None
+        self._note_at_once()
+        for item in step.work:
+            self._pay(item.sequence, min(item.stop, item.sequence.num_prompt), item.start)
+        self.scheduler.commit(step, [Result(7) for _ in step.sampled()])
+        for sequence in step.sampled():
+            self._pay(sequence, len(sequence.tokens), len(sequence.tokens) - 1)
+        self.history.append(dict(self.service))
+
+    def _waiting(self, name: str) -> int:
+        return sum(sequence.tenant == name for sequence in self.scheduler._roster.waiting)
+
+    def _send(self, index: int, name: str) -> None:
+        number = self._sent[name]
+        self._sent[name] += 1
+        jobs = self.traffic.tenants[index]
+        length, outputs, samples = jobs[number % len(jobs)]
+        prompt = [index, *([5] * (length // 2)), *([number] * (length - length // 2 - 1))][:length]
+        members = [
+            Sequence(f"{name}.{number}.{i}", list(prompt), outputs, tenant=name) for i in range(samples)
+        ]
+        members[0].siblings = members[1:]
+        self.scheduler.add(members[0])
+
+    def _note_at_once(self) -> None:
+        tokens: dict[str, int] = defaultdict(int)
+        for sequence in self.scheduler._roster.running:
+            for member in (sequence, *sequence.siblings):
+                tokens[member.tenant] += member.num_prompt + member.max_tokens
+        self.most_at_once = max(self.most_at_once, *tokens.values(), 0)
+
+    def _pay(self, sequence: Sequence, stop: int, start: int) -> None:
+        """What nobody has computed or found before: prompt tokens as 1, outputs as 2."""
+        first = max(self.paid.get(sequence, 0), start)
+        for position in range(first, stop):
+            cost = 1.0 if position < sequence.num_prompt else 2.0
+            self.service[sequence.tenant] += cost / self.weights[sequence.tenant]
+        self.paid[sequence] = max(first, stop)
+
+
+@pytest.mark.parametrize("kind", ["vtc", "dlpm"])
+@settings(max_examples=30)
+@given(traffic=traffic)
+def test_two_tenants_who_always_wait_are_never_further_apart_than_the_bound(
+    kind: str, traffic: Traffic
+) -> None:
+    """2 max(wp L, wq M) over any interval, and two head starts more, or quanta; docs/guides/fairness.md."""
+    load = Backlogged(traffic, kind)
+    for _ in range(40):
+        load.step()
+    longest = max(prompt for jobs in traffic.tenants for prompt, _, _ in jobs)
+    bound = max(longest, 2 * load.most_at_once) / min(load.weights.values())
+    bound = 2 * (bound + (QUANTUM if kind == "dlpm" else HEAD_START))
+    for one in load.names:
+        for other in load.names:
+            gaps = [service[one] - service[other] for service in load.history]
+            assert max(gaps) - min(gaps) <= bound, "over the interval between the two"
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+@settings(max_examples=30)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    budget=st.integers(4, 32),
+    running=st.integers(1, 4),
+)
+def test_a_flood_starves_nobody(kind: str, lengths: list[int], budget: int, running: int) -> None:
+    """One tenant never stops sending; whoever else sends something gets it."""
+    blocks = BlockManager(24, PAGE_SIZE)
+    s = Scheduler(blocks, Limits(budget, min(running, budget)), waiting=QUEUES[kind](blocks))
+    others = [
+        Sequence(f"other {n}", [1000 + n] * length, 3, tenant=f"other {n % 2}")
+        for n, length in enumerate(lengths)
+    ]
+    flood = 0
+    for steps in range(4000):
+        while s.num_waiting < 4:
+            s.add(Sequence(f"flood {flood}", [flood % 3] * 30, 2, tenant="flood"))
+            flood += 1
+        if steps == 3:
+            for sequence in others:
+                s.add(sequence)
+        step = s.plan()
+        assert step is not None
+        s.commit(step, [Result(7) for _ in step.sampled()])
+        if steps > 3 and all(sequence.status is Status.FINISHED for sequence in others):
+            return
+    raise AssertionError("somebody starves")

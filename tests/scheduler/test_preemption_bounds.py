@@ -1,0 +1,126 @@
+"""Everybody ends, in any pool that fits the largest request, within bounds: docs/guides/preemption.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
+from waiting_queues import QUEUES
+
+pytestmark = pytest.mark.property
+
+PAGE_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Crowd:
+    jobs: tuple[tuple[int, int, int, bool], ...]  # prompt, outputs, samples, and whether the prompt is shared
+    spare_pages: int
+    max_running: int
+    budget: int
+    arrivals: int  # per step
+    prefix_cache: bool
+    target_itl: float | None  # seconds, where a step takes 10 ms and 1 ms for each position in it
+
+    @property
+    def num_pages(self) -> int:
+        return self.spare_pages + max(pages(prompt + outputs) for prompt, outputs, _, _ in self.jobs)
+
+    @property
+    def most_preemptions(self) -> int:
+        """K of docs/guides/preemption.md."""
+        growth = max(samples * pages(prompt + outputs) for prompt, outputs, samples, _ in self.jobs)
+        return growth.bit_length()  # the least K with 2^K - 1 >= growth
+
+
+def pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_SIZE)
+
+
+jobs = st.tuples(st.integers(1, 30), st.integers(1, 40), st.sampled_from([1, 1, 1, 3]), st.booleans())
+crowds = st.builds(
+    Crowd,
+    jobs=st.lists(jobs, min_size=2, max_size=8).map(tuple),
+    spare_pages=st.integers(0, 12),
+    max_running=st.integers(1, 6),
+    budget=st.integers(6, 40),
+    arrivals=st.integers(1, 3),
+    prefix_cache=st.booleans(),
+    target_itl=st.sampled_from([None, None, 0.001, 0.018]),
+)
+
+
+def sequences(crowd: Crowd, number: int) -> list[Sequence]:
+    length, outputs, samples, shared = crowd.jobs[number % len(crowd.jobs)]
+    prompt = [5 if shared else number] * length
+    members = [
+        Sequence(f"{number}.{i}", list(prompt), outputs, tenant=str(number % 3)) for i in range(samples)
+    ]
+    members[0].siblings = members[1:]
+    return members
+
+
+def begin(crowd: Crowd, kind: str) -> Scheduler:
+    blocks = BlockManager(crowd.num_pages, PAGE_SIZE, prefix_cache=crowd.prefix_cache)
+    limits = Limits(crowd.budget, crowd.max_running, target_itl=crowd.target_itl)
+    return Scheduler(blocks, limits, waiting=QUEUES[kind](blocks))
+
+
+def advance(scheduler: Scheduler) -> None:
+    step = scheduler.plan()
+    assert step is not None
+    scheduler.blocks.check()
+    scheduler.commit(step, [Result(7) for _ in step.sampled()])
+    scheduler.observe(step, 0.01 + 0.001 * step.num_tokens)
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+@settings(max_examples=60)
+@given(crowd=crowds)
+def test_every_crowd_is_served_and_nobody_gives_way_too_often(kind: str, crowd: Crowd) -> None:
+    """Steps: at most 1 + K times the tokens of all."""
+    scheduler = begin(crowd, kind)
+    everyone: list[list[Sequence]] = []
+    tokens = 0
+    for steps in range(100_000):
+        while len(everyone) < len(crowd.jobs) and len(everyone) <= steps * crowd.arrivals:
+            everyone.append(sequences(crowd, len(everyone)))
+            tokens += sum(member.num_prompt + member.max_tokens for member in everyone[-1])
+            scheduler.add(everyone[-1][0])
+        if len(everyone) == len(crowd.jobs) and not scheduler.has_work:
+            break
+        advance(scheduler)
+    members = [member for samples in everyone for member in samples]
+    assert all(member.status is Status.FINISHED for member in members)
+    assert max(member.num_preempted for member in members) <= crowd.most_preemptions
+    assert steps <= (1 + crowd.most_preemptions) * tokens
+
+
+@pytest.mark.parametrize("kind", ["fcfs", "lpm"])
+@settings(max_examples=40)
+@given(crowd=crowds)
+def test_under_a_flood_whoever_was_let_in_ends_within_the_bound(kind: str, crowd: Crowd) -> None:
+    """(K + 1) (K + 3) N T steps after it was let in, whoever comes after it."""
+    scheduler = begin(crowd, kind)
+    began: dict[Sequence, int] = {}
+    running: set[Sequence] = set()
+    longest = max(samples * (prompt + outputs) for prompt, outputs, samples, _ in crowd.jobs)
+    most = crowd.most_preemptions
+    bound = (most + 1) * (most + 3) * crowd.max_running * longest
+    number = 0
+    for steps in range(150):
+        while scheduler.num_waiting < 3:
+            scheduler.add(sequences(crowd, number)[0])
+            number += 1
+        advance(scheduler)
+        running = {
+            each for each in (*running, *scheduler._roster.running) if each.status is not Status.FINISHED
+        }
+        for each in running:
+            assert steps - began.setdefault(each, steps) <= bound
+            assert each.num_preempted <= most

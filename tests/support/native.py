@@ -1,0 +1,101 @@
+"""The native extension for tests, at every instruction set: the CPU's own, or emulated ones."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import x86_emulator
+
+LEVELS = ("generic", "avx2", "avx512", "amx")
+_SUPPORT = Path(__file__).resolve().parent
+_HELPERS = (str(_SUPPORT), str(_SUPPORT.parents[1] / "tools"))
+
+EXTENSION_VARIABLE = "OCTAVO_TEST_EXTENSION"
+"""The file of an extension to test instead of the installed one (tools/sanitize.sh)."""
+
+# By its file: an editable installation finds `_ext` by a finder of its own, whatever the path says.
+_LOAD = """
+import importlib.util, sys
+import mlx.core  # it loads libmlx, wherever that lies
+import octavo.kernels
+spec = importlib.util.spec_from_file_location("octavo.kernels._ext", {path!r})
+octavo.kernels._ext = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(octavo.kernels._ext)
+"""
+
+at_every_level = pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=pytest.mark.timeout(900)) for level in LEVELS]
+)
+"""A test's ``level``, for `run_at_level`; the first to be emulated may wait for a build."""
+
+
+def load_extension() -> None:
+    """Take the extension that EXTENSION_VARIABLE names, if it names one."""
+    if built := os.environ.get(EXTENSION_VARIABLE):
+        exec(_LOAD.format(path=built), {})
+
+
+def require_extension() -> ModuleType:
+    """The extension, or an explicit skip that says why there is none."""
+    try:
+        import mlx.core  # noqa: F401  it loads libmlx, wherever that lies
+
+        from octavo.kernels import _ext
+    except ImportError as error:
+        pytest.skip(f"the native CPU extension does not load: {error}", allow_module_level=True)
+    return _ext
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter that finds the helpers of the tests, with the same extension."""
+    return _run_python(code, environment, limit=300)
+
+
+def _run_python(code: str, environment: dict[str, str], *, limit: int) -> subprocess.CompletedProcess[str]:
+    """For at most ``limit`` seconds."""
+    if built := os.environ.get(EXTENSION_VARIABLE):
+        code = _LOAD.format(path=built) + code
+    paths = [*_HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    limit = max(limit, 1800) if built else limit  # checked code is many times slower
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit,
+    )
+
+
+def run_at_level(level: str, code: str, *, limit: int = 300) -> str:
+    """What ``code`` prints in a fresh interpreter whose kernels are those of the level.
+
+    A level that this CPU lacks is emulated; where that cannot be built, the test skips and says why.
+    """
+    if level not in available_levels():
+        reason = x86_emulator.why_unavailable() if "avx2" in available_levels() else "that takes AVX2"
+        if reason is not None:
+            pytest.skip(f"this CPU does not run {level}, and it cannot be emulated: {reason}")
+        (built,) = x86_emulator.extension().glob("_ext*.so")
+        code = _LOAD.format(path=str(built)) + code
+    done = _run_python(code, {"OCTAVO_CPU_ISA": level}, limit=limit)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    return done.stdout
+
+
+@functools.cache
+def available_levels() -> tuple[str, ...]:
+    """The levels this CPU runs, lowest first; each is asked for once, in a process of its own."""
+    code = "import mlx.core; from octavo.kernels import _ext; print(_ext.isa())"
+    asked = {level: run_python(code, OCTAVO_CPU_ISA=level) for level in LEVELS}
+    # Every CPU runs this level: without it, tests of all levels would skip and say nothing of the cause.
+    assert asked["generic"].returncode == 0, asked["generic"].stderr
+    return tuple(level for level, done in asked.items() if done.stdout.strip() == level)

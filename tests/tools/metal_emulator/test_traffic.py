@@ -1,0 +1,134 @@
+"""Traffic of kernels so simple that the figures are worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from metal_emulator import Count, MetalRuntimeError, why_unavailable
+from metal_samples import NUM_ROWS, run_matrix_product, run_one, run_row_sum
+
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or ""),
+]
+
+
+def test_a_copy_reads_and_writes_each_byte_once() -> None:
+    traffic = run_one("const uint i = thread_position_in_grid.x; out[i] = x[i];", threads=64).traffic
+    # 2 simdgroups of 32 lanes of 4 bytes: one line each
+    once = Count(thread_bytes=256, bytes=256, unique_bytes=256, lines=2, min_lines=2)
+    assert traffic.reads["x"] == traffic.writes["out"] == once
+    assert traffic.writes["x"] == traffic.reads["out"] == Count()
+    assert (traffic.bytes_read, traffic.bytes_written) == (256, 256)
+
+
+def test_what_lanes_share_moves_once() -> None:
+    traffic = run_one("const uint i = thread_position_in_grid.x; out[i] = x[7];", threads=64).traffic
+    assert traffic.read("x") == Count(thread_bytes=256, bytes=8, unique_bytes=4, lines=2, min_lines=2)
+
+
+@pytest.mark.parametrize(
+    ("index", "lines", "ratio"),
+    [("i", 1, 1.0), ("i + 1", 2, 2.0), ("2 * i", 2, 2.0), ("32 * i", 32, 32.0), ("31 - i", 1, 1.0)],
+)
+def test_lines_of_one_load(index: str, lines: int, ratio: float) -> None:
+    body = f"const uint i = thread_position_in_grid.x; out[i] = x[{index}];"
+    count = run_one(body, threads=32, x=np.zeros(1024, np.float32)).traffic.read("x")
+    assert count == Count(thread_bytes=128, bytes=128, unique_bytes=128, lines=lines, min_lines=1)
+    assert count.line_ratio == ratio
+
+
+def test_vector_loads_count_their_bytes() -> None:
+    body = """
+      const uint i = thread_position_in_grid.x;
+      const float4 v = ((const device float4*)x)[i];
+      out[i] = v.x + v.y + v.z + v.w;
+    """
+    count = run_one(body, threads=32, x=np.zeros(128, np.float32)).traffic.read("x")
+    assert count == Count(thread_bytes=512, bytes=512, unique_bytes=512, lines=4, min_lines=4)
+
+
+def test_reading_again_counts_again() -> None:
+    body = """
+      const uint i = thread_index_in_threadgroup;
+      float sum = 0;
+      for (int k = 0; k < 3; ++k) sum += simd_sum(x[(i + k) % 32]);
+      out[threadgroup_position_in_grid.x * 32 + i] = sum;
+    """
+    count = run_one(body, threads=64, threadgroup=32).traffic.read("x")
+    # 2 threadgroups x 3 rounds x 32 lanes; always the same 128 bytes
+    assert count == Count(thread_bytes=768, bytes=768, unique_bytes=128, lines=6, min_lines=6)
+
+
+@pytest.mark.parametrize("schedule", ["random", "greedy", "reverse", "inorder"])
+def test_the_order_of_lanes_does_not_matter(schedule: str) -> None:
+    """Lanes run a loop of loads one after the other; each round is still one load of the simdgroup."""
+    body = """
+      const uint i = thread_position_in_grid.x;
+      float sum = 0;
+      for (uint k = i % 3; k < 8; ++k) sum += x[k * 32 + i];
+      out[i] = sum;
+    """
+    result = run_one(body, threads=32, x=np.zeros(256, np.float32), schedule=schedule)
+    count = result.traffic.read("x")
+    assert count.bytes == count.unique_bytes == 4 * (32 * 8 - 11 - 2 * 10)
+
+
+def test_a_reduction_by_rows() -> None:
+    traffic = run_row_sum().traffic
+    row_bytes = NUM_ROWS * 128 * 4
+    lines = NUM_ROWS * 4
+    everything = Count(
+        thread_bytes=row_bytes, bytes=row_bytes, unique_bytes=row_bytes, lines=lines, min_lines=lines
+    )
+    assert traffic.read("x") == traffic.written("shifted") == everything
+    total = traffic.written("total")
+    assert (total.bytes, total.lines) == (NUM_ROWS * 4, NUM_ROWS)
+    assert traffic.written("total", "shifted").bytes == row_bytes + NUM_ROWS * 4
+    (load,) = [site for site in traffic.sites if site.buffer == "x"]
+    assert (load.where, load.is_write, load.executions) == ("row_sum:5", False, lines)
+
+
+def test_matrix_loads_are_of_single_elements() -> None:
+    """Each lane's two elements are two sites of 64 bytes: together the matrix once, its lines twice."""
+    count = run_matrix_product().traffic.read("b")
+    assert count == Count(thread_bytes=128, bytes=128, unique_bytes=128, lines=2, min_lines=2)
+
+
+def test_shapes_are_buffers_of_their_own() -> None:
+    body = "const uint i = thread_position_in_grid.x; out[i] = x[i] * x_shape[0];"
+    traffic = run_one(body, threads=32).traffic
+    assert traffic.read("x_shape") == Count(thread_bytes=128, bytes=4, unique_bytes=4, lines=1, min_lines=1)
+
+
+def test_a_launch_without_checks_counts_nothing_and_says_so() -> None:
+    result = run_one("out[thread_position_in_grid.x] = 1;", checks=False)
+    with pytest.raises(MetalRuntimeError, match="counts no traffic"):
+        _ = result.traffic
+
+
+def test_a_long_loop_without_a_meeting_is_counted_too_high_rather_than_too_low() -> None:
+    body = """
+      const uint i = thread_position_in_grid.x;
+      for (int k = 0; k < 20000; ++k) out[i] += x[(k * 7 + i) % 64];
+    """
+    count = run_one(body, threads=2).traffic.read("x")
+    assert count.thread_bytes == 2 * 4 * 20000
+    assert 20000 <= count.lines <= 2 * 20000
+
+
+def test_a_meeting_aligns_lanes_that_skipped_a_load() -> None:
+    body = """
+      const uint lane = thread_index_in_simdgroup;
+      float sum = 0;
+      #pragma clang loop unroll(disable)
+      for (uint round = 0; round < 3; ++round) {
+        float value = 0;
+        if (round > 0 || lane % 2) value = x[round * 32 + lane];
+        sum += simd_max(value);
+      }
+      out[lane] = sum;
+    """
+    count = run_one(body, threads=32, x=np.ones(96, np.float32)).traffic.read("x")
+    assert count == Count(thread_bytes=320, bytes=320, unique_bytes=320, lines=3, min_lines=3)
