@@ -98,8 +98,10 @@ def run_step(
     dtype: mx.Dtype,
     *,
     options: bool,
+    latents: bool = False,
 ) -> None:
-    """Launch every kernel of one configuration; ``options``: with sinks, softcap and ALiBi."""
+    """Launch every kernel of one configuration; ``options``: with sinks, softcap and ALiBi; ``latents``: K
+    rows are latents and V rows are rotary keys."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool = MetalBackend(library).create_pool(spec)
     metadata, heads = mixed_step(), layer.num_kv_heads * group
@@ -114,14 +116,20 @@ def run_step(
             AttendOptions(
                 scale=0.1,
                 sinks=mx.zeros(heads) if options else None,
-                softcap=30.0 if options else None,
+                softcap=30.0 if options and not latents else None,
                 alibi_slopes=mx.zeros(heads) if options else None,
+                rotary=mx.zeros((step.num_tokens, heads, layer.value_dim), dtype) if latents else None,
             ),
         )
 
 
 def write_in_place(
-    library: KernelLibrary, formats: tuple[str, str], layer: LayerSpec, dtype: mx.Dtype
+    library: KernelLibrary,
+    formats: tuple[str, str],
+    layer: LayerSpec,
+    dtype: mx.Dtype,
+    *,
+    latents: bool = False,
 ) -> None:
     """Launch the kernels that only a pool written in place has: write, copy, and attention in their order."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
@@ -132,8 +140,10 @@ def write_in_place(
     pool.write(0, mx.zeros((*rows, layer.head_dim), dtype), mx.zeros((*rows, layer.value_dim), dtype))
     for step in (metadata, short_step()):
         pool.begin_step(step)
-        queries = mx.zeros((step.num_tokens, 2 * layer.num_kv_heads, layer.head_dim), dtype)
-        pool.attend(0, queries, AttendOptions(scale=0.1))
+        heads = (step.num_tokens, 2 * layer.num_kv_heads)
+        rotary = mx.zeros((*heads, layer.value_dim), dtype) if latents else None
+        options = AttendOptions(scale=0.1, rotary=rotary)
+        pool.attend(0, mx.zeros((*heads, layer.head_dim), dtype), options)
 
 
 def record_all() -> dict[str, str]:
@@ -155,6 +165,10 @@ def record_all() -> dict[str, str]:
     for head_dim, formats in itertools.product((64, 128), pairs):
         layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
         run_step(library, formats, layer, 4, mx.float16, options=True)
+    for heads, formats in itertools.product((4, 128), pairs):
+        layer = LayerSpec(num_kv_heads=1, head_dim=512, value_dim=64)
+        run_step(library, formats, layer, heads, mx.bfloat16, options=heads == 4, latents=True)
+        write_in_place(library, formats, layer, mx.bfloat16, latents=True)
     layer = LayerSpec(num_kv_heads=2, head_dim=192, value_dim=128)
     run_step(library, ("fp4", "fp4"), layer, 4, mx.float16, options=False)
     return recorder.texts

@@ -28,12 +28,19 @@ SHAPES = tuple(
     for name, dim in (("fp4", 128), ("fp4", 64), ("fp4", 256), ("bf16", 128), ("int8", 128))
     for group in (1, 4, 8)
 )
-LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256))
-"""Format and head dim of those whose decode and chunk kernels must get along without scratch memory."""
+LATENTS = tuple((name, 512, heads) for name in ("fp4", "fp5", "int8", "bf16") for heads in (16, 128))
+"""Latents' format and width, and query heads."""
+
+LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256), ("fp4", 512), ("fp5", 512), ("int8", 512), ("bf16", 512))
+"""Format and head dim of those whose attention kernels must get along without scratch memory."""
 
 
-def examine(name: str, dim: int, group: int, *, only: str | None = None) -> dict[str, Resources]:
-    """By kernel (quantize, decode, reduce, chunk; or ``only`` one), of K and V in one format."""
+def examine(
+    name: str, dim: int, group: int, *, only: str | None = None, latents: bool = False
+) -> dict[str, Resources]:
+    """By kernel (quantize, decode, reduce, chunk; or ``only`` one), of K and V in one format; with
+    ``latents`` (quantize, latent, reduce) of these in that format, beside 64 rotary values in bf16, and
+    ``group`` heads."""
     found: dict[str, Resources] = {}
 
     def compile_kernel(
@@ -54,22 +61,30 @@ def examine(name: str, dim: int, group: int, *, only: str | None = None) -> dict
 
         return launch
 
-    layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)
-    run_step(KernelLibrary(compile_kernel), (name, name), layer, group, mx.float16, options=False)
+    library = KernelLibrary(compile_kernel)
+    if latents:
+        layer = LayerSpec(num_kv_heads=1, head_dim=dim, value_dim=64)
+        run_step(library, (name, "bf16"), layer, group, mx.float16, options=False, latents=True)
+    else:
+        layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)
+        run_step(library, (name, name), layer, group, mx.float16, options=False)
     return found
 
 
 def main() -> int:
     print(f"at most {MAX_REGISTERS} registers; instructions of the largest loop by kind")
     failed = 0
-    for name, dim, group in SHAPES:
-        for kernel, found in examine(name, dim, group).items():
+    shapes = [(*shape, False) for shape in SHAPES] + [(*shape, True) for shape in LATENTS]
+    for name, dim, group, latents in shapes:
+        for kernel, found in examine(name, dim, group, latents=latents).items():
             largest = max(found.loops, key=lambda loop: loop.total(), default=None)
             kinds = "" if largest is None else ", ".join(f"{n} {kind}" for kind, n in largest.most_common())
-            over = kernel in ("decode", "chunk") and found.scratch_bytes > 0 and (name, dim) in LIMITED
+            over = (
+                kernel in ("decode", "chunk", "latent") and found.scratch_bytes > 0 and (name, dim) in LIMITED
+            )
             failed += over
             print(
-                f"{kernel:8} {name:5} D={dim:3} G={group:2}: {found.registers:3} registers, "
+                f"{kernel:8} {name:5} D={dim:3} G={group:3}: {found.registers:3} registers, "
                 f"{found.scratch_bytes:4} bytes of scratch{' (too many)' if over else ''}, "
                 f"{found.threadgroup_bytes:5} of threadgroup memory; {kinds}"
             )

@@ -30,20 +30,29 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     unfused = _unfused_reason(config, None if ops.fusion is not None else choice.backend.name)
     if ops.fusion is not None and layout.mixers:
         unfused = "the model has recurrent layers"
+    recurrent = result.recurrent
+    native = [] if recurrent is None else [id(module) for module in recurrent.native_modules()]
+    covered = {name for name, module in loaded.model.named_modules() if id(module) in native}
     return {
         "name": config.model,
         "architecture": loaded.architecture,
         "weights": loaded.weights,
         "tier": result.tier,
         "tier_reason": result.reason,
-        "recurrent": "" if result.recurrent is None else describe_states(result.recurrent),
+        "recurrent": "" if recurrent is None else describe_states(recurrent),
+        "recurrences": {
+            name: {"native": kernels, "mlx": operations}
+            for name, (kernels, operations) in (
+                {} if recurrent is None else recurrent.count_cut_points()
+            ).items()
+        },
         "slot_bytes": layout.slot_bytes,
         "probe_error": result.error,
         "probe_limit": result.limit,
         "selects_rows": result.selects_rows,
         "replaced": report.replaced if report else {},
         "functions": list(report.functions) if report else [],
-        "kept": [asdict(kept) for kept in report.kept] if report else [],
+        "kept": [asdict(kept) for kept in report.kept if kept.name not in covered] if report else [],
         "merged": report.merged if report else {},
         "apart": [asdict(kept) for kept in report.apart] if report else [],
         "fused": fusion is not None and not fusion.not_fused,
@@ -71,6 +80,10 @@ def model_lines(model: dict[str, Any]) -> Iterator[str]:
     if model["recurrent"]:
         size = format_size(model["slot_bytes"])
         yield f"  recurrent layers: {model['recurrent']}, {size} of state per sequence"
+        for name, by in model["recurrences"].items():
+            where = [f"{by['native']} by a native kernel"] * (by["native"] > 0)
+            where += [f"{by['mlx']} by mlx-lm's operations"] * (by["mlx"] > 0)
+            yield f"  {name}: {', '.join(where)}"
     if not model["selects_rows"]:
         yield "  the output head computes every row"
     yield f"  native modules: {_counts(model['replaced'])}"

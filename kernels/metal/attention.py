@@ -6,6 +6,7 @@ launches have in common in every step is put together once for the layer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -260,10 +261,11 @@ class PagedAttention:
             alibi=options.alibi_slopes is not None,
             ordered=ordered,
         )
-        fixed = {"params": _device_params(options.scale, options.softcap)}
+        fixed = {"params": device_params(options.scale, options.softcap)}
         for name, array in (("sinks", options.sinks), ("slopes", options.alibi_slopes)):
             if array is not None:
-                fixed[name] = _per_head(name, array, num_heads)
+                fixed[name] = per_head(name, array, num_heads)
+        mx.eval(fixed)  # nothing of it is left to a step
         made = self._layers[layer, windowed] = _Layer(config, options, fixed, self._kernel)
         return made
 
@@ -299,15 +301,6 @@ def _split(of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx
     return of_layer.run("split", inputs, launch)
 
 
-def _device_params(scale: float, softcap: float | None) -> mx.array:
-    """``params`` of sources/attention.metal."""
-    values = np.zeros(MIN_ELEMENTS, np.float32)
-    values[0] = scale * _LOG2_E if softcap is None else scale
-    if softcap is not None:
-        values[1], values[2] = 1 / softcap, softcap * _LOG2_E
-    return mx.array(values)
-
-
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
     """One threadgroup per item and KV head."""
     threads = 32 * config.decode_simdgroups
@@ -338,10 +331,18 @@ def _made(read: list[mx.array]) -> mx.array | None:
     return read[0] if read else None
 
 
-def _per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
-    """One float32 per query head, padded for the device. Evaluated: nothing of it is left to a step."""
+@functools.lru_cache(maxsize=64)
+def device_params(scale: float, softcap: float | None) -> mx.array:
+    """``params`` of sources/attention.metal."""
+    values = np.zeros(MIN_ELEMENTS, np.float32)
+    values[0] = scale * _LOG2_E if softcap is None else scale
+    if softcap is not None:
+        values[1], values[2] = 1 / softcap, softcap * _LOG2_E
+    return mx.array(values)
+
+
+def per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
+    """One float32 per query head, padded for the device."""
     if array.shape != (num_heads,):
         raise ValueError(f"{name} must be ({num_heads},), one per query head, got {array.shape}")
-    padded_array = mx.pad(array.astype(mx.float32), (0, max(0, MIN_ELEMENTS - num_heads)))
-    mx.eval(padded_array)
-    return padded_array
+    return mx.pad(array.astype(mx.float32), (0, max(0, MIN_ELEMENTS - num_heads)))

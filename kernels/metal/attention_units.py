@@ -217,7 +217,7 @@ class AttentionConfig:
             (("partial", "stats") if split else ("out",)) + (("read",) if self.ordered else ()),
             {**macros, "SPLIT": int(split), "ORDERED": int(self.ordered)},
             {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
-            ("rows", "attention"),
+            ("rows", "attention", "tile") if kernel == "chunk" else ("rows", "attention"),
         )
 
     def reduce_unit(self) -> Unit:

@@ -16,6 +16,8 @@ from ..interface import AttendOptions, PoolSpec, refuse_option
 from ..metadata import AttentionMetadata
 from ..reference.backend import ReferencePool
 from .attention import PagedAttention, Partials, Parts, StoredPages
+from .latent_units import MAX_LATENT, may_hold_latents
+from .latents import LatentAttention
 from .launch import KernelLibrary, Launch
 from .units import (
     MIN_ELEMENTS,
@@ -37,9 +39,11 @@ class MetalPool(ReferencePool):
         self._formats = (page_format(spec.k_format), page_format(spec.v_format))
         self._row_units: dict[tuple[int, int], Unit] = {}
         self._attention = PagedAttention(spec, library)
+        self._latents = LatentAttention(spec, library)
 
     def _plan(self, metadata: AttentionMetadata) -> None:
         self._attention.begin_step(metadata)
+        self._latents.begin_step(metadata)
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         self._check_rows(layer, keys, values)
@@ -50,8 +54,12 @@ class MetalPool(ReferencePool):
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        refuse_option("metal", mask=options.mask, rotary=options.rotary)
-        attended = self._attention.attend(layer, queries, self._pages(layer), options)
+        refuse_option("metal", mask=options.mask)
+        pages = self._pages(layer)
+        if options.rotary is None:
+            attended = self._attention.attend(layer, queries, pages, options)
+        else:
+            attended = self._latents.attend(layer, queries, options.rotary, pages, options)
         self._was_read(layer, attended.read)
         return attended.out
 
@@ -112,7 +120,7 @@ def _check(spec: PoolSpec) -> None:
             f"page_size must be a power of two for the Metal kernels, got {size}; use 16, 32 or 64"
         )
     for layer in spec.layers:
-        check_dim("head_dim", layer.head_dim)
+        check_dim("head_dim", layer.head_dim, MAX_LATENT if may_hold_latents(layer) else 256)
         check_dim("value_dim", layer.value_dim)
         rows = spec.num_pages * layer.num_kv_heads * size
         if rows < MIN_ELEMENTS or rows > np.iinfo(np.uint32).max:

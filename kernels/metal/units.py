@@ -121,11 +121,11 @@ def in_runs(fmt: PageFormat, dim: int) -> int:
     return int(format_source(fmt.name).words and 32 % (dim // 8) != 0)
 
 
-def check_dim(name: str, dim: int) -> None:
+def check_dim(name: str, dim: int, most: int = 256) -> None:
     """ValueError unless kernels can spread a row of ``dim`` values over a simdgroup."""
-    if dim % 8 or not 8 <= dim <= 256:
+    if dim % 8 or not 8 <= dim <= most:
         raise ValueError(
-            f"{name} must be a multiple of 8 from 8 to 256 for the Metal kernels, got {dim}; "
+            f"{name} must be a multiple of 8 from 8 to {most} for the Metal kernels, got {dim}; "
             "use --backend reference"
         )
 

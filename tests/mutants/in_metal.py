@@ -264,15 +264,15 @@ CHUNK = (
         "if (is_visible(key, my_position))",
         "if (is_visible(key, last_position))",
     ),
-    Mutant("rows outside are read", "chunk", "rows[unit / OCTETS].row != UNUSED", "true"),
+    Mutant("rows outside are read", "tile", "if (row != UNUSED)", "if (true)"),
     Mutant("keys not transposed", "chunk", "ulong2(0, 0), true)", "ulong2(0, 0), false)"),
-    Mutant("tiles too close together", "chunk", "tile + key * STRIDE", "tile + key * D"),
+    Mutant("tiles too close together", "tile", "tile + key * STRIDE", "tile + key * D"),
     Mutant(
-        "octets in the wrong places", "chunk", "key * STRIDE + octet * 8", "key * STRIDE + (octet ^ 1) * 8"
+        "octets in the wrong places", "tile", "key * STRIDE + octet * 8", "key * STRIDE + (octet ^ 1) * 8"
     ),
     Mutant(
         "halves of an octet swapped",
-        "chunk",
+        "tile",
         "((threadgroup half4*)to)[0] = half4(low)",
         "((threadgroup half4*)to)[0] = half4(high)",
     ),
@@ -288,16 +288,16 @@ CHUNK = (
     ),
     Mutant(
         "half a tile is loaded",
-        "chunk",
-        "      if (unit < UNITS) {\n        put",
-        "      if (unit < UNITS / 2) {\n        put",
+        "tile",
+        "      if (has_unit(i, thread_index)) {\n        put",
+        "      if (i < TURNS / 2) {\n        put",
     ),
     Mutant("K's scales on V", "chunk", "[now + column].value_scale", "[now + column].key_scale"),
     Mutant("a row's sum over half its lanes", "chunk", "sum += simd_shuffle_xor(sum, 8);\n", ""),
     Mutant("tops of half a row", "chunk", "    new_top = max(new_top, simd_shuffle_xor(new_top, 8));\n", ""),
-    Mutant("columns in the order of lanes", "chunk", "(lane / 4 & 2) * 2 + lane % 2 * 2", "lane % 4 * 2"),
-    Mutant("rows in the order of lanes", "chunk", "(lane / 4 & 4) + lane / 2 % 4", "lane / 4"),
-    Mutant("another row's sum", "chunk", "(row & 4) * 4 + row % 4 * 2", "row * 4"),
+    Mutant("columns in the order of lanes", "tile", "(lane / 4 & 2) * 2 + lane % 2 * 2", "lane % 4 * 2"),
+    Mutant("rows in the order of lanes", "tile", "(lane / 4 & 4) + lane / 2 % 4", "lane / 4"),
+    Mutant("another row's sum", "tile", "(row & 4) * 4 + row % 4 * 2", "row * 4"),
 )
 
 PARTED = (
@@ -311,6 +311,113 @@ PARTED = (
         "ValueFilling::STRIDE + n * 8",
     ),
     Mutant("matrices past the row", "chunk", "at < VALUE_MATRICES && c", "c"),
+)
+
+LATENT = (
+    Mutant("latents over latents", "latent", TG_BARRIER + "  // latents and products are done with", ""),
+    Mutant(
+        "latents before they are there", "latent", TG_BARRIER + "  // the next keys are there", SG_BARRIER
+    ),
+    Mutant(
+        "products of parts that are not there",
+        "latent",
+        TG_BARRIER + "  // products of all parts and the next rows are there",
+        SG_BARRIER,
+    ),
+    Mutant("a part's products left out", "latent", "p = 0; p < PARTS; ++p", "p = 0; p < PARTS - 1; ++p"),
+    Mutant("products of another row group", "latent", "row_group * (PARTS * KEYS / 8 * 32)", "0"),
+    Mutant(
+        "latents' scale on rotary keys",
+        "latent",
+        "turned.thread_elements()[i] * key_rows[column].value_scale",
+        "turned.thread_elements()[i] * key_rows[column].key_scale",
+    ),
+    Mutant(
+        "rotary keys' scale on values",
+        "latent",
+        "weight * key_rows[now + column].key_scale",
+        "weight * key_rows[now + column].value_scale",
+    ),
+    Mutant("rotary queries scaled twice", "latent", "y[j] * LOG2_E", "y[j] * params[0]"),
+    Mutant("rotary queries not in log2", "latent", "y[j] * LOG2_E", "y[j]"),
+    Mutant(
+        "rotary keys left out", "latent", "+\n                  turned", "+\n                  0.0f * turned"
+    ),
+    Mutant(
+        "all parts have the first rotary keys",
+        "latent",
+        "staged + HEAD_DIM + at * 8",
+        "staged + HEAD_DIM + k * 8",
+    ),
+    Mutant(
+        "all parts have the first latents",
+        "latent",
+        "LatentFilling::STRIDE + at * 8, LatentFilling::STRIDE);",
+        "LatentFilling::STRIDE + n * 8, LatentFilling::STRIDE);",
+    ),
+    Mutant(
+        "a tile begins with its token",
+        "latent",
+        "ulong(first_row) * NUM_HEADS + skipped + r",
+        "ulong(first_row) * NUM_HEADS + r",
+    ),
+    Mutant(
+        "outputs begin with their token",
+        "latent",
+        "out_row * NUM_HEADS + skipped + r",
+        "out_row * NUM_HEADS + r",
+    ),
+    Mutant(
+        "causal by the tile's first token",
+        "latent",
+        "positions[first_row + (skipped + my_row) / NUM_HEADS]",
+        "positions[first_row]",
+    ),
+    Mutant(
+        "keys of the tile's first token",
+        "latent",
+        "positions[first_row + (skipped + count - 1) / NUM_HEADS]",
+        "positions[first_row]",
+    ),
+    Mutant("a split reads to the end", "latent", "min(item[6], ", "max(item[6], "),
+    Mutant(
+        "a split begins at the start",
+        "latent",
+        "int index = item[5] * STEPS, start = span.tile(item[5]) * 32",
+        "int index = 0, start = span.tile(0) * 32",
+    ),
+    Mutant("half of 32 keys", "latent", "(index + 1) % STEPS * KEYS", "0"),
+    Mutant("old latents keep their weight", "latent", "output[n].thread_elements()[1] *= factor;", ""),
+    Mutant(
+        "rows past the tile's are written",
+        "latent",
+        "if (r < count) {  // the whole simdgroup",
+        "if (true) {",
+    ),
+    Mutant(
+        "latents stay rotated",
+        "latent",
+        "hadamard<HEAD_DIM, KEY_LANE>(x",
+        "if (false) hadamard<HEAD_DIM, KEY_LANE>(x",
+    ),
+    Mutant(
+        "rotary queries not rotated",
+        "latent",
+        "hadamard<ROTARY_DIM, ROTARY_LANE>(y",
+        "if (false) hadamard<ROTARY_DIM, ROTARY_LANE>(y",
+    ),
+    Mutant(
+        "the second word of 16 codes",
+        "format_fp4",
+        "codes[row * (D / 8) + lane * E / 8 + w]",
+        "codes[row * (D / 8) + lane * E / 8]",
+    ),
+    Mutant(
+        "the second octet's bits",
+        "format_fp5",
+        "planes[row * (D / 8) + lane * E / 8 + w]",
+        "planes[row * (D / 8) + lane * E / 8]",
+    ),
 )
 
 FP4 = (
@@ -337,9 +444,12 @@ FP4 = (
         "  finite = simd_all(finite);\n    float top",
         "  float top",
     ),
-    Mutant("lanes past the row write", "format_fp4", " && lane * E < D) {\n      codes", ") {\n      codes"),
+    Mutant("lanes past the row write", "format_fp4", " && lane * E + w * here < D)", ")"),
     Mutant(
-        "a code's sign of negative zero lost", "format_fp4", "as_type<uint>(x[i]) >> 31", "uint(x[i] < 0.0f)"
+        "a code's sign of negative zero lost",
+        "format_fp4",
+        "as_type<uint>(x[w * here + i]) >> 31",
+        "uint(x[i] < 0.0f)",
     ),
 )
 
@@ -445,4 +555,18 @@ IN_PLACE = (
     Mutant("V where K lies", "write", "target, v_codes,", "target + 1, v_codes,"),
 )
 
-MUTANTS = DECODE + RUNS + REDUCE + ATTENTION + CHUNK + PARTED + FP4 + WRITE + IN_PLACE + COPY + PACKED + FP5
+MUTANTS = (
+    DECODE
+    + RUNS
+    + REDUCE
+    + ATTENTION
+    + CHUNK
+    + PARTED
+    + LATENT
+    + FP4
+    + WRITE
+    + IN_PLACE
+    + COPY
+    + PACKED
+    + FP5
+)

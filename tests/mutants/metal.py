@@ -21,14 +21,21 @@ from in_metal import MUTANTS  # noqa: E402
 from mutant import Mutant  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from latent_cases import Case  # noqa: E402
 from metal_backend import Emulator  # noqa: E402
 from metal_cases import EVERYTHING, LONG, LOOPING, TOLERANCES, run_watched, shape  # noqa: E402
 from metal_checks import check_bytes, minimum_bytes, pages_read  # noqa: E402
 from metal_emulator import MetalEmulatorError  # noqa: E402
 from metal_in_place import WritingDevice, check_copies, check_flags  # noqa: E402
+from metal_latents import LATENT_LIMIT, worst_latents  # noqa: E402
 from octavo.kernels.metal import units  # noqa: E402
 
 PLAIN = shape("", 80, 3, 16)
+LATENT_CASES = (
+    (Case(((140, 1), (20, 2)), num_heads=6, latent=512, rotary=64), ("fp4", "fp4")),
+    (Case(((40, 1), (5, 9)), num_heads=20, latent=40, rotary=8, page_size=8), ("int8", "fp4")),
+)
+"""A row that is split and tiles that end within tokens; row groups, and parts without a matrix."""
 WIDE = shape("wide", 136, 3, 16, kv_heads=1, sequences=((20, 9), (0, 25)))
 
 
@@ -97,16 +104,28 @@ def looping() -> None:
     attend(LOOPING)
 
 
+def latents() -> None:
+    worst = max(worst_latents(case, formats) for case, formats in LATENT_CASES)
+    assert worst < LATENT_LIMIT, f"error {worst:.2g}"
+
+
+def write_wide() -> None:
+    for name in ("fp4", "fp5"):
+        check_bytes(name, 512, Emulator(ftz=False), limit=100, value_dim=64)
+
+
 CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "decode": (everything, split, plain, looping),
     "reduce": (split,),
     "attention": (everything, split),
     "chunk": (everything, plain, wide),
+    "latent": (latents,),
+    "tile": (everything, plain, wide),
     "rows": (write,),
     "quantize": (write,),
     "write": (write_in_place,),
-    "format_fp4": (everything, write),
-    "format_fp5": (write_packed, finer),
+    "format_fp4": (everything, write, write_wide),
+    "format_fp5": (write_packed, finer, write_wide),
     "format_half": (write, plain),
     "packing": (write_packed, microscaled),
     "format_integer": (write_packed, integers),

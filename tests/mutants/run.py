@@ -1,9 +1,9 @@
 """Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
 ``python tests/mutants/run.py [WORD]`` copies rooms of the repository to a scratch folder, plants each
-bug of in_scheduler.py, in_policies.py, in_swap.py and in_engine.py (with WORD: those that have it in the
-name) there and runs the tests of its room against it. Prints a table; exits 1 if the tests miss a bug, or
-fail without one. Some minutes.
+bug of in_scheduler.py, in_policies.py, in_states.py, in_swap.py and in_engine.py (with WORD: those that
+have it in the name) there and runs the tests of its room against it. Prints a table; exits 1 if the tests
+miss a bug, or fail without one. Some minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import in_engine
 import in_policies
 import in_scheduler
+import in_states
 import in_swap
 from harness import ROOT, hunt, run_tests, spoilt
 from mutant import Mutant
@@ -59,6 +60,14 @@ CONTROL_PLANE = Suite(
     ),
 )
 EVERY_ROOM = ("block_manager", "scheduler", "kernels", "engine", "proto")
+STATES = Suite(
+    EVERY_ROOM,
+    (
+        "tests/block_manager/test_recurrent_states.py",
+        "tests/block_manager/test_state_machine.py",
+        "tests/scheduler/test_serving.py",
+    ),
+)
 ENGINE = {
     in_engine.BATCH: Suite(EVERY_ROOM, ("tests/engine/executor/test_batch.py",)),
     in_engine.REPLAY: Suite(
@@ -78,6 +87,10 @@ ENGINE = {
     in_engine.OVERLAP: Suite(EVERY_ROOM, ("tests/engine/core/test_overlap.py",)),
     in_engine.DEVICE_STEP: Suite(EVERY_ROOM, ("tests/engine/executor/test_steps_in_flight.py",)),
     in_engine.DEVICE_SAMPLING: Suite(EVERY_ROOM, ("tests/engine/executor/sampling/test_device_sampling.py",)),
+    in_states.POOL: Suite(
+        EVERY_ROOM,
+        ("tests/kernels/test_state_segments.py", "tests/engine/executor/recurrent/test_recurrent_models.py"),
+    ),
     in_engine.STATES: Suite(EVERY_ROOM, ("tests/block_manager/test_recurrent_states.py",)),
     in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/engine/executor/test_recurrent_speculation.py",)),
     in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/engine/executor/test_mapped_weights.py",)),
@@ -90,6 +103,8 @@ SWAP = Suite(EVERY_ROOM, ("tests/scheduler/test_swap.py",))
 def suite_of(mutant: Mutant) -> Suite:
     if mutant in in_swap.MUTANTS:
         return SWAP
+    if mutant in in_states.MUTANTS and mutant.file != in_states.POOL:
+        return STATES
     return ENGINE.get(mutant.file, CONTROL_PLANE)
 
 
@@ -140,7 +155,8 @@ def native_extension() -> dict[str, str]:
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    everything = in_scheduler.MUTANTS + in_policies.MUTANTS + in_swap.MUTANTS + in_engine.MUTANTS
+    control = in_scheduler.MUTANTS + in_policies.MUTANTS + in_states.MUTANTS
+    everything = control + in_swap.MUTANTS + in_engine.MUTANTS
     mutants = [mutant for mutant in everything if word in mutant.name]
     suites = dict.fromkeys(map(suite_of, mutants))
     clean = [partial(attempt, None, suite) for suite in suites]

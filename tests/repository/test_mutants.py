@@ -15,6 +15,7 @@ import in_metal
 import in_native
 import in_policies
 import in_scheduler
+import in_states
 import in_swap
 import run
 from harness import ROOT, spoilt
@@ -22,7 +23,13 @@ from mutant import Mutant
 
 from octavo.kernels.metal.units import read_source
 
-PYTHON = (*in_scheduler.MUTANTS, *in_policies.MUTANTS, *in_swap.MUTANTS, *in_engine.MUTANTS)
+PYTHON = (
+    *in_scheduler.MUTANTS,
+    *in_policies.MUTANTS,
+    *in_states.MUTANTS,
+    *in_swap.MUTANTS,
+    *in_engine.MUTANTS,
+)
 
 
 def name_of(mutant: Mutant) -> str:

@@ -167,19 +167,20 @@ class Ledger:
                 )
 
     def _advance(self, item: Work, *, broken: bool) -> None:
-        """Bring the recurrent state of one sequence to the step's end, with copies on the way; it must
-        hold all that was computed before, and nothing else."""
+        """Bring the recurrent state of one sequence to the step's end, drafts included, with copies on the
+        way; it must hold all that was computed before, and nothing else."""
         sequence, table = item.sequence, item.sequence.table
         if table is None or (state := table.state) is None:
             return
         assert state.running is not None, "computed without a slot"
         if item.start:
             self.check_state(table, sequence.tokens, item.start, sequence.salt)
-        for position, slot, *_ in state.planned:
-            assert item.start < position <= item.stop, "a snapshot of a state that the step does not pass"
-            self._states[slot] = "poison" if broken else (sequence.salt, tuple(sequence.tokens[:position]))
-        whole = (sequence.salt, tuple(sequence.tokens[: item.stop]))
-        self._states[state.running] = "poison" if broken else whole
+        tokens = [*sequence.tokens[: item.stop], *item.drafts]
+        assert [position for position, _ in state.drafted] == [*range(item.stop, item.end)]
+        for position, slot, *_ in [*state.planned, *state.drafted]:
+            assert item.start < position <= item.end, "a copy of a state that the step does not pass"
+            self._states[slot] = "poison" if broken else (sequence.salt, tuple(tokens[:position]))
+        self._states[state.running] = "poison" if broken else (sequence.salt, tuple(tokens))
 
     def check_state(self, table: PageTable, tokens: list[int], num_tokens: int, salt: bytes) -> None:
         """Raise AssertionError unless a table's slot holds the state after ``tokens[:num_tokens]``."""

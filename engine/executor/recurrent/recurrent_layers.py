@@ -91,6 +91,14 @@ class ListShim:
         return self.caches[i]
 
 
+_CUT_POINTS = {
+    "conv": "convolution",
+    "shift": "token shift",
+    "child": "recurrent module",
+    "side": "mixing of heads",
+}
+
+
 class RecurrentLayers:
     """The mixers of a model, bent until ``release``. ``tier`` is what those get that can be ragged;
     ``kernels`` compute their cut points where they can, mlx-lm's operations the others."""
@@ -99,6 +107,9 @@ class RecurrentLayers:
         self.mixers = tuple(mixers)
         self.kernels = kernels
         self.tier = tier
+        self.computed_by: dict[
+            str, bool
+        ] = {}  # cut points that a step has come to: whether a kernel computes it
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
         for mixer in mixers:
@@ -109,6 +120,25 @@ class RecurrentLayers:
                 raise MixerError(f"{mixer.name} mixes its state with K and V in a way that has no cut points")
             else:
                 self._bend(mixer.module, self._in_segments(mixer))
+
+    def native_modules(self) -> list[Module]:
+        """Modules whose recurrences and convolutions kernels computed wherever a step came to them: what else
+        of their own they compute has no state."""
+        found: list[Module] = []
+        for mixer in self.mixers:
+            own = [native for name, native in self.computed_by.items() if name.startswith(f"{mixer.name}.")]
+            if own and all(own):
+                found += [mixer.module, *mixer.convs, *(child for child, _ in mixer.children)]
+        return found
+
+    def count_cut_points(self) -> dict[str, tuple[int, int]]:
+        """By what they are called in mlx-lm: how many kernels compute, and how many its own operations do."""
+        counts: dict[str, tuple[int, int]] = {}
+        for name, native in self.computed_by.items():
+            kind = _CUT_POINTS.get(name.rpartition(".")[2].rstrip("0123456789"), name.rpartition(".")[2])
+            kernels, operations = counts.get(kind, (0, 0))
+            counts[kind] = (kernels + native, operations + (not native))
+        return counts
 
     @property
     def pool(self) -> StatePool:
@@ -225,6 +255,7 @@ class _Cuts:
     def _advance(self, name: str, advance: Advance) -> mx.array:
         kernels, pool = self._layers.kernels, self._layers.pool
         assert kernels is not None
+        self._layers.computed_by[name] = True
         return pool.advance(name, advance, kernels)
 
     def method(self, name: str, plain: Call, cut: CutPoint) -> Call:
@@ -284,6 +315,7 @@ class _Cuts:
     ) -> Any:
         """A cut point with the states of slots, once per group; its new state is the pool's."""
         step, pool = self._layers.step, self._layers.pool
+        self._layers.computed_by[name] = False
 
         def of_group(value: Any, group: SegmentGroup) -> Any:
             if not isinstance(value, mx.array) or value.ndim < 3 or value.shape[0] != 1:
@@ -321,6 +353,7 @@ class _Cuts:
                 advance = kernels.conv(module, x[0, keep:])
                 if advance is not None:
                     return self._advance(name, advance)
+            self._layers.computed_by[name] = False
             outputs = []
             for group in step.groups:
                 before = pool.read(name, group)
@@ -340,6 +373,7 @@ class _Cuts:
             if not self.is_active:
                 return plain(module, x, state)
             step, pool = self._layers.step, self._layers.pool
+            self._layers.computed_by[name] = False
             outputs = []
             for group in step.groups:
                 part = group.take(x[0])
@@ -368,6 +402,7 @@ class _Cuts:
             name = f"{self._mixer.name}.side{self.num_shifted}"
             self.num_shifted += 1
             step, pool = self._layers.step, self._layers.pool
+            self._layers.computed_by[name] = False
             outputs = []
             for group in step.groups:
                 part = group.take(u.squeeze(2)).swapaxes(1, 2)  # [B, H, S, D]

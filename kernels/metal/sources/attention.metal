@@ -5,6 +5,7 @@
 #define LOG2_E 1.44269504088896340736f
 // Arrays of a thread are registers only if nothing but constants indexes them.
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define AS_LOOP _Pragma("clang loop unroll(disable)")
 // Compilers that load or unpack a stage all at once need more registers than there are.
 #define KEEP_ORDER simdgroup_barrier(mem_flags::mem_none);
 

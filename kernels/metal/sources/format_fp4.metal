@@ -78,38 +78,46 @@ struct Fp4 {
       top = max(top, fabs(x[i]));
     }
     top = simd_max(top);
+    constexpr int here = E < 8 ? E : 8;  // codes of one word, in one lane
     half best = half(0.0f);
     float best_error = 0.0f;
-    uint best_indices = 0;
+    uint best_indices[E / here];
+    for (int w = 0; w < E / here; ++w) {
+      best_indices[w] = 0u;
+    }
     for (int candidate = 0; candidate < 5; ++candidate) {
       const half rounded = half(min(top * as_type<float>(FP4_FACTORS[candidate]), 65504.0f));
       const float scale = float(rounded);
-      uint indices = 0;
+      uint indices[E / here];
       float errors[E];
       for (int i = 0; i < E; ++i) {
         const uint index = nearest(fabs(x[i]), scale);
         const float difference = fabs(x[i]) - scale * magnitude(index);
         errors[i] = fma(difference, difference, 0.0f);  // a product that cannot be fused into the sum
-        indices |= index << (4 * i);
+        indices[i / here] = (i % here > 0 ? indices[i / here] : 0u) | index << (4 * (i % here));
       }
       const float error = halving_sum<E>(errors);
       if (scale > 0.0f && (best == half(0.0f) || error < best_error)) {
         best = rounded;
         best_error = error;
-        best_indices = indices;
+        for (int w = 0; w < E / here; ++w) {
+          best_indices[w] = indices[w];
+        }
       }
     }
-    uint word = 0;
-    for (int i = 0; i < E; ++i) {
-      const uint sign = as_type<uint>(x[i]) >> 31;
-      word |= ((best_indices >> (4 * i) & 7u) | sign << 3) << (4 * i);
-    }
-    word = (best == half(0.0f) ? 0u : word) << (lane * E % 8 * 4);
-    for (ushort step = 1; step < 8 / E; step *= 2) {
-      word |= simd_shuffle_xor(word, step);
-    }
-    if (lane * E % 8 == 0 && lane * E < D) {
-      codes[row * (D / 8) + lane * E / 8] = word;
+    for (int w = 0; w < E / here; ++w) {
+      uint word = 0;
+      for (int i = 0; i < here; ++i) {
+        const uint sign = as_type<uint>(x[w * here + i]) >> 31;
+        word |= ((best_indices[w] >> (4 * i) & 7u) | sign << 3) << (4 * i);
+      }
+      word = (best == half(0.0f) ? 0u : word) << (lane * E % 8 * 4);
+      for (ushort step = 1; step < 8 / here; step *= 2) {
+        word |= simd_shuffle_xor(word, step);
+      }
+      if (lane * E % 8 == 0 && lane * E + w * here < D) {
+        codes[row * (D / 8) + lane * E / 8 + w] = word;
+      }
     }
     if (lane == 0) {
       scales[row] = best;

@@ -54,31 +54,34 @@ struct Fp5 {
            uint(x > 4.5f * scale) + uint(x >= 5.5f * scale) + uint(x > 6.5f * scale);
   }
 
-  // The byte of the best scale, 0 if there is none, and 4 bits of index for each of a lane's values.
+  // The byte of the best scale, 0 if there is none, and the index of each of a lane's values.
   template <int E>
-  static METAL_FUNC uint best_scale(thread const float* x, uint lane, thread uint& best_indices) {
+  static METAL_FUNC uint best_scale(thread const float* x, uint lane, thread uint* best_indices) {
     const half base = half(min(group_top<32 * E, E>(x) * as_type<float>(0x3E124925u), 61440.0f));  // 1 / 7
     const uint first = max(uint(as_type<ushort>(base)) >> 7, 1u);
     uint best = 0;
     float best_error = 0.0f;
-    best_indices = 0;
+    for (int i = 0; i < E; ++i) {
+      best_indices[i] = 0u;
+    }
     for (uint candidate = 0; candidate < 5; ++candidate) {
       const uint code = min(first + (candidate < 4 ? candidate : 6), 247u);
       const float scale = scale_value(code);
-      uint indices = 0;
+      uint indices[E];
       float errors[E];
       for (int i = 0; i < E; ++i) {
         const float size = fabs(x[i]);
-        const uint index = lane * E + i < 8 ? Fp4::nearest(size, scale) << 1 : nearest(size, scale);
-        const float difference = size - scale * magnitude(index);
+        indices[i] = lane * E + i < 8 ? Fp4::nearest(size, scale) << 1 : nearest(size, scale);
+        const float difference = size - scale * magnitude(indices[i]);
         errors[i] = fma(difference, difference, 0.0f);  // a product that cannot be fused into the sum
-        indices |= index << (4 * i);
       }
       const float error = Fp4::halving_sum<E>(errors);
       if (base > half(0.0f) && (best == 0 || error < best_error)) {
         best = code;
         best_error = error;
-        best_indices = indices;
+        for (int i = 0; i < E; ++i) {
+          best_indices[i] = indices[i];
+        }
       }
     }
     return best;
@@ -87,20 +90,24 @@ struct Fp5 {
   template <int D, int E>
   static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale* planes) {
     const bool finite = keep_finite<E>(x);
-    uint indices;
+    uint indices[E], chosen[E];
     const uint scale = best_scale<E>(x, lane, indices);
-    uint chosen[E], plane = 0;
     for (int i = 0; i < E; ++i) {
-      const uint index = indices >> (4 * i) & 15u;
-      chosen[i] = scale > 0 ? index >> 1 | as_type<uint>(x[i]) >> 31 << 3 : 0u;
-      plane |= (index & 1u) << ((lane * E + i) % 8);
+      chosen[i] = scale > 0 ? indices[i] >> 1 | as_type<uint>(x[i]) >> 31 << 3 : 0u;
     }
     store_codes<4, D, E>(chosen, lane, row, codes);
-    for (ushort step = 1; step < 8 / E; step *= 2) {
-      plane |= simd_shuffle_xor(plane, step);
-    }
-    if (lane * E % 8 == 0 && lane * E < D) {
-      planes[row * (D / 8) + lane * E / 8] = Scale(lane == 0 ? scale : plane);
+    constexpr int here = E < 8 ? E : 8;  // values of one octet, in one lane
+    for (int w = 0; w < E / here; ++w) {
+      uint plane = 0;
+      for (int i = 0; i < here; ++i) {
+        plane |= (indices[w * here + i] & 1u) << ((lane * E + i) % 8);
+      }
+      for (ushort step = 1; step < 8 / here; step *= 2) {
+        plane |= simd_shuffle_xor(plane, step);
+      }
+      if (lane * E % 8 == 0 && lane * E + w * here < D) {
+        planes[row * (D / 8) + lane * E / 8 + w] = Scale(lane + w == 0 ? scale : plane);
+      }
     }
     return finite;
   }

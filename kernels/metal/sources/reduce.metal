@@ -45,6 +45,7 @@ for (uint s = lane; s < count; s += 32) {
   total += stats[4 * at + 1] * (stats[4 * at] == joint ? 1.0f : fast::exp2(stats[4 * at] - joint));
 }
 total = simd_sum(total);
+AS_LOOP
 for (uint s = 1; s < NUM_SIMDGROUPS; ++s) {
   float part[VALUE_LANE];
   load_row<VALUE_DIM, VALUE_LANE>(shared_rows + s * VALUE_DIM, lane, part);

@@ -18,15 +18,27 @@ from octavo.engine.executor.model_ops import MLXOps
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "mistral"])
-def test_models_are_paged(tmp_path: Path, name: str) -> None:
-    """Full attention, and layers with windows beside full ones, against mlx-lm's own forward."""
+def probed(folder: Path, name: str, dtype: mx.Dtype) -> tuple[probe.ProbeResult, Emulator]:
     emulator = Emulator()
-    loaded = load_model(tiny_models.make_model(tmp_path, name, dtype=mx.bfloat16), weights="keep")
+    loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype), weights="keep")
     layout = discover_layout(loaded.model, name)
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
     materialize(loaded.model, MLXOps(), exact=False, fuse=True)
     result = probe.probe(loaded.model, layout, emulator.backend(), selection, architecture=name)
     assert result.tier == "paged", probe.describe(result)
+    return result, emulator
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "mistral"])
+def test_models_are_paged(tmp_path: Path, name: str) -> None:
+    """Full attention, and layers with windows beside full ones, against mlx-lm's own forward."""
+    _, emulator = probed(tmp_path, name, mx.bfloat16)
     assert emulator.ran("chunk")
     assert emulator.ran("decode")
+
+
+def test_models_with_latents_are_paged(tmp_path: Path) -> None:
+    """In float32: MLX has no other mixture of experts on this device."""
+    result, emulator = probed(tmp_path, "deepseek_v3", mx.float32)
+    assert result.latents
+    assert emulator.ran("latent")

@@ -35,9 +35,11 @@ SOURCES = (
     "decode",
     "format_fp4",
     "format_half",
+    "latent",
     "quantize",
     "reduce",
     "rows",
+    "tile",
     "write",
 )
 
@@ -173,7 +175,7 @@ def test_sources_are_there_as_package_data() -> None:
     for name in SOURCES:
         helpers, body = read_source(name)
         assert helpers.startswith("//")
-        assert bool(body) == (name in ("chunk", "copy", "decode", "quantize", "reduce", "write"))
+        assert bool(body) == (name in ("chunk", "copy", "decode", "latent", "quantize", "reduce", "write"))
 
 
 def test_small_inputs_are_refused() -> None:

@@ -37,6 +37,15 @@ def test_two_threadgroups_of_a_chunk_fit_into_a_core(name: str, dim: int, group:
     assert chunk.threadgroup_bytes <= 30_000
 
 
+@pytest.mark.parametrize(("name", "heads"), [("fp4", 128), ("fp5", 16), ("bf16", 128), ("int8", 16)])
+def test_latents_fit_into_registers(name: str, heads: int) -> None:
+    found = examine(name, 512, heads, latents=True)
+    for kernel in ("latent", "reduce", "quantize"):
+        assert found[kernel].registers <= MAX_REGISTERS
+        assert found[kernel].scratch_bytes == 0, kernel
+    assert found["latent"].threadgroup_bytes <= 30_000
+
+
 def test_logits_and_weights_of_a_chunk_stay_in_registers() -> None:
     """32 keys of 8 rows at D = 128: 2 x 64 products of matrices, loads of their K and V alone (2 each, the
     elements of K far apart), 2 shuffles of the largest logit, and no store but those of the next tiles."""

@@ -1,0 +1,164 @@
+"""Units of attention over latents (MLA), and the sizes that host and kernel must agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..formats import page_format
+from ..interface import LayerSpec
+from .attention_units import CHUNK_BYTES, REDUCE_SIMDGROUPS
+from .units import (
+    Unit,
+    check_dim,
+    format_source,
+    has_scales,
+    lane_dim,
+    make_unit,
+    norm_bits,
+    rotates,
+)
+
+PARTS = 4
+"""Simdgroups that share 8 rows: their queries and sums are registers."""
+
+MAX_LATENT = 512
+MAX_ROTARY = 128
+
+
+def may_hold_latents(layer: LayerSpec) -> bool:
+    """Whether this kernel reads layers of this shape: their rows may be wider than those of others."""
+    return layer.num_kv_heads == 1 and layer.head_dim <= MAX_LATENT and layer.value_dim <= MAX_ROTARY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """What a kernel over latents is compiled for: ``head_dim`` of the layer is theirs, and ``value_dim`` that
+    of rotary keys.
+
+    num_heads  query heads
+    ordered    as of ``AttentionConfig``
+    """
+
+    layer: LayerSpec
+    num_heads: int
+    page_size: int
+    k_format: str
+    v_format: str
+    sinks: bool
+    alibi: bool
+    ordered: bool
+
+    def __post_init__(self) -> None:
+        check_dim("latents", self.layer.head_dim, MAX_LATENT)
+        check_dim("rotary keys", self.layer.value_dim, MAX_ROTARY)
+
+    @property
+    def simdgroups(self) -> int:
+        """Of a threadgroup: twice as many where a token has rows for them, so that latents are read half as
+        often."""
+        return PARTS * (2 if self.num_heads <= 16 else 4)
+
+    @property
+    def rows(self) -> int:
+        """Query heads of tokens that a threadgroup has."""
+        return 8 * self.simdgroups // PARTS
+
+    @property
+    def keys(self) -> int:
+        """Keys in a tile: two threadgroups fit beside each other."""
+        return next(keys for keys in (32, 16, 8) if keys == 8 or self._bytes(keys) <= CHUNK_BYTES)
+
+    def _bytes(self, keys: int) -> int:
+        return sum(self._tile_bytes(keys)) + 32 * self.simdgroups * keys
+
+    def _tile_bytes(self, keys: int) -> tuple[int, int]:
+        """Of latents and of rotary keys in threadgroup memory, rows padded."""
+        layer = self.layer
+        return (
+            keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes,
+            keys * (layer.value_dim + 8) * format_source(self.v_format).tile_bytes,
+        )
+
+    @property
+    def _suffix(self) -> str:
+        layer = self.layer
+        flags = "".join(
+            letter for letter, on in zip("sao", (self.sinks, self.alibi, self.ordered), strict=True) if on
+        )
+        return (
+            f"latents_{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_h{self.num_heads}"
+            f"_p{self.page_size}_w{layer.window or 0}_k{layer.keep}_{flags}"
+        )
+
+    def _macros(self) -> dict[str, int | str]:
+        layer = self.layer
+        latents, rotary = page_format(self.k_format), page_format(self.v_format)
+        return {
+            "HEAD_DIM": layer.head_dim,
+            "VALUE_DIM": layer.head_dim,
+            "ROTARY_DIM": layer.value_dim,
+            "KEY_LANE": lane_dim(layer.head_dim),
+            "VALUE_LANE": lane_dim(layer.head_dim),
+            "ROTARY_LANE": lane_dim(layer.value_dim),
+            "NUM_KV_HEADS": 1,
+            "NUM_HEADS": self.num_heads,
+            "PAGE_SIZE": self.page_size,
+            "WINDOW": layer.window or 0,
+            "KEEP": layer.keep,
+            "SOFTCAP": 0,
+            "SINKS": int(self.sinks),
+            "SINK(head)": "sinks[head]" if self.sinks else "0.0f",
+            "ALIBI": int(self.alibi),
+            "SLOPE(head)": "slopes[head]" if self.alibi else "0.0f",
+            "ROTATE_KEYS": rotates(latents, layer.head_dim),
+            "ROTATE_VALUES": rotates(latents, layer.head_dim),
+            "ROTATE_ROTARY": rotates(rotary, layer.value_dim),
+            "KEY_NORM_BITS": norm_bits(layer.head_dim),
+            "VALUE_NORM_BITS": norm_bits(layer.head_dim),
+            "ROTARY_NORM_BITS": norm_bits(layer.value_dim),
+        }
+
+    def unit(self, *, split: bool) -> Unit:
+        """See sources/latent.metal; with ``split`` the outputs are for ``reduce_unit``."""
+        layer, keys = self.layer, self.keys
+        latents, rotary = page_format(self.k_format), page_format(self.v_format)
+        scales = has_scales(latents, layer.head_dim), has_scales(rotary, layer.value_dim)
+        optional = (
+            ("k_scales", scales[0]),
+            ("v_scales", scales[1]),
+            ("sinks", self.sinks and not split),  # of splits, sinks join at the end, once
+            ("slopes", self.alibi),
+            ("after", self.ordered),
+        )
+        inputs = ("queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes")
+        latent_bytes, rotary_bytes = self._tile_bytes(keys)
+        row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4  # bytes of its queries
+        macros = self._macros() | {
+            "NUM_SIMDGROUPS": self.simdgroups,
+            "THREADS": 32 * self.simdgroups,
+            "PARTS": PARTS,
+            "KEYS": keys,
+            "LATENT_QUADS": latent_bytes // 16,
+            "SHARED_QUADS": max(latent_bytes + rotary_bytes, row_group) // 16,
+            "UNUSED": "0xFFFFFFFFu",
+            "SPLIT": int(split),
+            "ORDERED": int(self.ordered),
+            "KEY_SCALES": "k_scales" if scales[0] else "nullptr",
+            "VALUE_SCALES": "v_scales" if scales[1] else "nullptr",
+        }
+        if split:
+            macros |= {"SINKS": 0, "SINK(head)": "0.0f"}
+        return make_unit(
+            "latent",
+            f"{self._suffix}{'_split' if split else ''}",
+            inputs + tuple(name for name, on in optional if on),
+            (("partial", "stats") if split else ("out",)) + (("read",) if self.ordered else ()),
+            macros,
+            {"Keys": latents, "Values": rotary},
+            ("rows", "attention", "tile"),
+        )
+
+    def reduce_unit(self) -> Unit:
+        inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
+        macros = self._macros() | {"NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
+        return make_unit("reduce", self._suffix, inputs, ("out",), macros, {}, ("rows", "attention"))

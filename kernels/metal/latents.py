@@ -1,0 +1,262 @@
+"""Attention over latents (MLA) of one step: rows of tokens and heads, tile by tile, whatever they belong to.
+
+One kernel has rows that are decoded and rows of prompts. Where a decoded row is split over its keys, those go
+first, with partial results that *reduce* joins, and prompts have a launch of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from ..interface import AttendOptions, LayerSpec, PoolSpec
+from ..metadata import AttentionMetadata, Ints
+from .attention import READ, Attended, StoredPages, device_params, per_head
+from .attention_units import REDUCE_SIMDGROUPS
+from .latent_units import LatentConfig
+from .launch import KernelLibrary, Launch, padded
+from .plan import divide, num_splits, num_tiles, restore_order
+from .units import Unit
+
+ALL_TILES = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPlan:
+    """What a step launches.
+
+    whole   [N, 8]  items of rows whose outputs are written at once, see sources/latent.metal
+    split   [M, 8]  items of splits, M = 0 where there are none
+    joins   [R, 4]  of ``split``: (first part, number of parts, 0, 0) of each row of the step in ``rows``
+    parts           how many parts ``split`` writes
+    rows    [R]     the rows that are split
+    others  [T - R] the rows in ``whole``, in the order of their outputs
+    """
+
+    whole: Ints
+    split: Ints
+    joins: Ints
+    parts: int
+    rows: Ints
+    others: Ints
+
+
+def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
+    """Splits of rows that read so many tiles of 32 keys, whose heads are so many tiles: half as many for each
+    of these as of other attention, since every split of a row writes all its heads' sums."""
+    splits = num_splits(tiles)
+    return np.minimum(splits, -(-2 * splits // heads_tiles)).astype(np.int32)
+
+
+def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: int, rows: int) -> LatentPlan:
+    """With ``rows`` of tokens and heads in a tile. A row's splits depend on its own sequence alone."""
+    counts = np.diff(metadata.q_start)
+    sequences = np.flatnonzero(counts == 1).astype(np.int32)
+    alone = metadata.q_start[sequences]
+    tiles = num_tiles(metadata.positions[alone], layer.window, layer.keep)
+    parts, first = divide(alone, sequences, tiles, latent_splits(tiles, -(-num_heads // rows)))
+    if len(parts) == len(alone):  # no row is split
+        every = np.arange(len(counts), dtype=np.int32)
+        nothing = np.zeros((0, 8), np.int32)
+        return LatentPlan(
+            _cut(metadata, every, metadata.q_start[:-1], num_heads=num_heads, rows=rows),
+            nothing,
+            nothing[:, :4],
+            0,
+            nothing[:, 0],
+            np.arange(metadata.num_tokens, dtype=np.int32),
+        )
+    chunks = np.flatnonzero(counts > 1).astype(np.int32)
+    lengths = counts[chunks]
+    joins = np.zeros((len(alone), 4), np.int32)
+    joins[:, 0], joins[:, 1] = first, np.diff(np.append(first, len(parts)))
+    return LatentPlan(
+        _cut(metadata, chunks, np.cumsum(lengths) - lengths, num_heads=num_heads, rows=rows),
+        head_tiles(parts, num_heads=num_heads, rows=rows),
+        joins,
+        len(parts),
+        alone,
+        np.flatnonzero(np.repeat(counts > 1, counts)).astype(np.int32),
+    )
+
+
+def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
+    """Items of parts (row, sequence, first tile, end tile): ``rows`` heads at a time."""
+    first = np.tile(np.arange(0, num_heads, rows), len(parts))
+    at = np.repeat(np.arange(len(parts)), -(-num_heads // rows))
+    row, sequence, begin, end = parts[at].T
+    count = np.minimum(rows, num_heads - first)
+    return np.stack([row, first, count, sequence, at, begin, end, np.zeros_like(at)], 1).astype(np.int32)
+
+
+def _cut(metadata: AttentionMetadata, sequences: Ints, outs: Ints, *, num_heads: int, rows: int) -> Ints:
+    """Items of all rows of these sequences, whose outputs begin at ``outs``."""
+    totals = np.diff(metadata.q_start)[sequences] * num_heads
+    counts = -(-totals // rows)
+    owner = np.repeat(np.arange(len(sequences)), counts)
+    flat = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * rows
+    token, head = flat // num_heads, flat % num_heads
+    items = np.zeros((len(owner), 8), np.int32)
+    items[:, 0] = metadata.q_start[sequences][owner] + token
+    items[:, 1] = head
+    items[:, 2] = np.minimum(rows, totals[owner] - flat)
+    items[:, 3] = sequences[owner]
+    items[:, 4] = outs[owner] + token
+    items[:, 6] = ALL_TILES
+    return items
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    plan: LatentPlan
+    whole: mx.array
+    split: mx.array
+    joins: mx.array
+    order: mx.array | None
+
+
+@dataclass(slots=True)
+class _Step:
+    metadata: AttentionMetadata
+    positions: mx.array
+    page_table: mx.array
+    routes: dict[tuple[int | None, int, int, int], _Route] = field(default_factory=dict)
+
+
+class LatentAttention:
+    """Launches the kernels over a pool's latents."""
+
+    def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
+        self._spec = spec
+        self._library = library
+        self._metadata: AttentionMetadata | None = None
+        self._step: _Step | None = None
+        self._units: dict[tuple[LatentConfig, str], Unit] = {}
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        self._metadata, self._step = metadata, None
+
+    def attend(
+        self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, options: AttendOptions
+    ) -> Attended:
+        """queries [T, Hq, R] and rotary ones [T, Hq, P] -> [T, Hq, R] in the dtype of ``queries``."""
+        step = self._begun()
+        config = self._config(layer, queries, rotary, pages, options, tokens=step.metadata.num_tokens)
+        inputs = self._inputs(queries, rotary, pages, options.scale) | {
+            "positions": step.positions,
+            "page_table": step.page_table,
+        }
+        for name, array in (("sinks", options.sinks), ("slopes", options.alibi_slopes)):
+            if array is not None:
+                inputs[name] = per_head(name, array, config.num_heads)
+        route = self._route(step, config)
+        plan, outs = route.plan, []
+        read: list[mx.array] = []
+        if plan.parts:
+            partial, stats, *read = self._split(
+                config, inputs | {"items": route.split}, len(plan.split), plan.parts
+            )
+            joined = inputs | {"rows": route.joins, "partial": partial, "stats": stats}
+            threads = 32 * REDUCE_SIMDGROUPS
+            launch = Launch(
+                grid=(threads, config.num_heads, len(plan.rows)),
+                threadgroup=(threads, 1, 1),
+                outputs=(((len(plan.rows), *queries.shape[1:]), queries.dtype),),
+            )
+            outs += self._library.run(self._unit(config, "reduce"), joined, launch)
+        if len(plan.whole):
+            inputs |= {"after": read[0]} if read else {}
+            launch = _launch(config, len(plan.whole), ((len(plan.others), *queries.shape[1:]), queries.dtype))
+            whole = inputs | {"items": route.whole}
+            out, *read = self._library.run(self._unit(config, "whole"), whole, launch)
+            outs.append(out)
+        out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
+        out = out if route.order is None else out[route.order]
+        return Attended(out, read[0] if read else None)
+
+    def _config(
+        self,
+        layer: int,
+        queries: mx.array,
+        rotary: mx.array,
+        pages: StoredPages,
+        options: AttendOptions,
+        *,
+        tokens: int,
+    ) -> LatentConfig:
+        """ValueError unless queries fit the layer and the step."""
+        spec = self._spec.layers[layer]
+        if spec.num_kv_heads != 1 or options.softcap is not None:
+            raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
+        if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (tokens, spec.head_dim):
+            raise ValueError(f"queries must be ({tokens}, heads, {spec.head_dim}), got {queries.shape}")
+        wanted = (*queries.shape[:2], spec.value_dim)
+        if rotary.shape != wanted:
+            raise ValueError(f"rotary queries must be {wanted}, got {rotary.shape}")
+        return LatentConfig(
+            layer=spec,
+            num_heads=queries.shape[1],
+            page_size=self._spec.page_size,
+            k_format=self._spec.k_format,
+            v_format=self._spec.v_format,
+            sinks=options.sinks is not None,
+            alibi=options.alibi_slopes is not None,
+            ordered=pages.after is not None,
+        )
+
+    def _inputs(
+        self, queries: mx.array, rotary: mx.array, pages: StoredPages, scale: float
+    ) -> dict[str, mx.array]:
+        return pages.inputs() | {
+            "queries": queries,
+            "rotary": rotary,
+            "params": device_params(scale, None),
+        }
+
+    def _split(
+        self, config: LatentConfig, inputs: dict[str, mx.array], items: int, parts: int
+    ) -> list[mx.array]:
+        heads, dim = config.num_heads, config.layer.head_dim
+        outputs = ((parts, heads, dim), mx.float32), ((parts, heads, 4), mx.float32)
+        return self._library.run(self._unit(config, "split"), inputs, _launch(config, items, *outputs))
+
+    def _unit(self, config: LatentConfig, kind: str) -> Unit:
+        """The kernel's text, put together once per configuration."""
+        if (config, kind) not in self._units:
+            self._units[config, kind] = (
+                config.reduce_unit() if kind == "reduce" else config.unit(split=kind == "split")
+            )
+        return self._units[config, kind]
+
+    def _route(self, step: _Step, config: LatentConfig) -> _Route:
+        layer = config.layer
+        key = (layer.window, layer.keep, config.num_heads, config.rows)
+        if key not in step.routes:
+            plan = plan_latents(step.metadata, layer, num_heads=config.num_heads, rows=config.rows)
+            order = restore_order(plan.rows, plan.others)
+            step.routes[key] = _Route(
+                plan,
+                padded(plan.whole.ravel()),
+                padded(plan.split.ravel()),
+                padded(plan.joins.ravel()),
+                None if order is None else mx.array(order),
+            )
+        return step.routes[key]
+
+    def _begun(self) -> _Step:
+        if self._metadata is None:
+            raise ValueError("no step has begun; call begin_step first")
+        if self._step is None:
+            table = self._metadata.only_group().page_table
+            self._step = _Step(self._metadata, padded(self._metadata.positions), padded(table))
+        return self._step
+
+
+def _launch(config: LatentConfig, items: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
+    """One threadgroup per item."""
+    threads = 32 * config.simdgroups
+    return Launch(
+        grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=outputs + (READ,) * config.ordered
+    )

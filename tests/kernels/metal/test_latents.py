@@ -1,0 +1,191 @@
+"""The Metal kernel over latents (MLA), executed from its source, against float64 truth.
+
+Pools are poisoned with NaN; reading a row that no query sees, a race, an uninitialised or an unwritten value
+fails every case.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from attention_cases import build_metadata
+from latent_cases import CASES, MLA, Case, history, last_step, metadata, spec_of
+from metal_backend import Emulator, needs_compiler
+from metal_checks import check_bytes, pages_read
+from metal_emulator import FAST_MATH
+from metal_in_place import WritingDevice
+from metal_latents import LATENT_LIMIT, run_latents, worst_latents
+from octavo.kernels import page_format
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
+from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.metal.latents import ALL_TILES, plan_latents
+from octavo.kernels.metal.launch import KernelLibrary
+from octavo.kernels.metal.units import METAL_FORMATS
+
+pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+SIXTEEN = {mx.float16: 1e-3, mx.bfloat16: 8e-3}
+SHORT = [name for name in CASES if name not in ("long", "many heads")]
+ALIKE = Case(((140, 1), (20, 1), (0, 11)), num_heads=6)
+"""One row is split in two."""
+
+
+@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp5", "fp4")], ids="/".join)
+@pytest.mark.parametrize("name", SHORT)
+def test_equals_truth(name: str, formats: tuple[str, str]) -> None:
+    assert worst_latents(CASES[name], formats) < LATENT_LIMIT
+
+
+@pytest.mark.parametrize("name", METAL_FORMATS)
+def test_every_format_equals_truth(name: str) -> None:
+    """Rotary keys in the format too. Tiles end within tokens."""
+    assert worst_latents(MLA, (name, name)) < LATENT_LIMIT
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN, ids=str)
+def test_16_bit_queries(dtype: mx.Dtype) -> None:
+    assert worst_latents(ALIKE, ("fp4", "bf16"), dtype=dtype) < SIXTEEN[dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["long", "many heads"])
+def test_long_rows_and_many_heads(name: str) -> None:
+    assert worst_latents(CASES[name], ("fp4", "bf16")) < LATENT_LIMIT
+
+
+def test_every_schedule_gives_the_same_bits() -> None:
+    outs = [
+        run_latents(ALIKE, ("fp4", "bf16"), emulator=Emulator(seed=seed, schedule=schedule)).got
+        for seed, schedule in ((0, "inorder"), (1, "random"), (2, "greedy"), (3, "reverse"), (4, "mixed"))
+    ]
+    assert all((out == outs[0]).all() for out in outs)
+
+
+def test_fast_math_changes_little() -> None:
+    assert worst_latents(ALIKE, ("fp4", "bf16"), emulator=Emulator(extra_flags=FAST_MATH)) < LATENT_LIMIT
+
+
+def test_a_row_has_the_same_bits_in_any_batch_and_chunk() -> None:
+    """Of rows that are not split: alone they are decoded, by the kernel that has prompts."""
+    case = CASES["mixed"]
+    ran = run_latents(case, ("fp4", "bf16"))
+    first = 0
+    for i, old, stop in last_step(case):
+        for p in (old, stop - 1):
+            alone = ran.data.step(ran.pool, [(i, p, p + 1)], mx.float32)
+            np.testing.assert_array_equal(alone[0], ran.got[first + p - old])
+        first += stop - old
+
+
+def test_a_split_row_has_the_same_bits_in_any_batch() -> None:
+    ran = run_latents(ALIKE, ("fp4", "bf16"))
+    for i, row in ((0, 0), (1, 1)):
+        work = [last_step(ALIKE)[i]]
+        np.testing.assert_array_equal(ran.data.step(ran.pool, work, mx.float32)[0], ran.got[row])
+
+
+def test_pages_written_in_place_give_the_same_bits() -> None:
+    """A split row, one that is not, and a prompt: two launches, one after the other."""
+    device, wanted = WritingDevice(), run_latents(ALIKE, ("fp4", "bf16"))
+    pool = InPlacePool(spec_of(ALIKE, "fp4", "bf16"), KernelLibrary(device.compile))
+    wanted.data.write(pool, history(ALIKE), mx.float32)
+    np.testing.assert_array_equal(wanted.data.step(pool, last_step(ALIKE), mx.float32), wanted.got)
+    assert len(device.ran("latent")) == 2
+
+
+def test_sinks_and_slopes_join_the_logits() -> None:
+    """A sink far above every logit leaves nothing; one far below changes no bit. A slope that falls steeply
+    leaves a row's own latent."""
+    case = CASES["mixed"]
+    ran = run_latents(case, ("bf16", "bf16"))
+    queries = ran.data.rows(ran.data.queries, last_step(case), mx.float32)
+    rotary = ran.data.rows(ran.data.rotary_queries, last_step(case), mx.float32) * ran.data.scale
+
+    def attend(*, sinks: mx.array | None = None, slopes: mx.array | None = None) -> np.ndarray:
+        options = AttendOptions(scale=ran.data.scale, rotary=rotary, sinks=sinks, alibi_slopes=slopes)
+        return np.array(ran.pool.attend(0, queries, options))
+
+    sinks = attend(sinks=mx.array([-100.0, 100.0, -100.0, -100.0]))
+    assert np.abs(sinks[:, 1]).max() < 1e-6
+    np.testing.assert_array_equal(sinks[:, (0, 2, 3)], ran.got[:, (0, 2, 3)])
+    own = attend(slopes=mx.array([100.0, 100.0, 100.0, 100.0]))
+    written = np.concatenate([ran.data.latents[i][a:b] for i, a, b in last_step(case)])
+    assert np.abs(own - written).max() < 0.02  # rounded to bf16
+
+
+def test_latents_are_read_once_for_a_tile_of_heads() -> None:
+    """20 heads are one tile: codes and scales of every key once, and nothing of other pages."""
+    case = Case(((100, 1),), num_heads=20, latent=512, rotary=64)
+    ran = run_latents(case, ("fp4", "bf16"))
+    (launch,) = ran.emulator.ran("latent")
+    row = page_format("fp4").row_bytes(512) + page_format("bf16").row_bytes(64)
+    codes = pages_read(launch, "k_codes", "v_codes")
+    assert pages_read(launch).unique_bytes == 101 * row
+    assert codes.bytes == codes.unique_bytes
+    assert launch.stats.threadgroup_bytes <= 28672
+
+
+def test_tiles_of_a_step() -> None:
+    """Rows 0 and 4 decode, the last over 20 tiles of keys; rows 1..3 are a chunk. 20 heads, tiles of 16."""
+    tables = [np.arange(-(-n // 16), dtype=np.int32) for n in (10, 33, 636)]
+    step = build_metadata(((9, 1), (30, 3), (635, 1)), tables, 16)
+    layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=16)
+    plan = plan_latents(step, layer, num_heads=20, rows=16)
+    parts = [
+        [4, head, count, 2, 1 + s, 4 * s, 4 * s + 4, 0]
+        for s in range(5)
+        for head, count in ((0, 16), (16, 4))
+    ]
+    alone = [[0, 0, 16, 0, 0, 0, 1, 0], [0, 16, 4, 0, 0, 0, 1, 0]]
+    assert plan.split.tolist() == alone + parts
+    assert plan.joins.tolist() == [[0, 1, 0, 0], [1, 5, 0, 0]]
+    assert plan.whole.tolist() == [
+        [1, 0, 16, 1, 0, 0, ALL_TILES, 0],
+        [1, 16, 16, 1, 0, 0, ALL_TILES, 0],
+        [2, 12, 16, 1, 1, 0, ALL_TILES, 0],
+        [3, 8, 12, 1, 2, 0, ALL_TILES, 0],
+    ]
+    assert (plan.rows.tolist(), plan.others.tolist()) == ([0, 4], [1, 2, 3])
+
+
+@pytest.mark.parametrize("name", METAL_FORMATS)
+def test_rows_of_latents_are_bit_equal(name: str) -> None:
+    """16 values a lane: two words of 4-bit codes."""
+    check_bytes(name, 512, Emulator(ftz=False), limit=300, value_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            LayerSpec(num_kv_heads=2, head_dim=512, value_dim=64),
+            "head_dim must be a multiple of 8 from 8 to 256",
+        ),
+        (
+            LayerSpec(num_kv_heads=1, head_dim=520, value_dim=64),
+            "head_dim must be a multiple of 8 from 8 to 256",
+        ),
+        (LayerSpec(num_kv_heads=1, head_dim=512, value_dim=512), "must be a multiple of 8 from 8 to 256"),
+    ],
+)
+def test_wide_rows_that_are_no_latents_are_refused(layer: LayerSpec, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Emulator().backend().create_pool(
+            PoolSpec(layers=(layer,), num_pages=2, page_size=16, k_format="bf16", v_format="bf16")
+        )
+
+
+def test_what_no_latent_layer_is_is_refused() -> None:
+    case = CASES["decode"]
+    pool = Emulator().backend().create_pool(spec_of(case))
+    pool.begin_step(metadata(case, last_step(case)))
+    queries, rotary = mx.zeros((4, 4, 64)), mx.zeros((4, 4, 16))
+    for bad, options, message in (
+        (queries, AttendOptions(scale=1.0, rotary=rotary, softcap=1.0), "no softcap"),
+        (queries, AttendOptions(scale=1.0, rotary=rotary[..., :8]), "rotary queries must be"),
+        (queries[:3], AttendOptions(scale=1.0, rotary=rotary[:3]), "queries must be"),
+        (queries, AttendOptions(scale=1.0, rotary=rotary, mask=mx.zeros((4, 71))), "with mask"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pool.attend(0, bad, options)

@@ -1,0 +1,93 @@
+"""Bugs in recurrent states: which snapshot is taken, found and copied, how often a step advances a slot."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+GROUP = "block_manager/state_group.py"
+POLICY = "block_manager/snapshot_policy.py"
+SEARCH = "block_manager/prefix_search.py"
+PUBLISHER = "block_manager/publisher.py"
+POOL = "engine/executor/recurrent/state_pool.py"
+
+MUTANTS = (
+    # what is restored, and from where
+    Mutant(
+        "a rollback restores the state after the first page",
+        GROUP,
+        "self.hold_snapshot(state, table.digests, num_pages)\n        assert",
+        "self.hold_snapshot(state, table.digests, 1)\n        assert",
+    ),
+    Mutant(
+        "a hit writes what runs over what was found",
+        GROUP,
+        "copy(state.found, state.running))\n            self._release",
+        "copy(state.running, state.found))\n            self._release",
+    ),
+    Mutant("a fork gets an empty state", GROUP, "copy(running, slot)", "copy(slot, running)"),
+    Mutant(
+        "a snapshot that runs is still found", GROUP, "            self.pool.unpublish(state.found)\n", ""
+    ),
+    Mutant(
+        "a hit goes on from the state a page before",
+        GROUP,
+        "self.pool.acquire([digests[num_pages - 1]])",
+        "self.pool.acquire([digests[max(num_pages - 2, 0)]])",
+    ),
+    Mutant(
+        "a state comes from the disk before its pages",
+        PUBLISHER,
+        "g.pool.prefix_length(digests) < len(digests) for",
+        "g.pool.prefix_length(digests) < len(digests) - 1 for",
+    ),
+    # which snapshots are taken
+    Mutant(
+        "the junction is where states end",
+        SEARCH,
+        "len(digests), after, with_state=False)",
+        "len(digests), after)",
+    ),
+    Mutant(
+        "no junction in a step's first page", POLICY, "first <= junction <= last", "first < junction <= last"
+    ),
+    Mutant("no junction where a step ends", POLICY, "first <= junction <= last", "first <= junction < last"),
+    Mutant("the tail is where a step ends", POLICY, "tail = num_known // page_size", "tail = last"),
+    Mutant("no tail", POLICY, "if with_tail and", "if with_tail and not"),
+    Mutant(
+        "a snapshot has the name of the page before",
+        GROUP,
+        "self.pool.publish([slot], [table.digests[page - 1]], parent, salt=table.salt)",
+        "self.pool.publish([slot], [table.digests[max(page - 2, 0)]], parent, salt=table.salt)",
+    ),
+    Mutant(
+        "snapshots that were planned are never given back",
+        GROUP,
+        "        self._release([planned.slot for planned in dropped])\n",
+        "",
+    ),
+    # how often a slot is advanced
+    Mutant(
+        "a step computed twice advances a state twice",
+        POOL,
+        "if stands != segment.position:",
+        "if stands < segment.position:",
+    ),
+    Mutant(
+        "a slot is never known to have advanced",
+        POOL,
+        "self._positions[list(segment.written)] = segment.stop",
+        "self._positions[list(segment.written)] = segment.position",
+    ),
+    Mutant(
+        "a copied slot does not say where it stands",
+        POOL,
+        "self._put(targets, self._rows(sources), self._positions[list(sources)].tolist())",
+        "self._put(targets, self._rows(sources), self._positions[list(targets)].tolist())",
+    ),
+    Mutant(
+        "a step's second part begins where the first did",
+        POOL,
+        "if other.wave == group.wave - 1",
+        "if other.wave == group.wave",
+    ),
+)

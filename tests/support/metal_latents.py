@@ -1,0 +1,43 @@
+"""Steps over latents on the Metal emulator, in pools full of NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from attention_backends import poison
+from latent_cases import Case, Data, Floats, history, last_step, relative_errors, spec_of
+from metal_backend import Emulator
+from metal_cases import WatchedPool
+
+LATENT_LIMIT = 2e-6
+"""Relative errors of float32 queries: rows are read as they are stored, and sums are float32."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """``got``: outputs of the case's last step, over an earlier one that only writes."""
+
+    got: Floats
+    pool: WatchedPool
+    data: Data
+    emulator: Emulator
+
+
+def run_latents(
+    case: Case, formats: tuple[str, str], *, dtype: mx.Dtype = mx.float32, emulator: Emulator | None = None
+) -> Ran:
+    emulator = emulator or Emulator()
+    data, pool = Data(case), WatchedPool(spec_of(case, *formats), emulator)
+    poison(pool)
+    data.write(pool, history(case), dtype)
+    return Ran(data.step(pool, last_step(case), dtype), pool, data, emulator)
+
+
+def worst_latents(
+    case: Case, formats: tuple[str, str], *, dtype: mx.Dtype = mx.float32, emulator: Emulator | None = None
+) -> float:
+    """The largest relative error of a row and head."""
+    ran = run_latents(case, formats, dtype=dtype, emulator=emulator)
+    return float(relative_errors(ran.got, ran.data.truth(ran.pool, last_step(case))).max())
