@@ -10,7 +10,7 @@ import pytest
 from metal_backend import needs_compiler
 from metal_cases import run_watched, shape
 
-pytestmark = needs_compiler
+pytestmark = [pytest.mark.parity, needs_compiler]
 
 
 def of_two_more_tiles(kernel: str, head_dim: int, group: int, keys: int, rows: int) -> Counter[str]:
