@@ -265,7 +265,7 @@ class PagedAttention:
         for name, array in (("sinks", options.sinks), ("slopes", options.alibi_slopes)):
             if array is not None:
                 fixed[name] = per_head(name, array, num_heads)
-        mx.eval(fixed)  # nothing of it is left to a step
+        mx.eval(*fixed.values())  # nothing of it is left to a step
         made = self._layers[layer, windowed] = _Layer(config, options, fixed, self._kernel)
         return made
 

@@ -146,7 +146,7 @@ def pool_spec(**change: object) -> PoolSpec:
         ({"num_pages": 1, "page_size": 4}, "must hold 8 to .* rows .* got 4"),
         (
             {"layers": (LayerSpec(num_kv_heads=1, head_dim=20, value_dim=64),)},
-            "head_dim must be a multiple of 8 from 8 to 256 .* got 20; use --backend reference",
+            "head_dim must be a multiple of 8 from 8 to 512 .* got 20; use --backend reference",
         ),
         (
             {"layers": (LayerSpec(num_kv_heads=1, head_dim=64, value_dim=264),)},
