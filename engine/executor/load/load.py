@@ -38,6 +38,7 @@ from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .prepare import choose_device, make_ready
 from .probe import ProbeResult, describe, describe_states
+from .warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         states=states,
         state_tier="" if result.recurrent is None else describe_states(result.recurrent),
     )
-    return PagedRunner(
+    runner = PagedRunner(
         model,
         info,
         dense_row_bytes=_dense_row_bytes(layout, size) if result.gathers else None,
@@ -134,6 +135,9 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
         head=head,
     )
+    if choice.backend.name == "metal":  # kernels are compiled when they are first launched: not for a request
+        warm_up(runner, max_step_tokens=config.max_step_tokens)
+    return runner
 
 
 def _without_residual(config: EngineConfig, reason: str) -> EngineConfig:
