@@ -101,7 +101,11 @@ void arithmetic() {
   EXPECT(_mm512_cvtss_f32(_mm512_fmadd_ps(_mm512_set1_ps(near_one), _mm512_set1_ps(near_one), _mm512_set1_ps(-1))) ==
          0x1p-11f + 0x1p-24f);
   EXPECT(Floats::from(_mm512_sub_ps(x, _mm512_set1_ps(1))).at[0] == -5);
-  EXPECT(_mm512_reduce_add_ps(x) == 56 && _mm512_reduce_max_ps(x) == 11);
+  EXPECT(_mm512_reduce_add_ps(x) == 56 && _mm512_reduce_max_ps(x) == 11 && _mm512_reduce_min_ps(x) == -4);
+  EXPECT(Floats::from(_mm512_min_ps(x, _mm512_setzero_ps())).at[3] == -1 &&
+         Floats::from(_mm512_min_ps(x, _mm512_setzero_ps())).at[9] == 0);
+  EXPECT(Floats::from(_mm512_min_ps(_mm512_set1_ps(kNaN), _mm512_set1_ps(1))).at[0] == 1);
+  EXPECT(Floats::from(_mm512_div_ps(x, _mm512_set1_ps(4))).at[5] == 0.25f);
   // Halves, quarters, then 0 + 2 and 1 + 3: 2^24 and 1 meet only where each order puts them.
   EXPECT(_mm512_reduce_add_ps(Floats::of([](int i) { return i == 0 ? 0x1p24f : i == 1 || i == 3 ? 1.0f : 0.0f; })) ==
          0x1p24f + 2);
@@ -172,6 +176,15 @@ void conversions() {
   EXPECT(wide.at[4] == 65504 && wide.at[5] == -kInf && bits(wide.at[6]) == 0x7fe02000 && bits(wide.at[7]) == 0x80000000);
   const Floats some = Floats::from(_mm512_maskz_cvtph_ps(0x0001, half));
   EXPECT(some.at[0] == 1 && bits(some.at[1]) == 0 && bits(some.at[6]) == 0);
+  const Floats wider = Floats::of([](int i) {
+    const float values[] = {1, 0x1p-25f, 0x1.8p-24f, 65519.0f, 65520.0f, -kInf, 1 + 0x1p-11f, 1 + 0x1.8p-10f};
+    return values[i % 8];
+  });
+  Words narrow{};
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(narrow.at),
+                      _mm512_cvtps_ph(wider, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  EXPECT(narrow.at[0] == 0x3c00 && narrow.at[1] == 0 && narrow.at[2] == 2 && narrow.at[3] == 0x7bff);
+  EXPECT(narrow.at[4] == 0x7c00 && uint16_t(narrow.at[5]) == 0xfc00 && narrow.at[6] == 0x3c00 && narrow.at[15] == 0x3c02);
   EXPECT(Ints::from(_mm512_cvtepu16_epi32(half)).at[5] == 0xfc00);
   const Ints many = Ints::of([](int i) { return i == 0 ? 300 : i == 1 ? -300 : i; });
   EXPECT(Bytes::from(_mm512_cvtepi32_epi8(many)).at[0] == 44 && Bytes::from(_mm512_cvtepi32_epi8(many)).at[1] == 212);

@@ -108,7 +108,7 @@ def probe(
                 tier=tier,
                 mask_dims=mask_dims,
                 reason=reason,
-                latents=paged.reads_latents,
+                latents=bool(paged.latent_layers),
                 gathers=paged.gathers,
                 selects_rows=selects,
                 error=worst,

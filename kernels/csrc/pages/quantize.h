@@ -16,6 +16,7 @@
 
 #if defined(__AVX512F__)
 #include "pages/quantize_avx512.h"
+#include "pages/quantize_groups_avx512.h"
 #endif
 
 namespace octavo {
@@ -37,6 +38,9 @@ inline bool store_bf16(const float* row, int dim, uint8_t* codes) {
 }
 
 inline bool store_fp16(const float* row, int dim, uint8_t* codes) {
+#if defined(__AVX512F__)
+  if (dim % 16 == 0) return store_fp16_vectors(row, dim, codes);
+#endif
   bool storable = true;
   for (int i = 0; i < dim; ++i) {
     const uint16_t bits = float_to_f16(row[i]);
@@ -135,18 +139,11 @@ inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* pl
 
 // ---- mxfp4 and nvfp4 ----
 
-inline uint8_t to_e8m0(float absmax) {
-  return uint8_t(std::clamp(int((as_bits(absmax) + 0x3fffff) >> 23) - 2, 0, 252));
-}
-
-inline uint8_t to_e4m3(float absmax) {
-  const float quotient = absmax / 6.0f;
-  const uint32_t bits = as_bits(quotient);
-  if (quotient < 0x1p-6f) return uint8_t(std::nearbyintf(quotient * 512.0f));
-  return uint8_t(std::min(int((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - 960, 126));
-}
-
 inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes, uint8_t* scales) {
+#if defined(__AVX512F__)
+  return mx ? store_e2m1_groups<2>(row, dim, codes, scales, to_e8m0, e8m0)
+            : store_e2m1_groups<1>(row, dim, codes, scales, to_e4m3, e4m3);
+#endif
   alignas(64) float magnitudes[kMaxDim];
   if (!load_magnitudes(row, dim, magnitudes)) return false;
   const int group = mx ? kMxGroup : kNvGroup;
@@ -164,6 +161,11 @@ inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes
 // ---- int8 and int4 ----
 
 inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scale) {
+#if defined(__AVX512F__)
+  if (dim % 16 == 0)
+    return bits == 8 ? store_integers_of<8>(row, dim, codes, scale)
+                     : store_integers_of<4>(row, dim, codes, scale);
+#endif
   alignas(64) float magnitudes[kMaxDim];
   if (!load_magnitudes(row, dim, magnitudes)) return false;
   const float factor = bits == 8 ? 1.0f / 127 : 1.0f / 7;
@@ -186,28 +188,22 @@ inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, 
 
 // ---- affine8 and affine4 ----
 
-// Codes are made with the step and bias before these round to fp16.
 inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8_t* scales) {
+#if defined(__AVX512F__)
+  return bits == 8 ? store_affine_group_of<8>(row, codes, scales)
+                   : store_affine_group_of<4>(row, codes, scales);
+#endif
   const float most = bits == 8 ? 255.0f : 15.0f;
   float low = row[0], high = row[0];
   for (int i = 1; i < kAffineGroup; ++i) {
     low = row[i] < low ? row[i] : low;
     high = row[i] > high ? row[i] : high;
   }
-  const float size = std::max((high - low) / most, 1e-7f);
-  const bool from_low = std::fabs(low) > std::fabs(high);
-  float step = from_low ? size : -size;
-  const float edge = from_low ? low : high;
-  const float count = std::nearbyintf(edge / step);
-  const float bias = count != 0 ? edge : 0.0f;
-  if (count != 0) step = edge / count;
-  const uint16_t stored_step = float_to_f16(step), stored_bias = float_to_f16(bias);
-  store_half(scales, stored_step);
-  store_half(scales + 2, stored_bias);
-  if (!finite_half(stored_step) || !finite_half(stored_bias)) return false;
+  const AffineGroup group(low, high, most);
+  if (!group.store(scales)) return false;
   uint8_t values[kAffineGroup];
   for (int i = 0; i < kAffineGroup; ++i)
-    values[i] = uint8_t(std::min(std::max(std::nearbyintf((row[i] - bias) / step), 0.0f), most));
+    values[i] = uint8_t(std::min(std::max(std::nearbyintf((row[i] - group.bias) / group.step), 0.0f), most));
   if (bits == 8) std::memcpy(codes, values, kAffineGroup);
   else
     for (int i = 0; i < kAffineGroup / 2; ++i) codes[i] = uint8_t(values[2 * i] | values[2 * i + 1] << 4);
@@ -215,8 +211,12 @@ inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8
 }
 
 inline bool store_affine(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scales) {
+#if defined(__AVX512F__)
+  if (!Extent(row, dim).finite) return false;
+#else
   alignas(64) float magnitudes[kMaxDim];
   if (!load_magnitudes(row, dim, magnitudes)) return false;
+#endif
   bool storable = true;
   for (int g = 0; g < dim / kAffineGroup; ++g)
     storable &=

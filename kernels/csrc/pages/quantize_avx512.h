@@ -1,5 +1,6 @@
-// Rows to fp4 and fp5 on AVX-512, in registers: bit-equal to pages/quantize.h and pages/quantize_fp5.h, for
-// rows whose length is a power of two from 64 to 256. Internal linkage.
+// Rows to codes on AVX-512, in registers: bit-equal to pages/quantize.h and pages/quantize_fp5.h; fp4 and fp5
+// of rows whose length is a power of two from 64 to 256, 16-bit rows of multiples of 16. The other formats
+// are in pages/quantize_groups_avx512.h. Internal linkage.
 //
 // Indices are found by halving: of 2^n values, the edges between them are looked up by what is known of the
 // index. Edges are passed at ">" or ">=" in turns (ties to the even index); x > e is x >= the float after e.
@@ -34,6 +35,19 @@ inline bool store_bf16_vectors(const float* row, int dim, uint8_t* codes) {
     storable &= _mm512_cmp_ps_mask(magnitude, largest, _CMP_LE_OQ);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 2 * i),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+  return storable == 0xffff;
+}
+
+// float_to_f16; false as above.
+inline bool store_fp16_vectors(const float* row, int dim, uint8_t* codes) {
+  const __m512 largest = _mm512_set1_ps(0x1.ffdffep15f);  // what is larger rounds beyond the range
+  __mmask16 storable = 0xffff;
+  for (int i = 0; i < dim; i += 16) {
+    const __m512 x = _mm512_loadu_ps(row + i);
+    storable &= _mm512_cmp_ps_mask(_mm512_abs_ps(x), largest, _CMP_LE_OQ);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 2 * i),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
   return storable == 0xffff;
 }

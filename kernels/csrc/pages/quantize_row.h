@@ -1,6 +1,7 @@
 // What storing a row needs in several formats. Internal linkage.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -51,6 +52,43 @@ inline float halving_sum(float* values, int width) {
   }
   return values[0];
 }
+
+// ---- scales of groups ----
+
+inline uint8_t to_e8m0(float absmax) {
+  return uint8_t(std::clamp(int((as_bits(absmax) + 0x3fffff) >> 23) - 2, 0, 252));
+}
+
+inline uint8_t to_e4m3(float absmax) {
+  const float quotient = absmax / 6.0f;
+  const uint32_t bits = as_bits(quotient);
+  if (quotient < 0x1p-6f) return uint8_t(std::nearbyintf(quotient * 512.0f));
+  return uint8_t(std::min(int((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - 960, 126));
+}
+
+// Step and bias of a group of affine codes, `most` of them above 0. Codes are made with these, before they
+// are rounded to fp16.
+struct AffineGroup {
+  float step, bias;
+
+  AffineGroup(float low, float high, float most) {
+    const float size = std::max((high - low) / most, 1e-7f);
+    const bool from_low = std::fabs(low) > std::fabs(high);
+    const float edge = from_low ? low : high;
+    step = from_low ? size : -size;
+    const float count = std::nearbyintf(edge / step);
+    bias = count != 0 ? edge : 0.0f;
+    if (count != 0) step = edge / count;
+  }
+
+  // False where they do not fit fp16.
+  bool store(uint8_t* to) const {
+    const uint16_t stored_step = float_to_f16(step), stored_bias = float_to_f16(bias);
+    store_half(to, stored_step);
+    store_half(to + 2, stored_bias);
+    return finite_half(stored_step) && finite_half(stored_bias);
+  }
+};
 
 }  // namespace
 }  // namespace octavo

@@ -126,6 +126,8 @@ OCTAVO_EMULATED __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
 OCTAVO_EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
 OCTAVO_EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 OCTAVO_EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }  // b if either is NaN
+OCTAVO_EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) { return a < b ? a : b; }  // b if either is NaN
+OCTAVO_EMULATED __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
 OCTAVO_EMULATED __m512 _mm512_abs_ps(__m512 a) { return (__m512)(OCTAVO_LANES(int32_t, a) & 0x7fffffff); }
 OCTAVO_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; ++i) c[i] = std::fmaf(a[i], b[i], c[i]);
@@ -144,6 +146,11 @@ OCTAVO_EMULATED float _mm512_reduce_max_ps(__m512 a) {
   float largest = a[0];
   for (int i = 1; i < 16; ++i) largest = a[i] > largest ? a[i] : largest;
   return largest;
+}
+OCTAVO_EMULATED float _mm512_reduce_min_ps(__m512 a) {
+  float smallest = a[0];
+  for (int i = 1; i < 16; ++i) smallest = a[i] < smallest ? a[i] : smallest;
+  return smallest;
 }
 
 // ---- integer arithmetic ----
@@ -236,6 +243,17 @@ OCTAVO_EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
   std::memcpy(halves, &a, 32);
   __m512 to;
   for (int i = 0; i < 16; ++i) to[i] = x86_emulator::half_to_float(halves[i]);
+  return to;
+}
+#define _MM_FROUND_TO_NEAREST_INT 0
+#define _MM_FROUND_NO_EXC 8
+
+// Rounded to nearest, ties to even: the only rounding that is used.
+OCTAVO_EMULATED __m256i _mm512_cvtps_ph(__m512 a, int) {
+  uint16_t halves[16];
+  for (int i = 0; i < 16; ++i) halves[i] = x86_emulator::float_to_half(a[i]);
+  __m256i to;
+  std::memcpy(&to, halves, 32);
   return to;
 }
 OCTAVO_EMULATED __m512 _mm512_maskz_cvtph_ps(__mmask16 mask, __m256i a) {
