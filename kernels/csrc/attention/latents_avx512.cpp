@@ -1,5 +1,5 @@
-// bf16 latents under bf16 queries where there are AMX tiles: the sides of calls in which all query heads
-// share one row of a page, for keys and for values.
+// bf16 pages under bf16 queries where there are AMX tiles, latents (rows that are keys and values at once)
+// included. However few rows there are: a row's sums must be the same in any batch.
 //
 //   queries  [rows / 16][dim / 32][16 pairs of dims][16 rows][2]
 //   V panel  [dim / 16][32 pairs of positions][16 dims][2]
@@ -53,11 +53,14 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   }
 }
 
+// Latents are V too, and their rows stand in one place.
+bool values_apart(const PageLayout& layout) { return layout.v_codes != 0; }
+
 size_t key_panel_bytes(int) { return 0; }
 
 void score(const PageLayout& layout, const Tile& tile, const void* queries, int num_rows, void*,
            float* scores) {
-  amx::KeyBlocks keys{{}, layout.k.row_bytes};
+  amx::KeyBlocks keys{{}, layout.k.row_bytes, {}};
   uint32_t blocks = 0;
   const uint8_t* any = nullptr;
   for (int b = 0; b < kBlocks; ++b) {
@@ -69,6 +72,8 @@ void score(const PageLayout& layout, const Tile& tile, const void* queries, int 
   if (blocks == 0) return;
   for (const uint8_t*& rows : keys.rows)
     if (rows == nullptr) rows = any;
+  for (int b = 0; values_apart(layout) && b < kBlocks; ++b)
+    keys.soon[b] = Ahead(layout, tile, b + kDistance).codes;
   amx::score_tile(keys, blocks, static_cast<const uint16_t*>(queries), layout.k.dim / kStepValues, num_rows,
                   scores);
 }
@@ -93,7 +98,7 @@ void load_values(const PageLayout& layout, const Tile& tile, uint32_t halves, __
     const bool empty = block.base == nullptr;
     const uint8_t* from = empty ? nullptr : v_codes(layout, block.base, block.offset);
     const uint32_t visible = empty ? 0 : tile.mask(b);
-    const Ahead ahead(layout, tile, 2 * kBlocks + b);
+    const Ahead ahead(layout, tile, values_apart(layout) ? kBlocks + b + kDistance : 2 * kBlocks + b);
     const int parts = int(row_bytes / 64);
     for (int part = 0; part < parts; ++part) {
       Ahead::ask(ahead, part, parts);
@@ -140,8 +145,8 @@ const KeySide keys = {query_bytes, key_panel_bytes, load_queries, score};
 const ValueSide values = {width, value_panel_bytes, accumulate, to_natural};
 
 bool has_tiles(const AttendArgs& args, const RowFormat& format) {
-  return args.rotary && isa() == Isa::amx && format.codes == CodeType::bf16 &&
-         args.queries.type == Float::bf16 && format.dim % kStepValues == 0 && format.dim <= kMaxDim;
+  return isa() == Isa::amx && format.codes == CodeType::bf16 && args.queries.type == Float::bf16 &&
+         format.dim % kStepValues == 0 && format.dim <= kMaxDim;
 }
 
 }  // namespace

@@ -54,7 +54,13 @@ void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, cons
 }
 
 // All four blocks under 16 rows.
-void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, float* products) {
+void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ask, float* products) {
+  const auto ask_for = [&](int block, int step) {  // a step's share of the rows
+    const uint8_t* const from = keys.soon[block];
+    if (!ask || from == nullptr) return;
+    for (int64_t at = step * kTileRows * kRowBytes; at < (step + 1) * kTileRows * kRowBytes; at += 64)
+      __builtin_prefetch(from + at);
+  };
   finish_stores();
   _tile_zero(0);
   _tile_zero(1);
@@ -62,12 +68,16 @@ void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, float
   _tile_zero(3);
   for (int step = 0; step < steps; ++step) {
     _tile_loadd(6, queries + size_t(step) * kTileValues, kRowBytes);
+    ask_for(0, step);
     _tile_loadd(4, keys.rows[0] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(0, 4, 6);
+    ask_for(1, step);
     _tile_loadd(5, keys.rows[1] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(1, 5, 6);
+    ask_for(2, step);
     _tile_loadd(4, keys.rows[2] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(2, 4, 6);
+    ask_for(3, step);
     _tile_loadd(5, keys.rows[3] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(3, 5, 6);
   }
@@ -124,7 +134,7 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
     const int upper = std::min(kTileRows, num_rows - row),
               lower = std::min(kTileRows, num_rows - row - upper);
     if (lower <= 0) {
-      score_four(keys, from, steps, products);
+      score_four(keys, from, steps, row == 0, products);
       for (int b = 0; b < 4; ++b)
         if (blocks >> b & 1) turn(products + b * kTileFloats, upper, to + 16 * b);
       continue;

@@ -1,7 +1,8 @@
-// Products of attention over latents on AMX tiles, called by the sides in latents_avx512.cpp.
+// Products of attention over bf16 pages on AMX tiles, called by the sides in latents_avx512.cpp.
 //
-// A tile multiplies 16 rows of 32 bf16 values by 16 columns. Latents stand in pages row by row, so for scores
-// they are the rows and queries the columns; for the weighted sum they are the columns, two positions a pair.
+// A tile multiplies 16 rows of 32 bf16 values by 16 columns. Rows stand in pages one after the other, so for
+// scores they are the rows and queries the columns; for the weighted sum they are the columns, two positions
+// a pair.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,8 @@ namespace octavo::amx {
 struct KeyBlocks {
   const uint8_t* rows[4];
   int64_t stride;
+  // Asked for meanwhile, where not null: as many bytes as each block has.
+  const uint8_t* soon[4];
 };
 
 // scores[row][64] = query . key, for `num_rows` rows and the blocks in `blocks` (bits); what stands in the
