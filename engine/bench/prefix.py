@@ -90,7 +90,8 @@ def _config(settings: dict[str, Any], lengths: tuple[int, ...], chats: Chats) ->
         raise InvalidConfig("bench prefix measures with and without the cache in memory; drop that flag")
     if config.num_pages is not None or config.kv_memory is not None:
         return config
-    pages = -(-(max(lengths) + SUFFIX_TOKENS + ANSWER_TOKENS) // config.page_size) + 1
+    # Two prompts: where a state is missing, the second computes pages that are cached, beside them.
+    pages = 2 * (-(-(max(lengths) + SUFFIX_TOKENS + ANSWER_TOKENS) // config.page_size) + 1)
     return replace(config, num_pages=max(pages, chats.pages(config.page_size) + 1))
 
 

@@ -21,6 +21,7 @@ from ..api.errors import InvalidRequest
 from ..cache_sim.trace import read_trace
 from ..core.build import waiting_queue
 from ..plots.figure import picture, require_matplotlib
+from .schedule_knee import Service, compare
 from .schedule_sim import Arrival, StepModel, simulate
 
 ORDERS = {
@@ -55,11 +56,11 @@ def crowd(rng: random.Random) -> list[Arrival]:
     return [Arrival(0.0, "first", head, 1), *requests]
 
 
-def overload(rng: random.Random) -> list[Arrival]:
-    """Prompts of 2,000 tokens at random, more than can be served."""
+def overload(rng: random.Random, rate: float = 0.3) -> list[Arrival]:
+    """Prompts of 2,000 tokens at random, at the default rate more than can be served."""
     arrivals, at_s = [], 0.0
     for _ in range(100):
-        at_s += rng.expovariate(0.3)
+        at_s += rng.expovariate(rate)
         arrivals.append(Arrival(at_s, "all", _prompt(rng, 2000), 48))
     return arrivals
 
@@ -97,6 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-step-tokens", type=int, default=512, metavar="N", help="(512)")
     add("--target-itl", type=_target, metavar="MS|auto", help="cut prompts to this target (whole chunks)")
     add("--target-ttft", type=float, metavar="S", help="seconds within which all want a first token (none)")
+    add("--rates", type=_rates, metavar="R,R", help="so many prompts of 2,000 tokens per second: targets "
+        "beside chunks of fixed sizes")  # fmt: skip
+    add("--seeds", type=int, default=3, metavar="N", help="with --rates (3)")
     add("--good-ttft", type=float, default=10.0, metavar="S", help="goodput: time to first token (10)")
     add("--good-itl", type=float, default=1.5, metavar="S", help="goodput: longest gap between tokens (1.5)")
     for name, value, text in (
@@ -118,6 +122,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         min(args.max_running, args.max_step_tokens),
         target_itl=args.target_itl,
     )
+    if args.rates:
+        return {"bench": "schedule", "rates": _compare_rates(args, model)}
     results: dict[str, dict[str, Any]] = {}
     times: dict[str, list[float]] = {}
     for name, arrivals in _traffic(args).items():
@@ -137,6 +143,37 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _target(text: str) -> float | Literal["auto"]:
     """Milliseconds, in seconds."""
     return "auto" if text == "auto" else float(text) / 1e3
+
+
+def _rates(text: str) -> list[float]:
+    rates = [float(part) for part in text.split(",")]
+    if min(rates) <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0 requests per second, got {text}")
+    return rates
+
+
+def _compare_rates(args: argparse.Namespace, model: StepModel) -> list[dict[str, Any]]:
+    if args.target_itl is None:
+        raise InvalidRequest("--rates compares a target with fixed chunks: add --target-itl MS")
+    order = (args.order or ["fcfs"])[0]
+    service = Service(
+        args.num_pages,
+        PAGE_SIZE,
+        args.max_running,
+        model,
+        lambda blocks: waiting_queue(ORDERS[order], blocks),
+        args.good_ttft,
+        args.good_itl,
+    )
+    return compare(
+        service,
+        overload,
+        args.rates,
+        args.seeds,
+        target_itl=args.target_itl,
+        target_ttft=args.target_ttft,
+        step_tokens=args.max_step_tokens,
+    )
 
 
 def _traffic(args: argparse.Namespace) -> dict[str, list[Arrival]]:

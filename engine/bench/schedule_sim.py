@@ -72,9 +72,13 @@ class Outcome:
     prompt_tokens: int
     gap: float
 
+    def share_of_good(self, ttft_s: float, itl_s: float) -> float:
+        """Of the requests, how many had their first token in time, and no longer gap than that."""
+        good = sum(each.ttft <= ttft_s and max(each.gaps, default=0.0) <= itl_s for each in self.served)
+        return good / len(self.served)
+
     def to_json(self, ttft_s: float, itl_s: float) -> dict[str, Any]:
         """Figures for programs; goodput is the rate of requests within both targets."""
-        good = sum(each.ttft <= ttft_s and max(each.gaps, default=0.0) <= itl_s for each in self.served)
         tokens = (
             sum(each.arrival.output_tokens for each in self.served) + self.prompt_tokens - self.hit_tokens
         )
@@ -85,7 +89,7 @@ class Outcome:
             "seconds": self.seconds,
             "tokens_per_s": tokens / self.seconds,
             "requests_per_s": len(self.served) / self.seconds,
-            "goodput_per_s": good / self.seconds,
+            "goodput_per_s": len(self.served) * self.share_of_good(ttft_s, itl_s) / self.seconds,
             "hit_ratio": self.hit_tokens / self.prompt_tokens,
             "preemptions": self.preemptions,
             "itl_p99_s": quantile([gap for each in self.served for gap in each.gaps] or [0.0], 0.99),

@@ -13,6 +13,7 @@ BENCHES = {
     "engine": "prefill and decode rates of the engine, without a server",
     "serve": "latencies and rates over real gRPC",
     "kernels": "each kernel against what this machine can do",
+    "latents": "attention over latents (MLA), against the machine and against gathering them",
     "append": "storing the next token's K/V in pages, beside growing dense arrays",
     "prefix": "what the prefix cache does for time to first token",
     "quality": "what each page format costs in predictions, and saves in memory",

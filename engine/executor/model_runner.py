@@ -122,7 +122,7 @@ class PagedRunner:
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages, and the slots of states, which come behind all groups of pages."""
-        for group, pages in enumerate(self._storages):
+        for group, pages in enumerate(self.storages):
             if pairs := [(copy.source, copy.target) for copy in copies if copy.group == group]:
                 pages.copy_pages(pairs)
         behind = len(self._info.groups)
@@ -219,7 +219,7 @@ class PagedRunner:
     def page_kind(self) -> PageKind:
         """Computed when it is first asked for: it reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        specs = tuple(storage.spec for storage in self._storages) or (self._spec_of_no_layers,)
+        specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
         residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)
         context = f"quantize_after {self._info.quantize_after}" if residual else ""
         return PageKind(name, specs, context, self._state_kind())
@@ -248,18 +248,19 @@ class PagedRunner:
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
         if self._model.states is not None and group == len(self._info.groups):
             return self._model.states.read_slots(pages)
-        if not self._storages:
+        if not self.storages:
             return np.empty((len(pages), 0), np.uint8)
-        return self._storages[group].read_pages(pages)
+        return self.storages[group].read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
         if self._model.states is not None and group == len(self._info.groups):
             self._model.states.write_slots(pages, data)
-        elif self._storages:
-            self._storages[group].write_pages(pages, data)
+        elif self.storages:
+            self.storages[group].write_pages(pages, data)
 
     @property
-    def _storages(self) -> tuple[PageStorage, ...]:
+    def storages(self) -> tuple[PageStorage, ...]:
+        """Pages of each group, then of each residual window."""
         return self._model.kv_cache.storages
 
     def _slices(self, batch: Batch) -> Iterator[tuple[int, int]]:

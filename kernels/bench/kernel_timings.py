@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -34,7 +34,7 @@ Multiply = Callable[[mx.array], mx.array]
 class Timing:
     """How to time: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``."""
 
-    working_set: int = WORKING_SET
+    working_set: int = field(default_factory=lambda: WORKING_SET)
     repeats: int = 3
     clock: Clock = time.perf_counter
 
@@ -117,10 +117,10 @@ def time_attention(
     _fill(pool)
     pair_flops = 4.0 * QUERY_HEADS * HEAD_DIM  # of one query row and one position it sees
     seen = sequences * context
-    seconds = _attend_seconds(pool, _step(tables, context, 1, page_size), timing)
+    seconds = _attend_seconds(pool, step_of(tables, context, 1, page_size), timing)
     yield AttentionTiming("decode", name, context, sequences, seconds, seen * row_bytes, seen * pair_flops)
     rows = min(chunk, context)
-    step = _step(tables[:1], context, rows, page_size)
+    step = step_of(tables[:1], context, rows, page_size)
     seen = rows * context - rows * (rows - 1) // 2
     seconds = _attend_seconds(pool, step, timing)
     yield AttentionTiming("chunk", name, context, 1, seconds, context * row_bytes, seen * pair_flops)
@@ -149,7 +149,7 @@ def _fill(pool: KVPool) -> None:
     spec, rng = pool.spec, np.random.default_rng(1)
     pages = min(spec.num_pages, max(1, FILL_TOKENS // spec.page_size))
     table = np.arange(pages, dtype=np.int32)[None]
-    step = _step(table, pages * spec.page_size, pages * spec.page_size, spec.page_size)
+    step = step_of(table, pages * spec.page_size, pages * spec.page_size, spec.page_size)
     rows = mx.array(rng.standard_normal((step.num_tokens, KV_HEADS, HEAD_DIM)).astype(np.float32))
     pool.begin_step(step)
     for layer in range(len(spec.layers)):
@@ -158,7 +158,7 @@ def _fill(pool: KVPool) -> None:
     pool.copy_pages([(page % pages, page) for page in range(pages, spec.num_pages)])
 
 
-def _step(tables: Ints, context: int, rows: int, page_size: int) -> AttentionMetadata:
+def step_of(tables: Ints, context: int, rows: int, page_size: int) -> AttentionMetadata:
     """The last ``rows`` positions of each sequence of ``context`` positions."""
     sequences = len(tables)
     at = np.arange(context - rows, context, dtype=np.int32)

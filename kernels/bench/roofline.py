@@ -14,6 +14,11 @@ READ_BYTES = 768 * 1024**2  # well beyond a last-level cache's share of one proc
 TILE = 2048  # rows and columns of the matrices multiplied: they stay in cache
 
 
+Clock = Callable[[], float]
+"""Seconds: ``time.perf_counter``, or ``time.process_time`` of kernels on one thread, which other programs
+of the machine disturb less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """``matmul_by`` says which multiplication reached the rate."""
@@ -37,22 +42,17 @@ class Roofline:
         )
 
 
-def measure_roofline(*, threads: int, available: int) -> Roofline:
+def measure_roofline(*, threads: int, available: int, clock: Clock = time.perf_counter) -> Roofline:
     """Best of several runs on ``threads`` threads, in a buffer of at most half of ``available`` bytes.
 
     Where there are native kernels, their linear layer is tried too, whose bf16 rate may be far above
     float32's. Call it on the thread that uses MLX.
     """
-    rates = {"float32, NumPy": _numpy_matmul_rate()}
-    if (native := _native_matmul_rate()) is not None:
+    rates = {"float32, NumPy": _numpy_matmul_rate(clock)}
+    if (native := _native_matmul_rate(clock)) is not None:
         rates["bf16, native, in cache"] = native
     by = max(rates, key=lambda name: rates[name])
-    return Roofline(_read_rate(threads, min(READ_BYTES, available // 2)) / 1e9, rates[by] / 1e9, by)
-
-
-Clock = Callable[[], float]
-"""Seconds: ``time.perf_counter``, or ``time.process_time`` of kernels on one thread, which other programs
-of the machine disturb less."""
+    return Roofline(_read_rate(threads, min(READ_BYTES, available // 2), clock) / 1e9, rates[by] / 1e9, by)
 
 
 def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = time.perf_counter) -> float:
@@ -66,21 +66,23 @@ def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = 
     return best
 
 
-def _read_rate(threads: int, num_bytes: int) -> float:
+def _read_rate(threads: int, num_bytes: int, clock: Clock) -> float:
     """Bytes per second of dot products of an array with itself, a slice per task."""
     parts = np.array_split(np.ones(num_bytes // 4, np.float32), 4 * threads)
     with ThreadPoolExecutor(threads) as executor:  # NumPy releases the interpreter lock
-        seconds = best_seconds(lambda: list(executor.map(lambda part: np.dot(part, part), parts)))
+        seconds = best_seconds(
+            lambda: list(executor.map(lambda part: np.dot(part, part), parts)), clock=clock
+        )
     return num_bytes / seconds
 
 
-def _numpy_matmul_rate() -> float:
+def _numpy_matmul_rate(clock: Clock) -> float:
     left = np.ones((512, TILE), np.float32)
     right = np.ones((TILE, TILE), np.float32)
-    return 2 * left.size * TILE / best_seconds(lambda: left @ right)
+    return 2 * left.size * TILE / best_seconds(lambda: left @ right, clock=clock)
 
 
-def _native_matmul_rate() -> float | None:
+def _native_matmul_rate(clock: Clock) -> float | None:
     """None where the native extension does not load."""
     try:
         from .. import _ext
@@ -90,4 +92,4 @@ def _native_matmul_rate() -> float | None:
     weight = _ext.pack_dense(mx.ones((TILE, TILE), mx.bfloat16))
     x = mx.ones((512, TILE), mx.bfloat16)
     mx.eval(x)
-    return 2 * x.size * TILE / best_seconds(lambda: mx.eval(_ext.linear(x, weight)))
+    return 2 * x.size * TILE / best_seconds(lambda: mx.eval(_ext.linear(x, weight)), clock=clock)

@@ -1,6 +1,7 @@
 """Attention of one step: decode rows to the decode kernel, chunk rows to the tiled one.
 
-Device arrays of the step's metadata are made when first needed and shared by every layer.
+Device arrays of the step's metadata are made when first needed and shared by every layer. What a layer's
+launches have in common in every step is put together once for the layer.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -16,14 +16,8 @@ import numpy as np
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata
 from .attention_units import CHUNK_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
-from .launch import KernelLibrary, Launch, padded
-from .plan import (
-    ChunkPlan,
-    DecodePlan,
-    plan_chunks,
-    plan_decode,
-    restore_order,
-)
+from .launch import Kernel, KernelLibrary, Launch, padded
+from .plan import DecodePlan, plan_chunks, plan_decode
 from .units import MIN_ELEMENTS, Unit
 
 _LOG2_E = 1.4426950408889634
@@ -93,11 +87,10 @@ class _Routes:
     """Plans for one window and tile size, and their arrays on the device."""
 
     decode: DecodePlan
-    chunks: ChunkPlan
+    num_tiles: int
     items: mx.array
     joins: mx.array
     tiles: mx.array
-    order: mx.array | None
 
 
 @dataclass(slots=True)
@@ -108,6 +101,52 @@ class _Step:
     routes: dict[tuple[int | None, int, int], _Routes] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Layer:
+    """What launches for one layer share from step to step.
+
+    options   what they were put together for; ``fixed`` are its inputs on the device
+    kernels   by kind, once launched
+    """
+
+    config: AttentionConfig
+    options: AttendOptions
+    fixed: dict[str, mx.array]
+    find: Callable[[AttentionConfig, str], Kernel]
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+
+    def serves(self, num_heads: int, options: AttendOptions, *, ordered: bool) -> bool:
+        mine, config = self.options, self.config
+        return (
+            config.group * config.layer.num_kv_heads == num_heads
+            and config.ordered == ordered
+            and (
+                mine is options
+                or (
+                    mine.scale == options.scale
+                    and mine.softcap == options.softcap
+                    and mine.sinks is options.sinks
+                    and mine.alibi_slopes is options.alibi_slopes
+                )
+            )
+        )
+
+    def run(self, kind: str, inputs: dict[str, mx.array], launch: Launch) -> list[mx.array]:
+        kernel = self.kernels.get(kind)
+        if kernel is None:
+            kernel = self.kernels[kind] = self.find(self.config, kind)
+        return kernel(inputs, launch)
+
+
+_UNITS: dict[str, Callable[[AttentionConfig], Unit]] = {
+    "decode": lambda config: config.decode_unit(split=False),
+    "split": lambda config: config.decode_unit(split=True),
+    "reduce": lambda config: config.reduce_unit(),
+    "chunk": lambda config: config.chunk_unit(split=False),
+    "split_chunk": lambda config: config.chunk_unit(split=True),
+}
+
+
 class PagedAttention:
     """Launches the attention kernels of a pool."""
 
@@ -115,7 +154,8 @@ class PagedAttention:
         self._spec = spec
         self._library = library
         self._step: _Step | None = None
-        self._units: dict[tuple[AttentionConfig, str], Unit] = {}
+        self._layers: dict[tuple[int, bool], _Layer] = {}  # by layer, and whether windows count
+        self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         self._step = _Step(metadata, padded(metadata.positions), padded(metadata.only_group().page_table))
@@ -128,7 +168,6 @@ class PagedAttention:
         options: AttendOptions,
     ) -> Attended:
         """queries [T, Hq, D] -> [T, Hq, Dv] in their dtype; no mask."""
-        sinks, slopes = options.sinks, options.alibi_slopes
         step, spec = self._begun, self._spec.layers[layer]
         tokens, num_heads = step.metadata.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
@@ -136,135 +175,117 @@ class PagedAttention:
                 f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
                 f"got {queries.shape}"
             )
-        config = AttentionConfig(
-            layer=spec,
-            group=num_heads // spec.num_kv_heads,
-            page_size=self._spec.page_size,
-            k_format=self._spec.k_format,
-            v_format=self._spec.v_format,
-            sinks=sinks is not None,
-            softcap=options.softcap is not None,
-            alibi=slopes is not None,
-            ordered=pages.after is not None,
-        )
-        inputs = pages.inputs() | {
+        of_layer = self._layer(layer, num_heads, options, ordered=pages.after is not None)
+        inputs = {
+            **of_layer.fixed,
+            **pages.inputs(),
             "queries": queries,
             "positions": step.positions,
             "page_table": step.page_table,
-            "params": device_params(options.scale, options.softcap),
         }
-        for name, array in (("sinks", sinks), ("slopes", slopes)):
-            if array is not None:
-                inputs[name] = per_head(name, array, num_heads)
-        routes = self._routes(spec, config.chunk_tokens)
-        outs = []
+        routes = self._routes(spec, of_layer.config.chunk_tokens)
+        if not routes.num_tiles:
+            return self._decode(of_layer, routes, inputs)
+        inputs["decoded"] = queries  # nothing is taken from them where no row is decoded
         if len(routes.decode.items):
-            out, read = self._decode(config, routes, inputs)
-            inputs |= {} if read is None else {"after": read}
-            outs.append(out)
-        if len(routes.chunks.tiles):
-            out, read = self._chunks(config, routes, inputs)
-            outs.append(out)
-        out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-        return Attended(out if routes.order is None else out[routes.order], read)
+            decoded = self._decode(of_layer, routes, inputs)
+            inputs["decoded"] = decoded.out
+            if decoded.read is not None:
+                inputs["after"] = decoded.read
+        inputs["tiles"] = routes.tiles
+        output = ((tokens, num_heads, spec.value_dim), queries.dtype)
+        launch = _chunk_launch(of_layer.config, routes.num_tiles, output)
+        out, *read = of_layer.run("chunk", inputs, launch)
+        return Attended(out, _made(read))
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
         """Attention of each of ``parts`` to the keys of its tiles, not normalized, V still rotated. Every
         row stands for a sequence of its own, whose positions and table are those of ``parts``; it sees
         all up to its position, whatever the layer's window."""
-        spec = self._spec.layers[layer]
-        config = AttentionConfig(
-            layer=replace(spec, window=None, keep=0),
-            group=queries.shape[1] // spec.num_kv_heads,
-            page_size=self._spec.page_size,
-            k_format=self._spec.k_format,
-            v_format=self._spec.v_format,
-            sinks=False,
-            softcap=parts.softcap is not None,
-            alibi=False,
-            ordered=pages.after is not None,
+        options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
+        of_layer = self._layer(
+            layer, queries.shape[1], options, ordered=pages.after is not None, windowed=False
         )
-        inputs = pages.inputs() | {
+        inputs = {
+            **of_layer.fixed,
+            **pages.inputs(),
             "queries": queries,
             "positions": parts.positions,
             "page_table": parts.page_table,
-            "params": device_params(parts.scale, parts.softcap),
         }
         if parts.tiled is None:
-            values, stats, *read = self._split(config, inputs | {"items": parts.items}, parts.count)
+            values, stats, *read = _split(of_layer, inputs | {"items": parts.items}, parts.count)
             return Partials(values, stats, _made(read))
+        config = of_layer.config
         launch = _chunk_launch(config, parts.count, *_part_outputs(config, parts.tiled))
-        tiles = inputs | {"tiles": parts.items}
-        values, stats, *read = self._library.run(self._unit(config, "split_chunk"), tiles, launch)
+        values, stats, *read = of_layer.run("split_chunk", inputs | {"tiles": parts.items}, launch)
         return Partials(values, stats, _made(read))
 
-    def _split(self, config: AttentionConfig, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
-        launch = _decode_launch(config, count, *_part_outputs(config, count))
-        return self._library.run(self._unit(config, "split"), inputs, launch)
-
-    def _decode(
-        self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
-    ) -> tuple[mx.array, mx.array | None]:
-        """Outputs of the rows in ``routes.decode.rows``, and ``Attended.read``."""
-        spec, dtype = config.layer, inputs["queries"].dtype
-        count, heads, rows = (
-            len(routes.decode.items),
-            spec.num_kv_heads * config.group,
-            len(routes.decode.joins),
-        )
-        items = inputs | {"items": routes.items}
+    def _decode(self, of_layer: _Layer, routes: _Routes, inputs: dict[str, mx.array]) -> Attended:
+        """Outputs of the rows in ``routes.decode.rows``."""
+        config, dtype = of_layer.config, inputs["queries"].dtype
+        heads, dim = config.layer.num_kv_heads * config.group, config.layer.value_dim
+        count, rows = len(routes.decode.items), len(routes.decode.joins)
+        inputs["items"] = routes.items
         if not rows:
-            launch = _decode_launch(config, count, ((count, heads, spec.value_dim), dtype))
-            out, *read = self._library.run(self._unit(config, "decode"), items, launch)
-            return out, _made(read)
-        partial, stats, *read = self._split(config, items, count)
+            launch = _decode_launch(config, count, ((count, heads, dim), dtype))
+            out, *read = of_layer.run("decode", inputs, launch)
+            return Attended(out, _made(read))
+        partial, stats, *read = _split(of_layer, inputs, count)
         threads = 32 * REDUCE_SIMDGROUPS
         launch = Launch(
             grid=(threads, heads, rows),
             threadgroup=(threads, 1, 1),
-            outputs=(((rows, heads, spec.value_dim), dtype),),
+            outputs=(((rows, heads, dim), dtype),),
         )
         joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
-        (out,) = self._library.run(self._unit(config, "reduce"), joined, launch)
-        return out, _made(read)
+        (out,) = of_layer.run("reduce", joined, launch)
+        return Attended(out, _made(read))
 
-    def _chunks(
-        self, config: AttentionConfig, routes: _Routes, inputs: dict[str, mx.array]
-    ) -> tuple[mx.array, mx.array | None]:
-        """Outputs of the rows in ``routes.chunks.rows``, and ``Attended.read``."""
-        count, spec = len(routes.chunks.tiles), config.layer
-        shape = (len(routes.chunks.rows), spec.num_kv_heads * config.group, spec.value_dim)
-        launch = _chunk_launch(config, count, (shape, inputs["queries"].dtype))
-        tiles = inputs | {"tiles": routes.tiles}
-        out, *read = self._library.run(self._unit(config, "chunk"), tiles, launch)
-        return out, _made(read)
+    def _layer(
+        self, layer: int, num_heads: int, options: AttendOptions, *, ordered: bool, windowed: bool = True
+    ) -> _Layer:
+        """Put together for the layer and what it is called with, once while that stays the same."""
+        found = self._layers.get((layer, windowed))
+        if found is not None and found.serves(num_heads, options, ordered=ordered):
+            return found
+        spec = self._spec.layers[layer]
+        config = AttentionConfig(
+            layer=spec if windowed else replace(spec, window=None, keep=0),
+            group=num_heads // spec.num_kv_heads,
+            page_size=self._spec.page_size,
+            k_format=self._spec.k_format,
+            v_format=self._spec.v_format,
+            sinks=options.sinks is not None,
+            softcap=options.softcap is not None,
+            alibi=options.alibi_slopes is not None,
+            ordered=ordered,
+        )
+        fixed = {"params": device_params(options.scale, options.softcap)}
+        for name, array in (("sinks", options.sinks), ("slopes", options.alibi_slopes)):
+            if array is not None:
+                fixed[name] = per_head(name, array, num_heads)
+        mx.eval(*fixed.values())  # nothing of it is left to a step
+        made = self._layers[layer, windowed] = _Layer(config, options, fixed, self._kernel)
+        return made
 
-    def _unit(self, config: AttentionConfig, kind: str) -> Unit:
-        """The kernel's text, put together once per configuration."""
-        make: dict[str, Callable[[], Unit]] = {
-            "decode": partial(config.decode_unit, split=False),
-            "split": partial(config.decode_unit, split=True),
-            "reduce": config.reduce_unit,
-            "chunk": partial(config.chunk_unit, split=False),
-            "split_chunk": partial(config.chunk_unit, split=True),
-        }
-        if (config, kind) not in self._units:
-            self._units[config, kind] = make[kind]()
-        return self._units[config, kind]
+    def _kernel(self, config: AttentionConfig, kind: str) -> Kernel:
+        """Layers that are alike have one kernel, whose text is put together once."""
+        if (config, kind) not in self._kernels:
+            self._kernels[config, kind] = self._library.kernel(_UNITS[kind](config))
+        return self._kernels[config, kind]
 
     def _routes(self, spec: LayerSpec, chunk_tokens: int) -> _Routes:
         step, key = self._begun, (spec.window, spec.keep, chunk_tokens)
         if key not in step.routes:
             decode = plan_decode(step.metadata, spec.window, spec.keep)
-            chunks = plan_chunks(step.metadata, chunk_tokens)
-            order = restore_order(decode.rows, chunks.rows)
+            tiles = plan_chunks(step.metadata, chunk_tokens)
             step.routes[key] = _Routes(
                 decode,
-                chunks,
+                len(tiles),
                 items=padded(decode.items.ravel()),
                 joins=padded(decode.joins.ravel()),
-                tiles=padded(chunks.tiles.ravel()),
-                order=None if order is None else mx.array(order),
+                tiles=padded(tiles.ravel()),
             )
         return step.routes[key]
 
@@ -273,6 +294,11 @@ class PagedAttention:
         if self._step is None:
             raise ValueError("no step has begun; call begin_step first")
         return self._step
+
+
+def _split(of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
+    launch = _decode_launch(of_layer.config, count, *_part_outputs(of_layer.config, count))
+    return of_layer.run("split", inputs, launch)
 
 
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:

@@ -196,9 +196,17 @@ class AttentionConfig:
         }
         return self._reading_unit("decode", "items", macros, split=split)
 
-    def _reading_unit(self, kernel: str, plan: str, macros: Mapping[str, int | str], *, split: bool) -> Unit:
-        """Of a kernel that reads pages."""
-        inputs = self._inputs(plan)
+    def _reading_unit(
+        self,
+        kernel: str,
+        plan: str,
+        macros: Mapping[str, int | str],
+        *,
+        split: bool,
+        more: tuple[str, ...] = (),
+    ) -> Unit:
+        """Of a kernel that reads pages; ``more``: inputs that it alone has."""
+        inputs = self._inputs(plan) + more
         if split:  # sinks join at the end, once
             inputs = tuple(name for name in inputs if name != "sinks")
             macros = {**macros, "SINKS": 0, "SINK(head)": "0.0f"}
@@ -233,4 +241,4 @@ class AttentionConfig:
             "STAGED": min(CHUNK_SIMDGROUPS // self.chunk_parts, shared // row_group),
             "UNUSED": "0xFFFFFFFFu",
         }
-        return self._reading_unit("chunk", "tiles", macros, split=split)
+        return self._reading_unit("chunk", "tiles", macros, split=split, more=() if split else ("decoded",))

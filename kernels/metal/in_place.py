@@ -23,9 +23,9 @@ from ..metadata import AttentionMetadata
 from ..page_bytes import PageBytes, check_write, layer_bytes
 from .attention import StoredPages
 from .copy import copy_pages
-from .launch import KernelLibrary, Launch, padded
+from .launch import Kernel, KernelLibrary, Launch, padded
 from .pool import MetalPool
-from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, Unit, write_unit
+from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, write_unit
 
 
 class InPlacePool(MetalPool):
@@ -40,7 +40,7 @@ class InPlacePool(MetalPool):
         self._last = [mx.array(np.zeros(MIN_ELEMENTS, bool))] * len(spec.layers)
         self._rows: dict[int, mx.array] = {}
         self._no_flags: dict[int, mx.array] = {}
-        self._write_units: dict[tuple[int, int], Unit] = {}
+        self._writers: dict[tuple[int, int], Kernel] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
@@ -63,7 +63,7 @@ class InPlacePool(MetalPool):
         launch = Launch(
             grid=(shown * threads, 1, 1), threadgroup=(threads, 1, 1), outputs=(((shown,), mx.bool_),)
         )
-        (written,) = self._library.run(self._write_unit(keys.shape[2], values.shape[2]), inputs, launch)
+        (written,) = self._writer(keys.shape[2], values.shape[2])(inputs, launch)
         self._last[layer] = self._unstorable = written
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
@@ -120,11 +120,12 @@ class InPlacePool(MetalPool):
         keys, values = self._parts[layer]
         return StoredPages(tuple(keys), tuple(values), self._last[layer])
 
-    def _write_unit(self, key_dim: int, value_dim: int) -> Unit:
-        """The kernel that stores rows, put together once."""
-        if (key_dim, value_dim) not in self._write_units:
-            self._write_units[key_dim, value_dim] = write_unit(*self._formats, key_dim, value_dim)
-        return self._write_units[key_dim, value_dim]
+    def _writer(self, key_dim: int, value_dim: int) -> Kernel:
+        """What stores rows, put together once."""
+        if (key_dim, value_dim) not in self._writers:
+            unit = write_unit(*self._formats, key_dim, value_dim)
+            self._writers[key_dim, value_dim] = self._library.kernel(unit)
+        return self._writers[key_dim, value_dim]
 
     def _target_rows(self, heads: int) -> mx.array:
         """The step's rows of the pool, [T * Hkv] or more."""

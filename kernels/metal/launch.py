@@ -6,7 +6,7 @@ called as MLX's kernels are, and gives MLX arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -44,33 +44,22 @@ def _metal_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
     return cast(Callable[..., Sequence[mx.array]], mx.fast.metal_kernel(**parts))
 
 
-@dataclass(slots=True)
-class KernelLibrary:
-    """Compiled units by name."""
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A unit and what launches it. Keep it: finding it again compares its text."""
 
-    compile_kernel: CompileKernel = _metal_kernel
-    _units: dict[str, Unit] = field(default_factory=dict)
-    _compiled: dict[str, Callable[..., Sequence[mx.array]]] = field(default_factory=dict)
+    unit: Unit
+    compiled: Callable[..., Sequence[mx.array]]
 
-    def run(self, unit: Unit, inputs: dict[str, mx.array], launch: Launch) -> list[mx.array]:
-        """Launch ``unit``; ``inputs`` by name, outputs in the unit's order."""
-        if unit.name not in self._compiled:
-            self._compiled[unit.name] = self.compile_kernel(
-                name=unit.name,
-                input_names=list(unit.input_names),
-                output_names=list(unit.output_names),
-                source=unit.source,
-                header=unit.header,
-            )
-            self._units[unit.name] = unit
-        assert self._units[unit.name] == unit, f"two kernels are called {unit.name}"
-        arrays = [inputs[name] for name in unit.input_names]
-        for name, array in zip(unit.input_names, arrays, strict=True):
+    def __call__(self, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
+        """``inputs`` by name, others among them are ignored; outputs in the unit's order."""
+        arrays = [inputs[name] for name in self.unit.input_names]
+        for name, array in zip(self.unit.input_names, arrays, strict=True):
             if array.size < MIN_ELEMENTS:
                 raise ValueError(
-                    f"{unit.name}: input {name} has {array.size} elements; pad it to {MIN_ELEMENTS}"
+                    f"{self.unit.name}: input {name} has {array.size} elements; pad it to {MIN_ELEMENTS}"
                 )
-        outputs = self._compiled[unit.name](
+        outputs = self.compiled(
             inputs=arrays,
             grid=launch.grid,
             threadgroup=launch.threadgroup,
@@ -78,6 +67,38 @@ class KernelLibrary:
             output_dtypes=[dtype for _, dtype in launch.outputs],
         )
         return list(outputs)
+
+
+@dataclass(slots=True)
+class KernelLibrary:
+    """Compiled units by name."""
+
+    compile_kernel: CompileKernel = _metal_kernel
+    _kernels: dict[str, Kernel] = field(default_factory=dict)
+
+    def kernel(self, unit: Unit) -> Kernel:
+        """Of this unit, compiled when it is first launched."""
+        if unit.name not in self._kernels:
+            compiled = self.compile_kernel(
+                name=unit.name,
+                input_names=list(unit.input_names),
+                output_names=list(unit.output_names),
+                source=unit.source,
+                header=unit.header,
+            )
+            self._kernels[unit.name] = Kernel(unit, compiled)
+        kernel = self._kernels[unit.name]
+        assert kernel.unit == unit, f"two kernels are called {unit.name}"
+        return kernel
+
+    def run(self, unit: Unit, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
+        """Launch ``unit`` once."""
+        return self.kernel(unit)(inputs, launch)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the units that were asked for so far."""
+        return frozenset(self._kernels)
 
 
 def padded(array: NDArray[Any]) -> mx.array:

@@ -41,15 +41,6 @@ class DecodePlan:
     rows: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPlan:
-    """Tiles [N, 4] of chunk rows: (first row, tokens, sequence, row of the output); ``rows`` are
-    the step's rows in the order of the output."""
-
-    tiles: Ints
-    rows: Ints
-
-
 def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
     """Tiles of 32 keys that queries at ``positions`` read: ``span_from`` of the sources."""
     end = positions // DECODE_TILE + 1
@@ -89,12 +80,19 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
     return items.astype(np.int32), first.astype(np.int32)
 
 
-def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> ChunkPlan:
+def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
+    """Tiles [N, 4] of the step's chunk rows, none if there are none: (first row, tokens, sequence, number of
+    tiles); then the rows beside them, decoded before: (which one, 0, 0, row)."""
     rows = chunk_rows(metadata)
+    if not len(rows):
+        return _fours([])
     sequences = metadata.row_sequences[rows]
     first, count = cut(rows, sequences, tokens_per_tile)
-    tiles = np.stack([rows[first], count, sequences[first], first], axis=1)
-    return ChunkPlan(tiles.astype(np.int32), rows)
+    tiles = np.stack([rows[first], count, sequences[first], np.full_like(first, len(first))], axis=1)
+    decoded = np.setdiff1d(np.arange(metadata.num_tokens), rows)
+    nothing = np.zeros_like(decoded)
+    moved = np.stack([np.arange(len(decoded)), nothing, nothing, decoded], axis=1)
+    return np.concatenate([tiles, moved]).astype(np.int32)
 
 
 def chunk_rows(metadata: AttentionMetadata) -> Ints:

@@ -57,6 +57,8 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
         (8, 9, 0, False, 9, []),
         (11, 12, 0, False, 12, [3]),
         (0, 30, 3, False, 99, [3]),
+        (0, 10, 1, False, 99, [1]),  # in the step's first page
+        (0, 12, 3, False, 99, [3]),  # where the step ends
         (0, 30, 3, False, 30, [3, 7]),
         (16, 30, 3, False, 30, [7]),  # the junction lies behind
         (0, 17, 2, True, 99, [1, 2, 3, 4]),

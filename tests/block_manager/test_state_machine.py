@@ -176,7 +176,9 @@ class Machine(RuleBasedStateMachine):
                 self.names[digests[index]] = (salt, tuple(prompt[: (index + 1) * PAGE_SIZE]))
 
         used = prompt[: len(digests) * PAGE_SIZE]
-        self.blocks.insert(used, digests, len(digests) - 1, fill, group=SLOTS, salt=salt)
+        cached = all(self.blocks.find(digest) is not None for digest in digests)
+        new = self.blocks.insert(used, digests, len(digests) - 1, fill, group=SLOTS, salt=salt)
+        assert cached or new is None, "nobody could go on after it"
 
     @invariant()
     def books_balance(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny_models
-from octavo.engine.executor.adapt import softcap
+from octavo.engine.executor.adapt import overrides, softcap
 from octavo.engine.speculation import drafting
 
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unadapted_gear(monkeypatch: pytest.MonkeyPatch) -> None:
     """gear as mlx-lm has it: it computes with K and V itself, so that they have to be gathered."""
     module = importlib.import_module(softcap.GEAR)
-    plain = getattr(module, softcap._MARK, module._softcap_attention)
+    plain = overrides.original(softcap.GEAR, "_softcap_attention")
     monkeypatch.setattr(module, "_softcap_attention", plain)
     monkeypatch.setattr(softcap, "GEAR", "no such module")
 

@@ -211,6 +211,8 @@ ATTENTION = (
 )
 
 CHUNK = (
+    Mutant("decoded rows stay where they were", "chunk", "out[to * (", "out[from * ("),
+    Mutant("a decoded row's first heads", "chunk", "i < GROUP * VALUE_DIM;", "i < VALUE_DIM;"),
     Mutant(
         "stale tile: no barrier at the end",
         "chunk",

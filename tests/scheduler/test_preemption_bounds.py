@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
+from octavo.block_manager import BlockManager, Digest
+from octavo.scheduler import Limits, NoConnector, Result, Scheduler, Sequence, Status
 from waiting_queues import QUEUES
 
 pytestmark = pytest.mark.property
@@ -26,6 +26,7 @@ class Crowd:
     arrivals: int  # per step
     prefix_cache: bool
     target_itl: float | None  # seconds, where a step takes 10 ms and 1 ms for each position in it
+    store: bool  # brings back what those had that gave way, some steps later
 
     @property
     def num_pages(self) -> int:
@@ -52,7 +53,49 @@ crowds = st.builds(
     arrivals=st.integers(1, 3),
     prefix_cache=st.booleans(),
     target_itl=st.sampled_from([None, None, 0.001, 0.018]),
+    store=st.booleans(),
 )
+
+
+class Store(NoConnector):
+    """Everything that was ever published, without its contents; each time somebody has waited for it, it
+    takes a step longer, up to some."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._kept: set[Digest] = set()
+        self._waiting: dict[Sequence, int] = {}
+        self._steps = 0
+
+    @property
+    def has_news(self) -> bool:  # type: ignore[override]
+        return bool(self._waiting)
+
+    def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
+        self._kept.update(sequence.digests[: sequence.num_written // PAGE_SIZE])
+
+    def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
+        found = self._blocks.num_findable(sequence.digests)
+        if sequence.num_preempted == 0 or not self._kept.intersection(sequence.digests[found : found + 1]):
+            return False
+        self._steps = (self._steps + 1) % 5
+        self._waiting[sequence] = self._steps
+        return True
+
+    def poll(self) -> list[Sequence]:
+        ready = [sequence for sequence, steps in self._waiting.items() if not steps]
+        self._waiting = {each: steps - 1 for each, steps in self._waiting.items() if steps}
+        for sequence in ready:
+            first = stop = self._blocks.num_findable(sequence.digests)
+            while stop < len(sequence.digests) and sequence.digests[stop] in self._kept:
+                stop += 1
+            if stop > first:
+                named = sequence.digests[:stop]
+                self._blocks.insert(sequence.tokens, named, first, lambda *_: None, salt=sequence.salt)
+        return ready
+
+    def cancel_load(self, sequence: Sequence) -> None:
+        del self._waiting[sequence]
 
 
 def sequences(crowd: Crowd, number: int) -> list[Sequence]:
@@ -68,15 +111,20 @@ def sequences(crowd: Crowd, number: int) -> list[Sequence]:
 def begin(crowd: Crowd, kind: str) -> Scheduler:
     blocks = BlockManager(crowd.num_pages, PAGE_SIZE, prefix_cache=crowd.prefix_cache)
     limits = Limits(crowd.budget, crowd.max_running, target_itl=crowd.target_itl)
-    return Scheduler(blocks, limits, waiting=QUEUES[kind](blocks))
+    store = Store(blocks) if crowd.store and crowd.prefix_cache else None
+    return Scheduler(blocks, limits, store, waiting=QUEUES[kind](blocks))
 
 
-def advance(scheduler: Scheduler) -> None:
+def advance(scheduler: Scheduler) -> bool:
+    """Whether there was something to compute: pages may be on their way."""
     step = scheduler.plan()
-    assert step is not None
+    if step is None:
+        assert scheduler._roster.loading, "nobody gets on"
+        return False
     scheduler.blocks.check()
     scheduler.commit(step, [Result(7) for _ in step.sampled()])
     scheduler.observe(step, 0.01 + 0.001 * step.num_tokens)
+    return True
 
 
 @pytest.mark.parametrize("kind", QUEUES)
@@ -87,14 +135,15 @@ def test_every_crowd_is_served_and_nobody_gives_way_too_often(kind: str, crowd: 
     scheduler = begin(crowd, kind)
     everyone: list[list[Sequence]] = []
     tokens = 0
-    for steps in range(100_000):
+    steps = 0
+    for _ in range(100_000):
         while len(everyone) < len(crowd.jobs) and len(everyone) <= steps * crowd.arrivals:
             everyone.append(sequences(crowd, len(everyone)))
             tokens += sum(member.num_prompt + member.max_tokens for member in everyone[-1])
             scheduler.add(everyone[-1][0])
         if len(everyone) == len(crowd.jobs) and not scheduler.has_work:
             break
-        advance(scheduler)
+        steps += advance(scheduler)
     members = [member for samples in everyone for member in samples]
     assert all(member.status is Status.FINISHED for member in members)
     assert max(member.num_preempted for member in members) <= crowd.most_preemptions

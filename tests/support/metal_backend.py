@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,8 @@ needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_un
 @dataclass
 class Emulator:
     """How launches run, and what they did. ``valid`` marks the rows of inputs that may be read,
-    by the input's name; names that a kernel lacks are ignored."""
+    by the input's name; names that a kernel lacks are ignored. ``signatures``: what MLX would have compiled,
+    kernels by name and types of their inputs."""
 
     seed: int = 0
     schedule: str = "mixed"
@@ -30,6 +32,7 @@ class Emulator:
     ftz: bool = True
     valid: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     results: list[tuple[str, Result]] = field(default_factory=list)
+    signatures: set[str] = field(default_factory=set)
 
     def compile(
         self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
@@ -38,6 +41,7 @@ class Emulator:
         kernel = MetalKernel(name, input_names, output_names, source, header)
 
         def launch(**arguments: Any) -> list[mx.array]:
+            self.sign(name, arguments["inputs"])
             outputs = kernel(
                 **arguments,
                 seed=self.seed,
@@ -52,8 +56,16 @@ class Emulator:
 
         return launch
 
+    def sign(self, name: str, inputs: Sequence[mx.array]) -> None:
+        self.signatures.add(" ".join([name, *(str(array.dtype) for array in inputs)]))
+
     def backend(self) -> MetalBackend:
         return MetalBackend(KernelLibrary(self.compile))
+
+    @property
+    def launches(self) -> Counter[str]:
+        """Of each kernel, so far."""
+        return Counter(name.split("_")[1] for name, _ in self.results)
 
     def ran(self, kernel: str) -> list[Result]:
         """Results of the launches of one kernel."""

@@ -53,6 +53,7 @@ class WritingDevice(Emulator):
         kernel = MetalKernel(name, read, [*output_names, *pools], source, header)
 
         def launch(**arguments: Any) -> list[mx.array]:
+            self.sign(name, arguments["inputs"])
             inputs = dict(zip(input_names, arguments["inputs"], strict=True))
             mx.eval(list(inputs.values()))
             arrays = [inputs[part] for part in pools]

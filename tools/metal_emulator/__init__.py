@@ -7,7 +7,8 @@ instrumentation calling into runtime/) -> run (threads as fibers, in a seeded or
 Found while it runs: accesses out of bounds or misaligned, reads of what nobody wrote or of elements the
 test marked as not owned, races on threadgroup and device memory, divergent barriers and simdgroup operations,
 integer overflow, outputs never written, loops without end, too much threadgroup memory. `lint` finds
-what Metal forbids and C++ allows. `Result.traffic` counts the device memory moved.
+what Metal forbids and C++ allows. `Result.traffic` counts the device memory moved, `Result.stats.operations`
+products of matrices, shuffles and barriers.
 
 What it cannot say: whether Apple's compiler accepts a kernel, how many registers it takes, how fast it is.
 Precision of functions, order of reductions and NaNs in min and max are one choice among those that Metal

@@ -46,6 +46,10 @@ class Site(ctypes.Structure):
     )
 
 
+class Operation(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char * 40), ("executions", ctypes.c_uint64))
+
+
 class Launch(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint32 * 3),
@@ -68,6 +72,8 @@ class Launch(ctypes.Structure):
         ("sites", ctypes.POINTER(Site)),
         ("num_sites", ctypes.c_uint32),
         ("threadgroup_bytes", ctypes.c_uint32),
+        ("operations", Operation * 48),
+        ("num_operations", ctypes.c_uint32),
     )
 
 

@@ -52,6 +52,7 @@ class Stats:
     accesses: int
     gathers: int  # lanes that came to a simdgroup operation or simdgroup_barrier
     barriers: int  # threads that came to a threadgroup_barrier
+    operations: Mapping[str, int]  # meetings of simdgroups by operation; of threadgroups: threadgroup_barrier
     threadgroup_bytes: int  # the most that a threadgroup used
     warnings: str  # the compiler's
 
@@ -175,6 +176,10 @@ def _run(
         accesses=launch.num_accesses,
         gathers=launch.num_gathers,
         barriers=launch.num_barriers,
+        operations={
+            operation.name.decode(): operation.executions
+            for operation in launch.operations[: launch.num_operations]
+        },
         threadgroup_bytes=launch.threadgroup_bytes,
         warnings=built.warnings,
     )

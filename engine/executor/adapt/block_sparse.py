@@ -17,37 +17,22 @@ was.)
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from .cache_adapter import Handle, HookError, LayerShim
+from .overrides import override
 from .sparse_latents import best_positions
 
 PHI3SMALL = "mlx_lm.models.phi3small"
 MINIMAX_M3 = "mlx_lm.models.minimax_m3_vl"
-_MARK = "_octavo_plain"
 
 
 def install_block_sparse() -> None:
-    """Patch the attention of both, if mlx-lm's modules are imported and were not patched before."""
-    _replace(PHI3SMALL, "_block_sparse_attention", _strided)
-    _replace(MINIMAX_M3, "__call__", _chosen)
-
-
-def _replace(
-    name: str, method: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
-) -> None:
-    module = sys.modules.get(name)
-    kind: Any = None if module is None else module.Attention
-    if kind is None or hasattr(kind, _MARK):
-        return
-    plain = getattr(kind, method)
-    setattr(kind, _MARK, plain)
-    setattr(kind, method, functools.wraps(plain)(make(plain)))
+    override(PHI3SMALL, "Attention._block_sparse_attention", _strided)
+    override(MINIMAX_M3, "Attention.__call__", _chosen)
 
 
 def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -7,36 +7,29 @@ Any other cache goes to mlx-lm's own code. The load-time probe compares the two,
 
 from __future__ import annotations
 
-import functools
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from .cache_adapter import LayerShim
+from .overrides import override
 
 LLAMA4 = "mlx_lm.models.llama4"
-_MARK = "_octavo_plain"
 
 
 def install_chunks() -> None:
-    """Patch llama4's model, if mlx-lm's module is imported and was not patched before."""
-    module = sys.modules.get(LLAMA4)
-    kind: Any = None if module is None else module.LlamaModel
-    if kind is None or hasattr(kind, _MARK):
-        return
-    plain = kind.__call__
-    setattr(kind, _MARK, plain)
+    override(LLAMA4, "LlamaModel.__call__", _without_masks)
 
-    @functools.wraps(plain)
+
+def _without_masks(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def hidden(model: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if cache is None or not all(isinstance(one, LayerShim) and one.is_paged for one in cache):
-            out: mx.array = plain(model, inputs, cache)
-            return out
+            return plain(model, inputs, cache)
         x = model.embed_tokens(inputs)
         for layer, shim in zip(model.layers, cache, strict=True):
             x = layer(x, None, cache=shim)
         normed: mx.array = model.norm(x)
         return normed
 
-    kind.__call__ = hidden
+    return hidden

@@ -8,63 +8,45 @@ differ, the model is served through gathered K/V, which is mlx-lm's code again.
 
 from __future__ import annotations
 
-import functools
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from .cache_adapter import Handle, HookError, LayerShim
+from .overrides import override
 
 GEMMA2 = "mlx_lm.models.gemma2"
 GEAR = "mlx_lm.models.gear"
-_MARK = "_octavo_plain"
 
 
 def install_softcap() -> None:
-    """Patch the attention of both, if mlx-lm's modules are imported and were not patched before."""
-    _install_in_gemma2()
-    _install_in_gear()
+    override(GEMMA2, "Attention.__call__", _gemma2)
+    override(GEAR, "_softcap_attention", _gear)
 
 
-def _install_in_gemma2() -> None:
-    module = sys.modules.get(GEMMA2)
-    kind: Any = None if module is None else module.Attention
-    if kind is None or hasattr(kind, _MARK):
-        return
-    plain = kind.__call__
-    setattr(kind, _MARK, plain)
-
-    @functools.wraps(plain)
+def _gemma2(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if isinstance(cache, LayerShim) and cache.is_paged:
             return _attend_paged(layer, x, mask, cache)
-        out: mx.array = plain(layer, x, mask, cache)
-        return out
+        return plain(layer, x, mask, cache)
 
-    kind.__call__ = attention
+    return attention
 
 
-def _install_in_gear() -> None:
+def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """gear's attention is a function of its own, of queries, keys and values."""
-    module: Any = sys.modules.get(GEAR)
-    if module is None or hasattr(module, _MARK):
-        return
-    plain = module._softcap_attention
-    setattr(module, _MARK, plain)
 
-    @functools.wraps(plain)
     def attention(
         queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: mx.array | str | None
     ) -> mx.array:
         if not isinstance(keys, Handle):
-            out: mx.array = plain(queries, keys, values, scale, softcap, mask)
-            return out
+            return plain(queries, keys, values, scale, softcap, mask)
         if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
             raise HookError("the model gives attention a mask of its own")
         return keys.shim.attend(queries.squeeze(2), scale=scale, softcap=softcap)[:, :, None]
 
-    module._softcap_attention = attention
+    return attention
 
 
 def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerShim) -> mx.array:

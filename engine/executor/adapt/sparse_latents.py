@@ -11,35 +11,28 @@ Any other cache goes to mlx-lm's own code. The load-time probe compares the two,
 
 from __future__ import annotations
 
-import functools
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from .cache_adapter import HookError, LayerShim
+from .overrides import override
 
 DEEPSEEK_V32 = "mlx_lm.models.deepseek_v32"
-_MARK = "_octavo_plain"
 
 
 def install_sparse_latents() -> None:
-    """Patch deepseek_v32's attention, if mlx-lm's module is imported and was not patched before."""
-    module = sys.modules.get(DEEPSEEK_V32)
-    kind: Any = None if module is None else module.DeepseekV32Attention
-    if kind is None or hasattr(kind, _MARK):
-        return
-    plain = kind.__call__
-    setattr(kind, _MARK, plain)
+    override(DEEPSEEK_V32, "DeepseekV32Attention.__call__", _sparse)
 
-    @functools.wraps(plain)
+
+def _sparse(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if cache is not None and isinstance(cache[0], LayerShim) and cache[0].is_paged:
             return _attend_paged(layer, x, mask, cache[0], cache[1])
-        out: mx.array = plain(layer, x, mask, cache)
-        return out
+        return plain(layer, x, mask, cache)
 
-    kind.__call__ = attention
+    return attention
 
 
 def _attend_paged(

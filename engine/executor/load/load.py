@@ -24,7 +24,7 @@ from ...memory.budget import (
 )
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size
-from ...memory.state_sizing import plan_states
+from ...memory.state_sizing import draft_state_bytes, plan_states
 from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
@@ -38,6 +38,7 @@ from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .prepare import choose_device, make_ready
 from .probe import ProbeResult, describe, describe_states
+from .warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         config = config if refusal is None else _without_residual(config, refusal)
     available = usable_memory(weight_bytes + draft_weight_bytes(config))
     beside = draft_page_bytes(config, probed)
+    if is_draft and layout.slot_bytes:
+        config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
     size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     ready = make_ready(
         loaded,
@@ -121,7 +124,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         states=states,
         state_tier="" if result.recurrent is None else describe_states(result.recurrent),
     )
-    return PagedRunner(
+    runner = PagedRunner(
         model,
         info,
         dense_row_bytes=_dense_row_bytes(layout, size) if result.gathers else None,
@@ -132,6 +135,9 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
         head=head,
     )
+    if choice.backend.name == "metal":  # kernels are compiled when they are first launched: not for a request
+        warm_up(runner, max_step_tokens=config.max_step_tokens)
+    return runner
 
 
 def _without_residual(config: EngineConfig, reason: str) -> EngineConfig:

@@ -14,7 +14,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kDirectRows = 4;  // up to so many rows read codes themselves; more share a panel
+constexpr int kDirectRows = 32;  // up to so many rows read codes themselves; more share a panel
 constexpr int kDistance =
     2;  // blocks between what is computed and what is asked for: time enough, and room in the L1
 

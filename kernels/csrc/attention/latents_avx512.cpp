@@ -1,12 +1,11 @@
-// bf16 pages under bf16 queries where there are AMX tiles, latents (rows that are keys and values at once)
-// included. However few rows there are: a row's sums must be the same in any batch.
+// bf16 latents under bf16 queries where there are AMX tiles: the sides of calls in which all query heads
+// share one row of a page, for keys and for values.
 //
 //   queries  [rows / 16][dim / 32][16 pairs of dims][16 rows][2]
-//   V panel  [dim / 16][32 pairs of positions][16 dims][2]
+//   V panel  [2][32 pairs of positions][16 dims][2], of 32 dims: while one is multiplied, the next is made
 #include <algorithm>
 #include <cstring>
 
-#include "attention/ahead.h"
 #include "attention/rows.h"
 #include "attention/sides_avx512.h"
 #include "attention/tiles_amx.h"
@@ -18,7 +17,7 @@ namespace {
 constexpr int kRows = 16;        // of a tile
 constexpr int kStepValues = 32;  // dims, or positions, that a tile multiplies
 constexpr int kTileValues = kRows * kStepValues;
-constexpr int kDistance = 2;  // blocks between what is loaded and what is asked for
+constexpr int kPanelVectors = kTileTokens;  // of 32 dims: pairs of positions, two vectors each
 
 int padded_rows(int num_rows) { return (num_rows + kRows - 1) / kRows * kRows; }
 
@@ -53,18 +52,16 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   }
 }
 
-// Latents are V too, and their rows stand in one place.
-bool values_apart(const PageLayout& layout) { return layout.v_codes != 0; }
-
 size_t key_panel_bytes(int) { return 0; }
 
 void score(const PageLayout& layout, const Tile& tile, const void* queries, int num_rows, void*,
            float* scores) {
-  amx::KeyBlocks keys{{}, layout.k.row_bytes, {}};
+  amx::KeyBlocks keys{{}, {}, layout.k.row_bytes};
   uint32_t blocks = 0;
   const uint8_t* any = nullptr;
   for (int b = 0; b < kBlocks; ++b) {
-    const Tile::Block& block = tile.blocks[b];
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (next.base != nullptr) keys.next[b] = k_codes(layout, next.base, next.offset);
     if (block.base == nullptr) continue;
     any = keys.rows[b] = k_codes(layout, block.base, block.offset);
     blocks |= 1u << b;
@@ -72,8 +69,6 @@ void score(const PageLayout& layout, const Tile& tile, const void* queries, int 
   if (blocks == 0) return;
   for (const uint8_t*& rows : keys.rows)
     if (rows == nullptr) rows = any;
-  for (int b = 0; values_apart(layout) && b < kBlocks; ++b)
-    keys.soon[b] = Ahead(layout, tile, b + kDistance).codes;
   amx::score_tile(keys, blocks, static_cast<const uint16_t*>(queries), layout.k.dim / kStepValues, num_rows,
                   scores);
 }
@@ -84,54 +79,79 @@ int width(int dim) { return dim % 256 == 0 ? dim + 16 : dim; }
 
 size_t weight_bytes(int num_rows) { return size_t(padded_rows(num_rows)) * kTileTokens * 2; }
 
-size_t value_panel_bytes(int dim, int num_rows) {
-  return size_t(dim) * kTileTokens * 2 + weight_bytes(num_rows);
+size_t value_panel_bytes(int, int num_rows) {
+  return 2 * kPanelVectors * sizeof(__m512i) + weight_bytes(num_rows);
 }
 
-// Lane 4 c + k of vectors 2 j and 2 j + 1 is dim 32 j + 8 c + k, and 4 more. A block of which nothing is
-// visible becomes zeros where its half of the tile is multiplied.
-void load_values(const PageLayout& layout, const Tile& tile, uint32_t halves, __m512i* panel) {
-  const int64_t row_bytes = layout.v.row_bytes;
+// Where the values of a tile's blocks lie, and which of a block's rows any row sees.
+struct Values {
+  const uint8_t* rows[kBlocks];
+  uint32_t visible[kBlocks];
+  int64_t row_bytes;
+  uint32_t halves;  // in which halves of the tile there are any
+
+  Values(const PageLayout& layout, const Tile& tile) : row_bytes(layout.v.row_bytes), halves(0) {
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block& block = tile.blocks[b];
+      const bool empty = block.base == nullptr;
+      rows[b] = empty ? nullptr : v_codes(layout, block.base, block.offset);
+      visible[b] = empty ? 0 : tile.mask(b);
+      halves |= uint32_t(!empty) << (b / 2);
+    }
+  }
+};
+
+// Dims [32 * part, 32 * part + 32) of two positions, next to each other. Lane 4 c + k of the two vectors is
+// dim 8 c + k, and 4 more.
+OCTAVO_INLINE void store_pair(__m512i first, __m512i second, __m512i* to) {
+  to[0] = _mm512_unpacklo_epi16(first, second);
+  to[kTileTokens / 2] = _mm512_unpackhi_epi16(first, second);
+}
+
+// The panel of these dims. A block of which nothing is visible becomes zeros where its half is multiplied.
+void load_columns(const Values& values, int part, __m512i* panel) {
+  const int64_t row_bytes = values.row_bytes;
   for (int b = 0; b < kBlocks; ++b) {
-    if (!(halves >> (b / 2) & 1)) continue;
-    const Tile::Block& block = tile.blocks[b];
-    const bool empty = block.base == nullptr;
-    const uint8_t* from = empty ? nullptr : v_codes(layout, block.base, block.offset);
-    const uint32_t visible = empty ? 0 : tile.mask(b);
-    const Ahead ahead(layout, tile, values_apart(layout) ? kBlocks + b + kDistance : 2 * kBlocks + b);
-    const int parts = int(row_bytes / 64);
-    for (int part = 0; part < parts; ++part) {
-      Ahead::ask(ahead, part, parts);
-      __m512i* const even = panel + size_t(2 * part) * kTileTokens / 2 + 8 * b;
-      __m512i* const odd = even + kTileTokens / 2;
+    if (!(values.halves >> (b / 2) & 1)) continue;
+    const uint8_t* from = values.rows[b] + 64 * part;
+    const uint32_t visible = values.visible[b];
+    __m512i* const to = panel + 8 * b;
+    if (visible == 0xffff) {
 #pragma GCC unroll 8
       for (int pair = 0; pair < 8; ++pair) {
-        // What no row sees may be NaN, and 0 * NaN is not 0.
-        const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
-        const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
-        const uint8_t* at = from + 2 * pair * row_bytes + 64 * part;
-        const __m512i first = _mm512_maskz_loadu_epi16(first_valid, at);
-        const __m512i second = _mm512_maskz_loadu_epi16(second_valid, at + row_bytes);
-        even[pair] = _mm512_unpacklo_epi16(first, second);
-        odd[pair] = _mm512_unpackhi_epi16(first, second);
+        const uint8_t* at = from + 2 * pair * row_bytes;
+        store_pair(_mm512_loadu_si512(at), _mm512_loadu_si512(at + row_bytes), to + pair);
       }
+      continue;
+    }
+    for (int pair = 0; pair < 8; ++pair) {
+      // What no row sees may be NaN, and 0 * NaN is not 0.
+      const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
+      const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
+      const uint8_t* at = from + 2 * pair * row_bytes;
+      store_pair(_mm512_maskz_loadu_epi16(first_valid, at),
+                 _mm512_maskz_loadu_epi16(second_valid, at + row_bytes), to + pair);
     }
   }
 }
 
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  const int dim = layout.v.dim;
-  uint32_t halves = 0;
-  for (int b = 0; b < kBlocks; ++b) halves |= uint32_t(tile.blocks[b].base != nullptr) << (b / 2);
-  uint16_t* const rounded = static_cast<uint16_t*>(scratch);
+  const int dim = layout.v.dim, parts = dim / kStepValues;
+  const int64_t stride = width(dim) * int64_t(sizeof(float));
+  __m512i* const panels = static_cast<__m512i*>(scratch);
+  uint16_t* const rounded = reinterpret_cast<uint16_t*>(panels + 2 * kPanelVectors);
   for (int i = 0; i < num_rows * kTileTokens; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
-  __m512i* const panel = reinterpret_cast<__m512i*>(static_cast<uint8_t*>(scratch) + weight_bytes(num_rows));
-  load_values(layout, tile, halves, panel);
-  amx::add_tile(rounded, reinterpret_cast<const uint16_t*>(panel), halves, dim / 16, num_rows, width(dim),
-                accumulators);
+  const Values values(layout, tile);
+  amx::WeightedSum sum(num_rows);
+  load_columns(values, 0, panels);
+  for (int part = 0; part < parts; ++part) {
+    if (part + 1 < parts) load_columns(values, part + 1, panels + (part + 1) % 2 * kPanelVectors);
+    sum.add(rounded, reinterpret_cast<const uint16_t*>(panels + part % 2 * kPanelVectors), values.halves,
+            stride, accumulators + part * kStepValues);
+  }
 }
 
 void to_natural(int dim, const float* accumulator, float* row) {
@@ -145,8 +165,8 @@ const KeySide keys = {query_bytes, key_panel_bytes, load_queries, score};
 const ValueSide values = {width, value_panel_bytes, accumulate, to_natural};
 
 bool has_tiles(const AttendArgs& args, const RowFormat& format) {
-  return isa() == Isa::amx && format.codes == CodeType::bf16 && args.queries.type == Float::bf16 &&
-         format.dim % kStepValues == 0 && format.dim <= kMaxDim;
+  return args.rotary && isa() == Isa::amx && format.codes == CodeType::bf16 &&
+         args.queries.type == Float::bf16 && format.dim % kStepValues == 0 && format.dim <= kMaxDim;
 }
 
 }  // namespace

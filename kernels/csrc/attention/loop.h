@@ -275,7 +275,7 @@ class RotaryScores {
   void add(Tile tile, int head, int num_rows) const {
     for (int b = 0; b < kBlocks; ++b) {
       if (tile.blocks[b].base != nullptr) tile.blocks[b].base += work_.rotary.codes;
-      tile.next[b] = {nullptr, 0};
+      if (tile.next[b].base != nullptr) tile.next[b].base += work_.rotary.codes;
     }
     keys_.score(layout_, tile, work_.rotary_queries + head * work_.rotary_bytes, num_rows, work_.key_panel,
                 work_.rotary_scores);

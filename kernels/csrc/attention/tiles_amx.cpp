@@ -27,10 +27,18 @@ void turn(const float* products, int num_rows, float* scores) {
   }
 }
 
-// Two blocks under 32 rows: each of four tiles of products has a tile of keys and one of queries in common
-// with another.
-void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, const uint16_t* queries,
-               int steps, float* products) {
+// The step-th share of a block's rows, of `steps`.
+inline void ask(const uint8_t* rows, int64_t stride, int step, int steps) {
+  if (rows == nullptr) return;
+  const int64_t bytes = kTileRows * stride / steps;
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows + step * bytes + i, 0, 2);
+}
+
+// Two blocks, from `block` on, under 32 rows: each of four tiles of products has a tile of keys and one of
+// queries in common with another.
+void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int steps, bool ahead,
+               float* products) {
+  const uint8_t *const first = keys.rows[block], *const second = keys.rows[block + 1];
   const uint16_t* lower = queries + size_t(steps) * kTileValues;
   finish_stores();
   _tile_zero(0);
@@ -38,12 +46,16 @@ void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, cons
   _tile_zero(2);
   _tile_zero(3);
   for (int step = 0; step < steps; ++step) {
-    _tile_loadd(4, first + step * kRowBytes, stride);
+    if (ahead) {
+      ask(keys.next[block], keys.stride, step, steps);
+      ask(keys.next[block + 1], keys.stride, step, steps);
+    }
+    _tile_loadd(4, first + step * kRowBytes, keys.stride);
     _tile_loadd(6, queries + size_t(step) * kTileValues, kRowBytes);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, lower + size_t(step) * kTileValues, kRowBytes);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, second + step * kRowBytes, stride);
+    _tile_loadd(5, second + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
@@ -54,30 +66,22 @@ void score_two(const uint8_t* first, const uint8_t* second, int64_t stride, cons
 }
 
 // All four blocks under 16 rows.
-void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ask, float* products) {
-  const auto ask_for = [&](int block, int step) {  // a step's share of the rows
-    const uint8_t* const from = keys.soon[block];
-    if (!ask || from == nullptr) return;
-    for (int64_t at = step * kTileRows * kRowBytes; at < (step + 1) * kTileRows * kRowBytes; at += 64)
-      __builtin_prefetch(from + at);
-  };
+void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ahead, float* products) {
   finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int step = 0; step < steps; ++step) {
+    if (ahead)
+      for (const uint8_t* rows : keys.next) ask(rows, keys.stride, step, steps);
     _tile_loadd(6, queries + size_t(step) * kTileValues, kRowBytes);
-    ask_for(0, step);
     _tile_loadd(4, keys.rows[0] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(0, 4, 6);
-    ask_for(1, step);
     _tile_loadd(5, keys.rows[1] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(1, 5, 6);
-    ask_for(2, step);
     _tile_loadd(4, keys.rows[2] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(2, 4, 6);
-    ask_for(3, step);
     _tile_loadd(5, keys.rows[3] + step * kRowBytes, keys.stride);
     _tile_dpbf16ps(3, 5, 6);
   }
@@ -141,7 +145,7 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
     }
     for (int b = 0; b < 4; b += 2) {
       if ((blocks >> b & 3) == 0) continue;
-      score_two(keys.rows[b], keys.rows[b + 1], keys.stride, from, steps, products);
+      score_two(keys, b, from, steps, row == 0, products);
       for (int i = 0; i < 2; ++i) {
         if (!(blocks >> (b + i) & 1)) continue;
         turn(products + 2 * i * kTileFloats, upper, to + 16 * (b + i));
@@ -151,22 +155,40 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
   }
 }
 
-void add_tile(const uint16_t* weights, const uint16_t* values, uint32_t halves, int num_vectors, int num_rows,
-              int64_t width, float* accumulators) {
-  const int64_t stride = width * int64_t(sizeof(float));
-  Tiles tiles;
-  for (int row = 0; row < num_rows; row += 2 * kTileRows) {
-    const int upper = std::min(kTileRows, num_rows - row),
-              lower = std::min(kTileRows, num_rows - row - upper);
-    const uint16_t* from = weights + size_t(row) * kPositions;
-    float* to = accumulators + row * width;
-    tiles.configure(upper, std::max(lower, 0));
-    for (int vector = 0; vector < num_vectors; vector += 2) {
-      const uint16_t* columns = values + size_t(vector) * 2 * kTileValues;
-      if (lower > 0) add_two<true>(from, columns, halves, stride, to + vector * 16);
-      else add_two<false>(from, columns, halves, stride, to + vector * 16);
-    }
+namespace {
+
+void configure(int upper, int lower) {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.row_bytes[tile] = kRowBytes;
+    config.rows[tile] = kTileRows;
   }
+  config.rows[0] = config.rows[1] = config.rows[4] = static_cast<uint8_t>(upper);
+  config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
+  finish_stores();
+  _tile_loadconfig(&config);
+}
+
+}  // namespace
+
+WeightedSum::WeightedSum(int num_rows) : num_rows_(num_rows) { configure(kTileRows, kTileRows); }
+WeightedSum::~WeightedSum() { _tile_release(); }
+
+void WeightedSum::add(const uint16_t* weights, const uint16_t* values, uint32_t halves, int64_t stride,
+                      float* accumulators) {
+  const int64_t width = stride / int64_t(sizeof(float));
+  int row = 0;
+  for (; row + 2 * kTileRows <= num_rows_; row += 2 * kTileRows)
+    add_two<true>(weights + size_t(row) * kPositions, values, halves, stride, accumulators + row * width);
+  const int left = num_rows_ - row;
+  if (left == 0) return;
+  const uint16_t* from = weights + size_t(row) * kPositions;
+  if (left == kTileRows) return add_two<false>(from, values, halves, stride, accumulators + row * width);
+  const int upper = std::min(kTileRows, left);
+  configure(upper, left - upper);
+  if (left > upper) add_two<true>(from, values, halves, stride, accumulators + row * width);
+  else add_two<false>(from, values, halves, stride, accumulators + row * width);
+  configure(kTileRows, kTileRows);
 }
 
 }  // namespace octavo::amx

@@ -1,8 +1,7 @@
-// Products of attention over bf16 pages on AMX tiles, called by the sides in latents_avx512.cpp.
+// Products of attention over latents on AMX tiles, called by the sides in latents_avx512.cpp.
 //
-// A tile multiplies 16 rows of 32 bf16 values by 16 columns. Rows stand in pages one after the other, so for
-// scores they are the rows and queries the columns; for the weighted sum they are the columns, two positions
-// a pair.
+// A tile multiplies 16 rows of 32 bf16 values by 16 columns. Latents stand in pages row by row, so for scores
+// they are the rows and queries the columns; for the weighted sum they are the columns, two positions a pair.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +10,11 @@
 namespace octavo::amx {
 
 // Rows of 16 positions, `stride` bytes apart, in each of the four blocks of a tile; none of them is null.
+// `next`: where those of the tile after it begin, to be asked for meanwhile, or null.
 struct KeyBlocks {
   const uint8_t* rows[4];
+  const uint8_t* next[4];
   int64_t stride;
-  // Asked for meanwhile, where not null: as many bytes as each block has.
-  const uint8_t* soon[4];
 };
 
 // scores[row][64] = query . key, for `num_rows` rows and the blocks in `blocks` (bits); what stands in the
@@ -23,9 +22,22 @@ struct KeyBlocks {
 void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries, int steps, int num_rows,
                 float* scores);
 
-// accumulators[row][width] += weights[row][64] . values, in vectors of 16 floats: values [num_vectors][32
-// pairs] [16][2]. `halves` says in which halves of the 64 positions there are any; `num_vectors` is even.
-void add_tile(const uint16_t* weights, const uint16_t* values, uint32_t halves, int num_vectors, int num_rows,
-              int64_t width, float* accumulators);
+// Columns of a weighted sum of values under `num_rows` rows. The tiles of this thread are in use for the life
+// of the object.
+class WeightedSum {
+ public:
+  explicit WeightedSum(int num_rows);
+  ~WeightedSum();
+  WeightedSum(const WeightedSum&) = delete;
+  WeightedSum& operator=(const WeightedSum&) = delete;
+
+  // accumulators[row][stride bytes, the first 32 floats] += weights[row][64] . values [2 vectors][32 pairs of
+  // positions][16][2]. `halves` says in which halves of the 64 positions there are any.
+  void add(const uint16_t* weights, const uint16_t* values, uint32_t halves, int64_t stride,
+           float* accumulators);
+
+ private:
+  int num_rows_;
+};
 
 }  // namespace octavo::amx

@@ -1,7 +1,9 @@
 // A tile of query rows of one sequence against its keys, on 8x8 matrices. A tile's rows are
 // consecutive tokens times the GROUP query heads of one KV head, so K and V are read and
 // dequantized once for all of them.
-//   grid: (tiles, KV heads); a tile is (first row, tokens, sequence, first row of the output)
+//   grid: (tiles, KV heads); a tile is (first row, tokens, sequence, number of tiles), or where parts are made
+//   (first row, tokens, table, first part). Behind the tiles: (row of `decoded`, 0, 0, row of the output),
+//   rows that decode or reduce made, on their way to their places
 //   a simdgroup has 8 rows; where rows are wide, PARTS = 2 simdgroups have them, half of the width each
 // KEYS keys take two phases with a barrier after each: products of queries and K, while V is loaded;
 // softmax and sums of V, while the next K is loaded. Logits and weights never leave the matrices (tile.metal).
@@ -23,13 +25,27 @@ if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 &
   read[thread_index_in_threadgroup] = true;
 }
 #endif
+#if !SPLIT
+if (threadgroup_position_in_grid.x >= uint(tiles[3])) {  // the whole threadgroup
+  const uint from = tiles[4 * threadgroup_position_in_grid.x] * NUM_KV_HEADS + threadgroup_position_in_grid.y;
+  const uint to = tiles[4 * threadgroup_position_in_grid.x + 3] * NUM_KV_HEADS + threadgroup_position_in_grid.y;
+  for (uint i = thread_index_in_threadgroup; i < GROUP * VALUE_DIM; i += THREADS) {
+    out[to * (GROUP * VALUE_DIM) + i] = decoded[from * (GROUP * VALUE_DIM) + i];
+  }
+  return;
+}
+#endif
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
 const uint thread_index = thread_index_in_threadgroup;
 const uint row_group = simd_index / PARTS, part = simd_index % PARTS;
 const uint kv_head = threadgroup_position_in_grid.y, first_head = kv_head * GROUP;
 const uint first_row = tiles[4 * threadgroup_position_in_grid.x], tokens = tiles[4 * threadgroup_position_in_grid.x + 1];
 const uint sequence = tiles[4 * threadgroup_position_in_grid.x + 2];
+#if SPLIT
 const uint out_row = tiles[4 * threadgroup_position_in_grid.x + 3];
+#else
+const uint out_row = first_row;
+#endif
 const int first_position = positions[first_row], last_position = positions[first_row + tokens - 1];
 const device int* const table = page_table + sequence * uint(page_table_shape[1]);
 const device Keys::Scale* const key_scale_rows = KEY_SCALES;

@@ -12,12 +12,13 @@ import pytest
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.bench import engine as bench_engine
 from octavo.engine.bench import kernels as bench_kernels
+from octavo.engine.bench import latents as bench_latents
 from octavo.engine.bench.work import model_work
 from octavo.engine.memory.budget import weights_bytes
 from octavo.engine.memory.model_files import resolve_model
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.backends import Choice
-from octavo.kernels.bench import kernel_timings, roofline
+from octavo.kernels.bench import kernel_timings, latent_timings, roofline
 from octavo.kernels.bench.kernel_timings import WEIGHT_KINDS
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
@@ -150,3 +151,21 @@ def test_kernels_json(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["us"] > 0
         assert row["gb_s"] > 0
     assert "decode" in capsys.readouterr().out
+
+
+def test_latents_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(latent_timings, "WORKING_SET", 1 << 18)
+    flags = ("--heads", "2,4", "--contexts", "70", "--formats", "bf16", "--chunk", "3", "--page-size", "8")
+    result = run(bench_latents, *flags, "--backend", "reference")
+    assert [(row["kernel"], row["heads"], row["sequences"]) for row in result["attention"]] == [
+        (kernel, heads, count)
+        for heads in (2, 4)
+        for kernel, count in (("decode", 3), ("gathered", 1), ("chunk", 1))
+    ]
+    decode, gathered, chunk = result["attention"][:3]
+    assert decode["num_bytes"] == 3 * gathered["num_bytes"] == 3 * chunk["num_bytes"] == 3 * 70 * 2 * 576
+    assert decode["flops"] == 3 * gathered["flops"] == 3 * 2 * 2 * 70 * 1088
+    assert chunk["flops"] == 2 * 2 * (68 + 69 + 70) * 1088
+    assert decode["gathered_takes"] == pytest.approx(3 * gathered["seconds"] / decode["seconds"])
+    assert all(row["of_reads"] > 0 and row["of_products"] > 0 for row in result["attention"])
+    assert "latents of 512" in capsys.readouterr().out

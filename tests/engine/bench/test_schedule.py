@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.bench import schedule as bench
 
 
@@ -41,6 +44,20 @@ def test_deadlines_keep_the_goodput_where_not_all_can_be_in_time() -> None:
     within = results(*options, "--target-ttft", "10")["overload"]["fcfs"]
     assert within["goodput_per_s"] > 3 * without["goodput_per_s"]
     assert within["tokens_per_s"] > 0.98 * without["tokens_per_s"]
+
+
+def test_targets_keep_the_goodput_of_rates_at_which_fixed_chunks_are_late() -> None:
+    """Beyond the knee of the best of them, and at that of the default one."""
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    options = ["--rates", "0.12,0.2", "--seeds", "2", "--good-itl", "0.2"]
+    found = bench.run(parser.parse_args([*options, "--target-itl", "150", "--target-ttft", "10"]))
+    knee, beyond = found["rates"]
+    default, best = knee["fixed"][512], max(beyond["fixed"].values(), key=sum)
+    for served, late in ((knee["targets"], default), (beyond["targets"], best)):
+        assert sum(served) >= 1.5 * sum(late) > 0
+    with pytest.raises(InvalidRequest, match="add --target-itl MS"):
+        bench.run(parser.parse_args(options))
 
 
 def test_a_trace_is_served(tmp_path: Path) -> None:

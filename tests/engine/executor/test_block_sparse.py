@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
-from octavo.engine.executor.adapt import block_sparse
+from octavo.engine.executor.adapt import block_sparse, overrides
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout, map_leaves
 from octavo.engine.executor.load.loader import load_model
 from octavo.engine.executor.load.probe_steps import probe_cache, probe_pool, step_metadata
@@ -99,17 +99,15 @@ def test_blocks_are_seen_as_by_mlx_lm_one_token_at_a_time(
     assert worst_error(paged_logits(model, layout, backend, sequences), wanted) > 0.05, "blocks matter here"
 
 
-def test_the_mask_of_a_prompt_is_mended_in_phi3small(tmp_path: Path) -> None:
+def test_the_mask_of_a_prompt_is_mended_in_phi3small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As mlx-lm has it, rows of a prompt see what follows them."""
     model, _ = load(tmp_path, "phi3small")
     tokens = list(range(30))
     assert worst_error(plain_logits(model, tokens, 30), plain_logits(model, tokens, 1)) < 1e-4
     kind: Any = type(model.model.layers[0].self_attn)
-    patched, kind._block_sparse_attention = kind._block_sparse_attention, getattr(kind, block_sparse._MARK)
-    try:
-        assert worst_error(plain_logits(model, tokens, 30), plain_logits(model, tokens, 1)) > 0.01
-    finally:
-        kind._block_sparse_attention = patched
+    plain = overrides.original(block_sparse.PHI3SMALL, "Attention._block_sparse_attention")
+    monkeypatch.setattr(kind, "_block_sparse_attention", plain)
+    assert worst_error(plain_logits(model, tokens, 30), plain_logits(model, tokens, 1)) > 0.01
 
 
 def test_strided_blocks_are_the_latest_and_some_of_those_before() -> None:

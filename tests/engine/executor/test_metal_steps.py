@@ -116,21 +116,33 @@ def test_a_layer_of_a_decode_step_takes_two_launches_or_three_and_moves_no_pool(
         assert not moved, "arrays of the pool are computed anew"
 
 
-@pytest.mark.parametrize(("lengths", "launches"), [((5, 60), 2), ((5, 300), 3)])
-def test_mlx_computes_nothing_for_pages_itself(lengths: tuple[int, ...], launches: int) -> None:
-    """Of a layer's K, V and queries as they come, nothing but kernels makes its outputs."""
+@pytest.mark.parametrize(
+    ("sequences", "launches"),
+    [
+        (((5, 1), (60, 1)), 2),
+        (((5, 1), (300, 1)), 3),
+        (((5, 40),), 2),
+        (((5, 3), (60, 1), (0, 7)), 3),
+        (((300, 1), (5, 3), (60, 1)), 4),
+    ],
+    ids=("decode", "split", "chunk", "mixed", "mixed and split"),
+)
+def test_mlx_computes_nothing_for_pages_itself(sequences: tuple[tuple[int, int], ...], launches: int) -> None:
+    """Of a layer's K, V and queries as they come, nothing but kernels makes its outputs; nor of sinks, once
+    a step has been."""
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     spec = PoolSpec(layers=(layer,), num_pages=NUM_PAGES, page_size=16, k_format="fp4", v_format="fp4")
     pool = InPlacePool(spec, KernelLibrary(on_gpu))
-    tables = [np.arange(length // 16 + 1, dtype=np.int32) for length in lengths]
+    tables = [np.arange((old + new) // 16 + 1, dtype=np.int32) for old, new in sequences]
+    options = AttendOptions(scale=0.1, sinks=mx.ones(4, mx.bfloat16))
     found: list[dict[str, Any]] = []
+    rows = [mx.zeros((sum(new for _, new in sequences), heads, 64), mx.bfloat16) for heads in (2, 2, 4)]
 
     def step(keys: mx.array, values: mx.array, queries: mx.array) -> list[mx.array]:
-        pool.begin_step(build_metadata([(length, 1) for length in lengths], tables, 16))
+        pool.begin_step(build_metadata(sequences, tables, 16))
         pool.write(0, keys, values)
-        return [pool.attend(0, queries, AttendOptions(scale=0.1)), *pool.pending()]
+        return [pool.attend(0, queries, options), *pool.pending()]
 
-    rows = [mx.zeros((len(lengths), heads, 64), mx.bfloat16) for heads in (2, 2, 8)]
     mx.export_function(found.append, step, *rows)
     names = [entry["name"] for entry in found if entry["type"] == "primitive"]
     assert names == ["CustomKernel"] * launches

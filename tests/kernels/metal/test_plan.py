@@ -91,13 +91,9 @@ def test_decode_rows_chunk_rows_and_their_order() -> None:
     parts = [[4, 2, first, first + 4] for first in range(0, 20, 4)]
     assert decode.items.tolist() == [[0, 0, 0, 1], *parts, [5, 3, 0, 2]]
     assert decode.joins.tolist() == [[0, 1, 0, 0], [1, 5, 0, 0], [6, 1, 0, 0]]
-    assert chunks.tiles.tolist() == [[1, 2, 1, 0], [3, 1, 1, 2]]
     assert decode.rows.tolist() == [0, 4, 5]
-    assert chunks.rows.tolist() == [1, 2, 3]
-    order = restore_order(decode.rows, chunks.rows)
-    assert order is not None
-    outputs = np.concatenate([decode.rows, chunks.rows])
-    assert outputs[order].tolist() == [0, 1, 2, 3, 4, 5]
+    assert chunks[:2].tolist() == [[1, 2, 1, 2], [3, 1, 1, 2]]
+    assert chunks[2:].tolist() == [[0, 0, 0, 0], [1, 0, 0, 4], [2, 0, 0, 5]]
     window = plan_decode(metadata, 100, 0)
     assert window.joins.shape == (0, 4)
     assert window.items.tolist() == [[0, 0, 0, 1], [4, 2, 0, 4], [5, 3, 0, 2]]
@@ -112,9 +108,16 @@ def test_splits_cover_every_tile_once() -> None:
         assert (items[:, 3] > items[:, 2]).all()
 
 
-def test_a_step_of_decode_rows_needs_no_reordering() -> None:
-    metadata = step((9, 1), (3, 1))
-    assert restore_order(plan_decode(metadata, None, 0).rows, plan_chunks(metadata, 8).rows) is None
+def test_a_step_of_decode_rows_launches_no_chunk() -> None:
+    assert plan_chunks(step((9, 1), (3, 1)), 8).shape == (0, 4)
+
+
+def test_rows_go_back_to_their_places() -> None:
+    rows = [np.array(part, np.int32) for part in ([0, 4, 5], [1, 2, 3])]
+    order = restore_order(*rows)
+    assert order is not None
+    assert np.concatenate(rows)[order].tolist() == [0, 1, 2, 3, 4, 5]
+    assert restore_order(np.arange(3, dtype=np.int32), np.array([3], np.int32)) is None
 
 
 @pytest.mark.parametrize(("shape", "want"), [((3,), (8,)), ((8,), (8,)), ((2, 3), (2, 4)), ((0,), (8,))])
@@ -143,7 +146,7 @@ def pool_spec(**change: object) -> PoolSpec:
         ({"num_pages": 1, "page_size": 4}, "must hold 8 to .* rows .* got 4"),
         (
             {"layers": (LayerSpec(num_kv_heads=1, head_dim=20, value_dim=64),)},
-            "head_dim must be a multiple of 8 from 8 to 256 .* got 20; use --backend reference",
+            "head_dim must be a multiple of 8 from 8 to 512 .* got 20; use --backend reference",
         ),
         (
             {"layers": (LayerSpec(num_kv_heads=1, head_dim=64, value_dim=264),)},

@@ -84,6 +84,13 @@ struct MslSite {
   uint64_t min_lines;     // that would hold the distinct bytes of an execution
 };
 
+// How often simdgroups, or for threadgroup_barrier threadgroups, met at an operation.
+struct MslOperation {
+  char name[40];
+  uint64_t executions;
+};
+constexpr uint32_t kMslMaxOperations = 48;
+
 enum MslSchedule : uint32_t { kMixed = 0, kRandom = 1, kGreedy = 2, kReverse = 3, kInOrder = 4 };
 
 struct MslLaunch {
@@ -107,6 +114,8 @@ struct MslLaunch {
   const MslSite* sites;  // valid until the next launch
   uint32_t num_sites;
   uint32_t threadgroup_bytes;
+  MslOperation operations[kMslMaxOperations];
+  uint32_t num_operations;
 };
 
 uint32_t msl_launch_size();

@@ -9,11 +9,24 @@
 namespace msl {
 namespace {
 
-constexpr char kSimdgroupBarrier[] = "simdgroup_barrier";
+constexpr char kSimdgroupBarrier[] = "simdgroup_barrier", kThreadgroupBarrier[] = "threadgroup_barrier";
 
 void make_ready(Fiber& fiber) {
   fiber.state = State::kReady;
   machine.simdgroups[fiber.simdgroup].ready.push_back(static_cast<uint16_t>(fiber.lane));
+}
+
+void count_operation(const char* name) {
+  MslLaunch& launch = *machine.launch;
+  uint32_t i = 0;
+  while (i < launch.num_operations && strcmp(launch.operations[i].name, name)) ++i;
+  if (i == kMslMaxOperations) return;  // more names than the shim has
+  MslOperation& operation = launch.operations[i];
+  if (i == launch.num_operations) {
+    snprintf(operation.name, sizeof operation.name, "%s", name);
+    launch.num_operations++;
+  }
+  operation.executions++;
 }
 
 bool same_operation(const Fiber& a, const Fiber& b) {
@@ -60,6 +73,7 @@ bool release_simdgroup(uint32_t index, bool allow_subset) {
     if (first->flags & kMemThreadgroup) simdgroup.threadgroup_epoch++;
     if (first->flags & kMemDevice) simdgroup.device_epoch++;
   }
+  count_operation(first->operation);
   flush_traffic(index);
   simdgroup.active = together;
   memcpy(simdgroup.exchanged, simdgroup.brought, sizeof simdgroup.exchanged);
@@ -83,6 +97,7 @@ void release_barrier() {
            fiber.line, first->thread, first->line);
     return;
   }
+  count_operation(kThreadgroupBarrier);
   if (first->flags & kMemThreadgroup) machine.threadgroup_epoch++;
   if (first->flags & kMemDevice) machine.device_epoch++;
   for (uint32_t i = 0; i < machine.simdgroups.size(); ++i) flush_traffic(i);
@@ -153,7 +168,7 @@ MslGather meet(const void* value, uint32_t size, const char* operation, int line
 void wait_at_barrier(uint32_t flags, int line) {
   Fiber* fiber = machine.current;
   machine.launch->num_barriers++;
-  fiber->operation = "threadgroup_barrier";
+  fiber->operation = kThreadgroupBarrier;
   fiber->line = line;
   fiber->flags = flags;
   fiber->state = State::kAtBarrier;

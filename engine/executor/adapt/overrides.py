@@ -1,0 +1,36 @@
+"""Putting code of ours in the place of a function or method in one of mlx-lm's model modules."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+_ORIGINALS = "_octavo_originals"
+
+
+def override(
+    module: str, name: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
+) -> None:
+    """Replace ``name``, a function of a module or a ``Class.method``, by what ``make`` makes of the original.
+
+    Nothing happens if the module has not been imported, or this name of it was replaced before: models are
+    loaded more than once in a process.
+    """
+    found: Any = sys.modules.get(module)
+    if found is None or name in (originals := found.__dict__.setdefault(_ORIGINALS, {})):
+        return
+    *owners, attribute = name.split(".")
+    owner = functools.reduce(getattr, owners, found)
+    original = originals[name] = getattr(owner, attribute)
+    setattr(owner, attribute, functools.wraps(original)(make(original)))
+
+
+def original(module: str, name: str) -> Callable[..., mx.array]:
+    """mlx-lm's own, whether it was replaced or not; for tests."""
+    found: Any = sys.modules[module]
+    function: Callable[..., mx.array] | None = found.__dict__.get(_ORIGINALS, {}).get(name)
+    return functools.reduce(getattr, name.split("."), found) if function is None else function

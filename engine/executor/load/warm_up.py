@@ -1,0 +1,101 @@
+"""Steps before the first request, where kernels are compiled when they are first launched.
+
+The model's own runner and pages compute them, so what they compile is what will serve. Their results are
+dropped; pages and slots that they wrote belong to nobody, and nobody reads what it has not written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
+
+from ...api.sampling_params import SamplingParams
+from ..batch import Batch
+from ..model_runner import PagedRunner
+from ..sampling.sampler import SampleState
+
+LONG = 140
+"""Positions that are enough for a row to be split over its keys."""
+
+Work = tuple[int, int, int]
+"""A sequence, 0 or 1, and its new positions [start, stop)."""
+
+
+def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
+    """Compute copies of pages; a prompt, also beside a row that is decoded; a long row, which is split over
+    its keys, and short ones; and a step that follows one in flight. As far as there is room."""
+    for storage in runner.storages:
+        if storage.spec.num_pages > 1:
+            storage.copy_pages([(0, 1)])
+    info = runner.info
+    length = min(LONG, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
+    if length < 4:
+        return
+    # No step writes a slot twice: the last page of each pool is the short sequence's.
+    most = min([max_step_tokens - 1, *((s.spec.num_pages - 1) * s.spec.page_size for s in runner.storages)])
+    most = max(most, 1)
+    pieces: list[list[Work]] = [[(0, at, min(at + most, length))] for at in range(0, length, most)]
+    beside = max_step_tokens > 1
+    if beside:
+        pieces[-1].append((1, 0, 1))
+    long = [(0, length, length + 1), *([(1, 1, 2)] if beside else [])]
+    for work in [*pieces, long]:
+        runner.submit(_batch(runner, work), _states(runner, work)).resolve()
+    first = [(1, 2, 3)] if beside else [(1, 0, 1)]
+    pending = runner.submit(_batch(runner, first), _states(runner, first))
+    if pending.feeds:
+        then = [(sequence, stop, stop + 1) for sequence, _, stop in first]
+        following = runner.submit(_batch(runner, then, follows=True), _states(runner, then), pending)
+        pending.resolve()
+        following.resolve()
+    else:
+        pending.resolve()
+
+
+def _states(runner: PagedRunner, work: Sequence[Work]) -> list[SampleState]:
+    """Of a sample drawn greedily, and of one that is not."""
+    params = (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=50, top_p=0.9, min_p=0.01))
+    return [
+        SampleState(params[sequence], seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size)
+        for sequence, _, _ in work
+    ]
+
+
+def _batch(runner: PagedRunner, work: Sequence[Work], *, follows: bool = False) -> Batch:
+    positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in work])
+    counts = [stop - start for _, start, stop in work]
+    ends = np.array(list(itertools.accumulate(counts, initial=0)), np.int32)
+    size = runner.info.page_size
+    states = None
+    if runner.info.states is not None:
+        states = StateMetadata(slots=np.array([sequence for sequence, _, _ in work], np.int32))
+    return Batch(
+        token_ids=np.zeros(len(positions), np.int32),
+        sample_rows=ends[1:] - np.int32(1),
+        attention=AttentionMetadata(
+            positions=positions,
+            q_start=ends,
+            kv_len=np.array([stop for _, _, stop in work], np.int32),
+            groups=tuple(_group(s.spec.num_pages, size, work, positions, counts) for s in runner.storages),
+            page_size=size,
+            states=states,
+        ),
+        sources=np.arange(len(work), dtype=np.int32) if follows else None,
+    )
+
+
+def _group(
+    num_pages: int, page_size: int, work: Sequence[Work], positions: Ints, counts: Sequence[int]
+) -> GroupMetadata:
+    """The long sequence goes round all pages but the last, which is the short one's: where layers have
+    windows there are fewer pages than positions."""
+    width = -(-max(stop for _, _, stop in work) // page_size)
+    tables = np.stack([np.arange(width) % max(num_pages - 1, 1), np.full(width, num_pages - 1)])
+    owners = np.repeat([sequence for sequence, _, _ in work], counts)
+    slots = tables[owners, positions // page_size] * page_size + positions % page_size
+    table = tables[[sequence for sequence, _, _ in work]]
+    return GroupMetadata(slots=slots.astype(np.int32), page_table=table.astype(np.int32))

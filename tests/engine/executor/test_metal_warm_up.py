@@ -1,0 +1,52 @@
+"""What serves was compiled before the first request: the same kernels, for the same types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import tiny_models
+from metal_backend import needs_compiler
+from metal_engine import metal_engine
+from metal_in_place import WritingDevice
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.load import load
+
+pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+
+
+def compiled_while_serving(folder: Path, **settings: Any) -> set[str]:
+    """Signatures that were launched for requests and not before."""
+    device = WritingDevice()
+    with metal_engine(folder, device, **settings) as llm:
+        before = set(device.signatures)
+        params = [
+            SamplingParams(max_tokens=4, temperature=0, ignore_eos=True),
+            SamplingParams(max_tokens=6, temperature=1, seed=3, n=2, ignore_eos=True),
+        ]
+        llm.generate([list(range(150)), [6] * 21], params, progress=False)
+        llm.generate([[1, 2]], params[0], progress=False)
+    return device.signatures - before
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("qwen3", {"kv_format": "fp4", "residual_pages": 0}),
+        ("qwen3", {"kv_format": "fp4", "max_step_tokens": 32}),
+        ("gemma3_text", {"kv_format": "fp4", "num_pages": 30}),
+    ],
+    ids=("split", "residual", "windows"),
+)
+def test_nothing_is_compiled_for_a_request(
+    tmp_path: Path, architecture: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16)
+    assert compiled_while_serving(folder, **settings) == set()
+    monkeypatch.setattr(load, "warm_up", lambda *_, **__: None)
+    kinds = {name.split("_")[1] for name in compiled_while_serving(folder, **settings)}
+    expected = {"write", "copy", "chunk", "decode", *(["reduce"] if "residual_pages" in settings else [])}
+    assert expected <= kinds, "the check at load compiles other kernels"
