@@ -314,7 +314,7 @@ class BlockManager:
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
         """Prepare for ``count`` drafts behind position ``stop``, as ``num_draftable`` allows; the next
-        ``commit`` says how many held."""
+        ``commit`` says how many held, of several such steps if need be."""
         if self._states is not None and count:
             self._states.plan_drafts(table, stop, count)
 

@@ -276,6 +276,7 @@ class RecurrentState:
                      never run (0: any slot may do either)
     num_staged       then: snapshots that a step can take of states that its sequences only pass
     snapshot_bytes   then: of a snapshot
+    num_drafted      slots that states after drafts may have at a time (0: half of those that can run)
     """
 
     num_slots: int
@@ -287,6 +288,7 @@ class RecurrentState:
     num_running: int = 0
     num_staged: int = 0
     snapshot_bytes: int = 0
+    num_drafted: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for pools that nothing can run in."""
@@ -301,8 +303,8 @@ class RecurrentState:
 
     @property
     def max_drafted(self) -> int:
-        """Slots that states after drafts may have in one step: what is cached keeps the others."""
-        return (self.num_running or self.num_slots) // 2
+        """Slots that states after drafts may have at a time: what is cached keeps the others."""
+        return self.num_drafted or (self.num_running or self.num_slots) // 2
 
     @property
     def nbytes(self) -> int:

@@ -127,10 +127,11 @@ class StateGroup:
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
         """Take slots for the states of a table after position ``stop`` and all but the last of ``count``
-        drafts behind it: whatever is the last that holds, its state is there."""
+        drafts behind it: whatever is the last that holds, its state is there. Further steps may do so before
+        ``accept``."""
         state = _state(table)
-        assert not state.drafted, "the last step's drafts have not been committed"
-        state.drafted = [(stop + index, self.pool.take(to_run=True)) for index in range(count)]
+        assert all(position < stop for position, _ in state.drafted), "drafts are planned twice"
+        state.drafted += [(stop + index, self.pool.take(to_run=True)) for index in range(count)]
         self._num_drafted += count
 
     def accept(self, table: PageTable) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -68,22 +69,21 @@ def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Token
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
     try:
-        if drafter.info.states is not None:
-            raise InvalidConfig(
-                f"draft model {config.draft_model} cannot guess: its states are not rolled back, as "
-                f"{drafter.info.architecture}'s recurrent layers would need; choose one without such layers"
-            )
         difference = tokenizer.difference(load_tokenizer(drafter.info.path))
         if difference is not None:
             raise InvalidConfig(
                 f"draft model {config.draft_model} has another vocabulary than {config.model}: {difference}; "
                 "choose one of the same tokenizer"
             )
+        states = drafter.info.states
+        if states is not None:  # none is kept for others
+            states = replace(states, num_drafted=states.num_slots - 1)
         blocks = BlockManager(
             drafter.info.groups or drafter.info.num_pages,
             drafter.info.page_size,
-            prefix_cache=config.prefix_cache,
+            prefix_cache=config.prefix_cache and states is None,  # whose snapshots nobody takes here
             max_chunk=config.max_step_tokens,
+            states=states,
         )
         return DraftModel(
             drafter, blocks, max_tokens=config.max_step_tokens, vocab_size=runner.info.vocab_size

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from octavo.block_manager import BlockManager
+from octavo.block_manager import BlockManager, PageTable
 from octavo.scheduler import Sequence as Served
 from octavo.scheduler import Step, Work
 
@@ -18,6 +19,15 @@ from ..executor.batch import build_batch
 from .draft_tables import Ask, DraftTables, Guesses
 
 _LEARNING = 0.1  # weight of the latest round
+
+
+class _Row(NamedTuple):
+    """What one sample computes in a round. ``place`` of the ask; ``most``: guesses that it gets."""
+
+    place: int
+    ask: Ask
+    work: Work
+    most: int
 
 
 class DraftModel:
@@ -54,7 +64,7 @@ class DraftModel:
         fails."""
         asks, given = list(asks), dict[int, list[int]]()
         budget = self._max_tokens
-        rows: list[tuple[int, Ask, Work]] = []
+        rows: list[_Row] = []
         busy = {ask.guesses for ask in asks}
         for index, ask in enumerate(asks):
             if ask.count < 1 or budget < 1 or not self._begin(ask, busy):
@@ -64,10 +74,11 @@ class DraftModel:
             start = served.num_written
             stop = min(len(ask.tokens), start + budget)
             budget -= stop - start
-            rows.append((index, ask, Work(served, start, stop, stop == len(ask.tokens))))
+            work = Work(served, start, stop, stop == len(ask.tokens))
+            rows.append(_Row(index, ask, work, ask.count))
             given[index] = []
         while rows:
-            began, is_plain = self._clock(), all(item.stop - item.start == 1 for _, _, item in rows)
+            began, is_plain = self._clock(), all(row.work.stop - row.work.start == 1 for row in rows)
             rows = self._round(rows, given)
             if is_plain:
                 self.round_s += (_LEARNING if self.round_s else 1.0) * (self._clock() - began - self.round_s)
@@ -99,22 +110,37 @@ class DraftModel:
         served = guesses.served
         served.tokens[:] = tokens
         right = _num_common(guesses.fed, tokens, start=table.num_written)
-        self.blocks.commit(table, served.tokens, min(right, len(tokens) - 1, table.capacity))
+        right = min(right, len(tokens) - 1, table.capacity)
+        if not _stands_at(table, right, num_fed=len(guesses.fed)):
+            self.close(guesses)
+            return self._begin(ask, busy)
+        self.blocks.commit(table, served.tokens, right)
         del guesses.fed[table.num_written :]
         return self._tables.reserve(guesses, end, busy)
 
-    def _round(
-        self, rows: list[tuple[int, Ask, Work]], given: dict[int, list[int]]
-    ) -> list[tuple[int, Ask, Work]]:
+    def _keep_state(self, row: _Row, given: list[int]) -> _Row:
+        """Keep the state after this row beside that after the next one, for nobody knows which is right; the
+        row is the last one where there is no slot for it."""
+        table = row.work.sequence.table
+        assert table is not None
+        if table.state is None or not row.work.samples or len(given) + 1 >= row.most:
+            return row
+        if not self.blocks.num_draftable(0):
+            return row._replace(most=len(given) + 1)
+        self.blocks.plan_drafts(table, row.work.stop, 1)
+        return row
+
+    def _round(self, rows: list[_Row], given: dict[int, list[int]]) -> list[_Row]:
         """One forward; the rows of the next one."""
-        step = Step(tuple(item for _, _, item in rows))
-        states = [ask.state.guessing(given[index]) for index, ask, item in rows if item.samples]
+        rows = [self._keep_state(row, given[row.place]) for row in rows]
+        step = Step(tuple(row.work for row in rows))
+        states = [row.ask.state.guessing(given[row.place]) for row in rows if row.work.samples]
         output = self._runner.run(build_batch(step, self.blocks.page_size), states)
         drawn = iter(output.samples)
-        going_on: list[tuple[int, Ask, Work]] = []
+        going_on: list[_Row] = []
         failed = set(output.failed_rows)
         first = 0
-        for index, ask, item in rows:
+        for index, ask, item, most in rows:
             guesses, served = ask.guesses, item.sequence
             own = range(first, first + item.stop - item.start)
             first = own.stop
@@ -131,10 +157,17 @@ class DraftModel:
             if token >= self._vocab_size:
                 continue
             given[index].append(token)
-            if len(given[index]) < ask.count:
+            if len(given[index]) < most:
                 served.tokens.append(token)
-                going_on.append((index, ask, Work(served, item.stop, item.stop + 1, True)))
+                going_on.append(_Row(index, ask, Work(served, item.stop, item.stop + 1, True), most))
         return going_on
+
+
+def _stands_at(table: PageTable, position: int, *, num_fed: int) -> bool:
+    """Whether a table of which ``num_fed`` positions were computed can go on after ``position``: K and V can,
+    and of states those that were kept."""
+    state = table.state
+    return state is None or position == num_fed or any(position == kept for kept, _ in state.drafted)
 
 
 def _num_common(fed: Sequence[int], tokens: Sequence[int], *, start: int) -> int:

@@ -22,6 +22,8 @@ def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
         residual_pages=0,
         sink_pages=0,
         num_residual_pages=None,
+        state_memory=None,
+        state_snapshots="full",
         served_model_name=(),
         chat_template=None,
         cache_dir=None,

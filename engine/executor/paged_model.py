@@ -123,9 +123,9 @@ class PagedModel:
         return self.replay is not None or self.states is not None
 
     @property
-    def reads_latents(self) -> bool:
-        """Whether layers attended over latents, in the steps so far."""
-        return self._context.reads_latents
+    def latent_layers(self) -> set[int]:
+        """Layers that attended over latents, in the steps so far, by their index in the pool."""
+        return self._context.latent_layers
 
     @property
     def gathers(self) -> bool:

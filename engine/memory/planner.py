@@ -29,7 +29,7 @@ from .budget import (
 from .latents import latent_caches
 from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size
-from .state_sizing import plan_states
+from .state_sizing import draft_state_bytes, plan_states
 
 # Where mlx-lm fills in what a config.json may leave out.
 _DEFAULTS: dict[str, dict[str, int]] = {
@@ -165,20 +165,23 @@ class _Drafts:
         self.weights_bytes = 0  # of a head, in those of the model
         self._settings = settings
         self._layers: tuple[LayerSpec, ...] = ()
+        self._state_bytes = 0
         self._max_model_len = 1
         if settings.draft_model is not None:
             path = resolve_model(settings.draft_model)
             config = read_config(path)
             self.weights_bytes = weights_bytes(path)
-            self._layers = _caches(path, config, observe).layers
+            observed = _caches(path, config, observe)
+            self._layers = observed.layers
+            self._state_bytes = draft_state_bytes(settings, observed.slot_bytes)
             self._max_model_len = model_length(config, None)
         elif settings.speculate == "mtp" and layers:
             self._layers = (replace(head_layer(layers), window=None),)
 
     def beside(self, pair: FormatPair) -> Callable[[int], int]:
         """Bytes beside so many pages of the model in this format. InvalidConfig if it cannot be."""
-        if not self._layers:
-            return lambda _: 0
+        if not self._layers:  # of a draft model, states alone
+            return lambda _: self._state_bytes
         size = sizing(
             self._layers,
             k_format=pair.k,
@@ -188,7 +191,7 @@ class _Drafts:
             max_running=self._settings.max_running,
             max_step_tokens=self._settings.max_step_tokens,
         )
-        return size.own_bytes_for
+        return lambda num_pages: size.own_bytes_for(num_pages) + self._state_bytes
 
 
 def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
@@ -350,7 +353,7 @@ def render(result: Mapping[str, Any]) -> str:
         if group["residual"]
     ]
     lines += [
-        f"{name}: and {format_size(row['draft_bytes'])} for as many pages of what drafts"
+        f"{name}: and {format_size(row['draft_bytes'])} for what drafts"
         for name, row in result["formats"].items()
         if row["draft_bytes"]
     ]

@@ -10,6 +10,7 @@ from .budget import DEFAULT_KV_MEMORY, format_size
 
 MIN_SLOTS = 2  # one that runs, and a snapshot
 NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts hardly pay
+NUM_GUESSED_FOR = 4  # sequences that a draft model with recurrent layers guesses for side by side
 NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
 
 
@@ -61,6 +62,11 @@ def plan_states(
             f"{format_size(available)} are available; lower state_memory"
         )
     return states
+
+
+def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
+    """Bytes of a draft model's states: of a few sequences at a time, each with those after its guesses."""
+    return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
 
 
 def _compressed(config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budget: int) -> RecurrentState:

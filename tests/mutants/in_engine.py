@@ -173,8 +173,8 @@ MUTANTS = (
     Mutant(
         "the state after a draft stands a token later",
         STATES,
-        "state.drafted = [(stop + index, self",
-        "state.drafted = [(stop + index + 1, self",
+        "state.drafted += [(stop + index, self",
+        "state.drafted += [(stop + index + 1, self",
     ),
     Mutant(
         "a sequence goes on from the state after its last draft",

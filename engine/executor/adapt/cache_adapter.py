@@ -47,7 +47,7 @@ class StepContext:
         self.kv_cache = kv_cache
         self.mask_dims = mask_dims
         self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
-        self.reads_latents = False  # some layer attended over latents
+        self.latent_layers: set[int] = set()  # those that attended over latents
         self.gathers = mask_dims is not None  # some layer collects K or V of whole sequences
         self.traced = False  # the graph being built is to serve other steps too
         self._metadata: AttentionMetadata | None = None
@@ -149,7 +149,8 @@ class LayerShim:
         """Attention of queries [T, Hq, D] over the layer's pages; ``rotary`` and ``mask`` as in
         AttendOptions, without the others."""
         if rotary is not None or mask is not None:
-            self.context.reads_latents |= rotary is not None
+            if rotary is not None:
+                self.context.latent_layers.add(self.layer)
             options = AttendOptions(scale=scale, rotary=rotary, mask=mask)
             return self.context.kv_cache.attend(self.layer, queries, options)
         options = self._options

@@ -26,21 +26,27 @@ Doubles = NDArray[np.float64]
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
     """What a kind of layer computes otherwise than its spec says, or None. ``lengths``: of the sequences
     that the model's pool holds. Overwrites their pages."""
-    seen: set[LayerSpec] = set()
+    seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
-        if spec in seen:
+        latents = index in paged.latent_layers
+        if (spec, latents) in seen:
             continue
-        seen.add(spec)
-        error = _check_layer(paged, index, spec, lengths, bf16=layout.dtype == mx.bfloat16)
+        seen.add((spec, latents))
+        error = _check_layer(paged, index, spec, lengths, bf16=layout.dtype == mx.bfloat16, latents=latents)
         if not error <= LARGEST_ERROR:
+            if latents:
+                return f"attention over latents (cache {index}) is off by {error:.2g} on random ones"
             kind = "chunks" if spec.chunked else "a window"
             window = "all positions" if spec.window is None else f"{kind} of {spec.window}"
             return f"attention over {window} (cache {index}) is off by {error:.2g} on random keys and values"
     return None
 
 
-def _check_layer(paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool) -> float:
-    """The worst row's relative error: of whole prompts but their last token, then of those as decodes."""
+def _check_layer(
+    paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool, latents: bool
+) -> float:
+    """The worst row's relative error: of whole prompts but their last token, then of those as decodes.
+    ``latents``: K is V too, and what is stored as V are rotary keys."""
     rng = np.random.default_rng(index)
     dtype = mx.bfloat16 if bf16 else mx.float16
     heads, num_heads = spec.num_kv_heads, 2 * spec.num_kv_heads
@@ -54,11 +60,20 @@ def _check_layer(paged: PagedModel, index: int, spec: LayerSpec, lengths: list[i
         ]
         metadata = step_metadata(work, num_sequences=len(lengths), longest=max(lengths))
         queries = rng.standard_normal((metadata.num_tokens, num_heads, spec.head_dim)).astype(np.float32)
-        k, v = ([rows[i][:, a:b] for i, a, b in work] for rows in (keys, values))
-        got = _attend(paged, index, metadata, queries, _rows(k).astype(dtype), _rows(v).astype(dtype))
+        k, v = (_rows([rows[i][:, a:b] for i, a, b in work]).astype(dtype) for rows in (keys, values))
+        if latents:
+            rotary = rng.standard_normal((*queries.shape[:2], spec.value_dim)).astype(np.float32)
+            got = _attend_latents(paged, index, metadata, queries, rotary, k, v)
+            # Rotary queries come scaled: side by side with the others, they are as if not.
+            asked = np.concatenate([queries, rotary * spec.head_dim**0.5], axis=-1)
+            stored = [np.concatenate(pair, axis=-1) for pair in zip(keys, values, strict=True)]
+            read = keys
+        else:
+            got = _attend(paged, index, metadata, queries, k, v)
+            asked, stored, read = queries, keys, values
         wanted = np.concatenate(
             [
-                _attention(queries[q : q + b - a], keys[i], values[i], a, spec)
+                _attention(asked[q : q + b - a], stored[i], read[i], a, spec)
                 for (i, a, b), q in zip(work, metadata.q_start.tolist(), strict=False)
             ]
         )
@@ -99,11 +114,29 @@ def _attend(
     return np.array(out).astype(np.float64)
 
 
+def _attend_latents(
+    paged: PagedModel,
+    index: int,
+    metadata: AttentionMetadata,
+    queries: NDArray[np.float32],
+    rotary: NDArray[np.float32],
+    latents: mx.array,
+    keys: mx.array,
+) -> Doubles:
+    """The same of a latent layer."""
+    shim = paged.begin_layer(index, metadata)
+    shim.update_and_fetch(latents, keys)
+    scale = float(queries.shape[-1] ** -0.5)
+    out = shim.attend(mx.array(queries), scale=scale, rotary=mx.array(rotary)).astype(mx.float32)
+    mx.eval(out, *paged.kv_cache.pending())
+    return np.array(out).astype(np.float64)
+
+
 def _attention(
     queries: NDArray[np.float32], keys: Doubles, values: Doubles, start: int, spec: LayerSpec
 ) -> Doubles:
     """Queries [n, Hq, D] at positions from ``start`` on over K and V [Hkv, L, D]; [n, Hq, Dv]."""
-    count, num_heads, dim = queries.shape
+    count, num_heads, _ = queries.shape
     at, seen = start + np.arange(count)[:, None], np.arange(keys.shape[1])[None]
     visible = seen <= at
     if spec.window is not None and spec.chunked:
@@ -111,10 +144,10 @@ def _attention(
     elif spec.window is not None:
         visible &= (seen > at - spec.window) | (seen < spec.keep)
     group = num_heads // spec.num_kv_heads
-    out = np.empty((count, num_heads, spec.value_dim))
+    out = np.empty((count, num_heads, values.shape[-1]))
     for head in range(num_heads):
         k, v = keys[head // group], values[head // group]
-        logits = np.where(visible, queries[:, head] @ k.T * dim**-0.5, -np.inf)
+        logits = np.where(visible, queries[:, head] @ k.T * spec.head_dim**-0.5, -np.inf)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         out[:, head] = weights @ v / weights.sum(-1, keepdims=True)
     return out

@@ -17,6 +17,7 @@ from ...memory.budget import (
 )
 from ...memory.model_files import model_length, read_config, resolve_model
 from ...memory.sizing import Sizing, head_layer, sizing
+from ...memory.state_sizing import draft_state_bytes
 from ..draft_config import draft_config
 from ..model_ops import model_ops
 from ..mtp.head import load_head
@@ -93,8 +94,10 @@ def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int
     own = draft_config(config, num_pages=1)  # counted, as they will be
     path = resolve_model(own.model, own.revision)
     loaded = load_model(path, weights="keep")
-    layers = discover_layout(loaded.model, loaded.architecture).layers
-    return sizing_of(own, layers, model_length(read_config(path), own.max_model_len)).bytes_for
+    layout = discover_layout(loaded.model, loaded.architecture)
+    pages = sizing_of(own, layout.layers, model_length(read_config(path), own.max_model_len))
+    states = draft_state_bytes(own, layout.slot_bytes)
+    return lambda num_pages: pages.bytes_for(num_pages) + states
 
 
 def sizing_of(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:

@@ -24,7 +24,7 @@ from ...memory.budget import (
 )
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size
-from ...memory.state_sizing import plan_states
+from ...memory.state_sizing import draft_state_bytes, plan_states
 from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
@@ -65,6 +65,8 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         config = config if refusal is None else _without_residual(config, refusal)
     available = usable_memory(weight_bytes + draft_weight_bytes(config))
     beside = draft_page_bytes(config, probed)
+    if is_draft and layout.slot_bytes:
+        config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
     size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     ready = make_ready(
         loaded,

@@ -99,7 +99,7 @@ def probe(
                 reference = with_more_noise(reference, model)
                 refusal = _judge(errors, reference)
             refusal = refusal or _find_wrong(paged, layout, backend, reference)
-            if paged.reads_latents and not latents:
+            if paged.latent_layers and not latents:
                 refusal = "no kernel reads latents from pages with a residual window"
         except Exception as error:  # model code of any architecture meets shims here
             refusal = _first_line(error)
@@ -112,7 +112,7 @@ def probe(
                 tier=tier,
                 mask_dims=mask_dims,
                 reason=reason,
-                latents=paged.reads_latents,
+                latents=bool(paged.latent_layers),
                 gathers=paged.gathers,
                 selects_rows=selects,
                 error=worst,

@@ -89,6 +89,25 @@ def test_a_model_with_recurrent_layers_is_guessed_for(tmp_path: Path, folder: Pa
     assert rejected > 100
 
 
+def test_a_model_with_recurrent_layers_guesses(tmp_path: Path) -> None:
+    """All of it for itself; for another model, wrong guesses are taken back."""
+    itself, other = (
+        recurrent_models.make_folder(tmp_path / name, name, mx.bfloat16) for name in ("qwen3_5", "lfm2")
+    )
+    accepted, rejected = check(itself, itself, seeds=range(1))
+    assert accepted > 100
+    assert accepted > 4 * rejected
+    _, rejected = check(itself, other, seeds=range(1), max_step_tokens=12)
+    assert rejected > 100
+
+
+def test_without_a_slot_a_model_with_recurrent_layers_guesses_less(folder: Path, tmp_path: Path) -> None:
+    """For four sequences of six, with room for one guess of each."""
+    recurrent = recurrent_models.make_folder(tmp_path / "lfm2", "lfm2", mx.bfloat16)
+    assert serve_and_cancel(config_of(folder, recurrent, num_pages=40, draft_tokens=1)) > 5
+    assert serve_and_cancel(config_of(recurrent, recurrent, num_pages=40, max_step_tokens=12)) > 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_windows_and_other_formats(folder: Path, windowed: Path, backend: str) -> None:
@@ -149,13 +168,28 @@ def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path)
         core.close()
 
 
-def test_plans_count_what_the_draft_model_takes(folder: Path) -> None:
+AS_PLANNED: dict[str, Any] = {"draft_tokens": 8, "max_running": 64, "max_step_tokens": 512}
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_plans_count_what_the_draft_model_takes(folder: Path, tmp_path: Path, *, is_recurrent: bool) -> None:
     cores = Cores()
-    config = config_of(folder, folder, num_pages=None, kv_memory=1_000_000)
+    draft = recurrent_models.make_folder(tmp_path / "qwen3_5", "qwen3_5") if is_recurrent else folder
+    config = config_of(
+        folder,
+        draft,
+        num_pages=None,
+        kv_memory=3_000_000,
+        draft_tokens=8,
+        max_running=64,
+        max_step_tokens=512,
+    )
     core = cores(config)
     try:
-        assert planned_pages(config, 1_000_000) == core.info.num_pages
-        assert planned_pages(replace(config, speculate="off"), 1_000_000) > 1.9 * core.info.num_pages
+        assert planned_pages(config, 3_000_000) == core.info.num_pages
+        assert planned_pages(replace(config, speculate="off"), 3_000_000) > 1.2 * core.info.num_pages
+        if is_recurrent:
+            return
         weights = core.info.memory.weights
     finally:
         core.close()

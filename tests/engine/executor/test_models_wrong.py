@@ -37,8 +37,11 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     return chosen.create()
 
 
-def probe_of(folder: Path, scale: float, backend: AttentionBackend) -> probe.ProbeResult:
-    loaded = load_model(tiny_models.make_model(folder, "mistral"), weights="keep")
+def probe_of(
+    folder: Path, scale: float, backend: AttentionBackend, name: str = "mistral"
+) -> probe.ProbeResult:
+    dtype = mx.float32 if name == "deepseek_v3" else mx.bfloat16  # MLX's experts compute in float32 on a CPU
+    loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype), weights="keep")
     model = loaded.model
     model.update(
         tree_map_with_path(
@@ -46,9 +49,9 @@ def probe_of(folder: Path, scale: float, backend: AttentionBackend) -> probe.Pro
             model.parameters(),
         )
     )
-    layout = discover_layout(model, "mistral")
+    layout = discover_layout(model, name)
     selection = select_rows(model, vocab_size=layout.vocab_size)
-    return probe.probe(model, layout, backend, selection, architecture="mistral")
+    return probe.probe(model, layout, backend, selection, architecture=name)
 
 
 def neighbours_offset(patch: Patch) -> None:
@@ -114,10 +117,10 @@ def test_what_is_right_is_served(tmp_path: Path, backend: AttentionBackend, scal
     assert result.tier == "paged", probe.describe(result)
 
 
-def refusal(folder: Path, scale: float, backend: AttentionBackend) -> str:
+def refusal(folder: Path, scale: float, backend: AttentionBackend, name: str = "mistral") -> str:
     """Why the paged tier was refused; empty if it was not."""
     try:
-        return probe_of(folder, scale, backend).reason
+        return probe_of(folder, scale, backend, name).reason
     except ModelLoadError as error:
         return str(error)
 
@@ -139,3 +142,43 @@ def test_a_mistake_is_refused_at_any_scale(
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_wrong_window_is_refused_at_any_scale(tmp_path: Path, scale: float, by: int) -> None:
     assert "paged: " in refusal(tmp_path, scale, _ChangedWindows(by))
+
+
+def changed_rotary(change: Callable[[mx.array], mx.array]) -> Callable[[Patch], None]:
+    """Rotary queries of latent layers are others."""
+
+    def patched(patch: Patch) -> None:
+        attend = hook.LayerShim.attend
+
+        def changing(shim: hook.LayerShim, queries: mx.array, **options: Any) -> mx.array:
+            if (rotary := options.get("rotary")) is not None:
+                options["rotary"] = change(rotary)
+            return attend(shim, queries, **options)
+
+        patch.setattr(hook.LayerShim, "attend", changing)
+
+    return patched
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_latents_that_are_right_are_served(tmp_path: Path, scale: float) -> None:
+    result = probe_of(tmp_path, scale, ReferenceBackend(), "deepseek_v3")
+    assert (result.tier, result.latents) == ("paged", True), probe.describe(result)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        neighbours_offset,
+        longest_offset,
+        changed_rotary(mx.zeros_like),
+        changed_rotary(lambda rotary: rotary[:, ::-1]),
+    ],
+    ids=["a neighbour's offset", "the longest's offset", "no rotary part", "other heads' rotary part"],
+)
+def test_a_mistake_over_latents_is_refused_at_any_scale(
+    tmp_path: Path, monkeypatch: Patch, scale: float, mistake: Callable[[Patch], None]
+) -> None:
+    mistake(monkeypatch)
+    assert "paged: " in refusal(tmp_path, scale, ReferenceBackend(), "deepseek_v3")

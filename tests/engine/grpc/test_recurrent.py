@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import recurrent_models
-import tiny_models
 from native import require_extension
 from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.errors import InvalidConfig, RequestFailed
+from octavo.engine.api.errors import RequestFailed
 from octavo.engine.api.outputs import FinishReason, RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
@@ -137,12 +136,6 @@ async def test_native_kernels_stream_the_same_however_they_are_served(name: str,
             got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
             assert [deltas[0].token_ids for deltas in got] == alone
     core.check()
-
-
-def test_recurrent_layers_do_not_guess_for_others(folder: Path, tmp_path: Path) -> None:
-    model = tiny_models.make_model(tmp_path / "qwen3", "qwen3")
-    with pytest.raises(InvalidConfig, match=r"draft model .* cannot guess: .* recurrent layers would need"):
-        build_core(config(model, speculate=f"draft:{folder}", state_memory=None))
 
 
 def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> None:
