@@ -75,8 +75,6 @@ MUTANTS = (
         "missing = len(sequence.tokens) - cached_tokens(sequence, self._blocks)",
         "missing = len(sequence.tokens)",
     ),
-    Mutant("who ran may be late", PACE, "is None or sequence.num_cached is not None:", "is None:"),
-    Mutant("decodes count as prompts", PACE, "if item.stop - item.start > 1 or not item.samples", "if item"),
     Mutant(
         "shared pages are lost work",
         PREEMPTION,
@@ -107,12 +105,6 @@ MUTANTS = (
         AGE,
         "            self._interrupted.remove(sequence)\n            return\n        oldest",
         "            self._interrupted.remove(sequence)\n        oldest",
-    ),
-    Mutant(
-        "any tenant is served whatever it had",
-        DEFICITS,
-        "if service[sequence.tenant] < priority_class.level:",
-        "if True:",
     ),
     Mutant(
         "the level rises to whoever had most",

@@ -35,8 +35,9 @@ class Suite:
     tests: tuple[str, ...]
 
 
+EVERY_ROOM = ("block_manager", "scheduler", "kernels", "engine", "proto")
 CONTROL_PLANE = Suite(
-    ("block_manager", "scheduler"),
+    EVERY_ROOM,  # the tests' plugins import the kernels
     (
         "tests/block_manager/test_block_manager.py",
         "tests/block_manager/test_window_groups.py",
@@ -50,6 +51,7 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_priority.py",
         "tests/scheduler/test_latency_target.py",
         "tests/scheduler/test_deadlines.py",
+        "tests/scheduler/test_orders.py",
         "tests/scheduler/test_preemption.py",
         "tests/block_manager/test_machine.py",
         "tests/block_manager/test_prefix_oracle.py",
@@ -59,7 +61,6 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_deadlines_at_random.py",
     ),
 )
-EVERY_ROOM = ("block_manager", "scheduler", "kernels", "engine", "proto")
 STATES = Suite(
     EVERY_ROOM,
     (

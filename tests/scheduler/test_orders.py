@@ -1,0 +1,113 @@
+"""What queues, orders and predictions promise, one by one."""
+
+from __future__ import annotations
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Sequence
+from octavo.scheduler.preemption import has_headroom
+from octavo.scheduler.step_cost import StepCost
+from octavo.scheduler.types import StepShape, Work
+from octavo.scheduler.waiting import DeficitQueue, FairQueue, FirstComeQueue, cached_tokens
+from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, AgeOrder
+
+PAGE_SIZE = 4
+
+
+def sequence(name: str, **options: object) -> Sequence:
+    return Sequence(name, [1, 2, 3], 20, **options)  # type: ignore[arg-type]
+
+
+def test_who_gave_way_comes_before_those_that_never_ran() -> None:
+    order, older, back = AgeOrder(), sequence("older"), sequence("back")
+    order.interrupt(back)
+    assert order.in_order([older, back]) == [back, older]
+
+
+def test_who_gave_way_overtakes_nobody_by_coming_back() -> None:
+    order, older, back = AgeOrder(), sequence("older"), sequence("back")
+    for _ in range(MAX_OVERTAKEN):
+        order.interrupt(back)
+        order.leaves(back, [older, back])
+    assert order.rank([older])[0][0] == AgeOrder().rank([older])[0][0], "it is not due"
+    for _ in range(MAX_OVERTAKEN):
+        order.leaves(back, [older, back])
+    assert order.rank([older])[0][0] < AgeOrder().rank([older])[0][0], "now it is"
+
+
+def test_who_gave_way_is_its_tenants_first() -> None:
+    queue, older, back = FairQueue(), sequence("older", tenant="a"), sequence("back", tenant="a")
+    queue.append(older)
+    queue.put_back(back)
+    assert list(queue.offers()) == [back, older]
+
+
+def test_a_long_prompt_holds_back_nobody_more_urgent() -> None:
+    queue, urgent, later = FirstComeQueue(), sequence("urgent", priority=-1), sequence("later", priority=1)
+    assert queue.holds_back(urgent, later)
+    assert not queue.holds_back(later, urgent)
+
+
+def test_what_a_tenant_has_had_is_not_forgotten_when_it_comes_back() -> None:
+    queue = DeficitQueue(BlockManager(8, PAGE_SIZE), quantum=10.0)
+    first, second = sequence("first", tenant="a"), sequence("second", tenant="a")
+    queue.append(first)
+    queue.planned(Work(first, 0, 3, True))
+    queue.remove(first)
+    queue.append(second)
+    assert queue.service_of("a") == 3.0
+
+
+def test_tokens_that_drafts_gave_are_charged_each() -> None:
+    queue, one = FairQueue(), sequence("one", tenant="a")
+    queue.append(one)
+    work = [Work(one, 0, 3, True)]
+    queue.planned(work[0])
+    one.tokens.append(4)
+    queue.computed(work)
+    assert queue.service_of("a") == 3 + 2
+    one.tokens += [5, 6, 7]
+    queue.computed([Work(one, 3, 4, True, (), (5, 6))])
+    assert queue.service_of("a") == 3 + 2 + 3 * 2
+
+
+def test_a_prompt_that_is_to_be_computed_has_nothing_cached() -> None:
+    blocks = BlockManager(8, PAGE_SIZE)
+    tokens = list(range(9))
+    table = blocks.open(tokens)
+    assert blocks.reserve(table, 9)
+    blocks.commit(table, tokens, 9)
+    assert cached_tokens(Sequence("finds", tokens, 1), blocks) == 8
+    assert cached_tokens(Sequence("computes", tokens, 1, recompute=True), blocks) == 0
+
+
+def test_samples_that_wait_for_a_prompt_need_room_to_grow() -> None:
+    blocks = BlockManager(12, PAGE_SIZE)
+    running, back = Sequence("running", [1] * 3, 8), Sequence("back", [2] * 3, 20)
+    running.table = blocks.open(running.tokens)
+    assert blocks.reserve(running.table, 4)
+    table = blocks.open(back.tokens)
+    back.num_preempted = 3
+    assert has_headroom(back, table, [running], blocks)
+    back.siblings = [Sequence("sibling", [2] * 3, 20)]
+    assert not has_headroom(back, table, [running], blocks)
+
+
+def test_a_larger_step_is_never_thought_to_take_less() -> None:
+    """However misleading what was seen: larger steps that took less."""
+    cost = StepCost()
+    for _ in range(50):
+        cost.observe(StepShape(1, 0, 100, 0), 0.02)
+        cost.observe(StepShape(8, 0, 100, 0), 0.01)
+    few, many = (cost.predict(StepShape(rows, 0, 100, 0)) for rows in (8, 32))
+    assert many >= few > 0
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    """A machine that takes twice as long from then on."""
+    cost = StepCost()
+    for factor, times in ((1, 2000), (2, 1000)):
+        for number in range(times):
+            rows = 1 + number % 8
+            positions = 1000 * (number * 7 % 13)
+            cost.observe(StepShape(rows, 0, positions, 0), factor * (0.01 + 0.002 * rows + 1e-7 * positions))
+    assert 0.9 < cost.predict(StepShape(4, 0, 4000, 0)) / 0.0368 < 1.1
