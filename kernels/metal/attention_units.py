@@ -221,9 +221,17 @@ class AttentionConfig:
         )
 
     def reduce_unit(self) -> Unit:
+        """Of all that a unit may depend on, only what joining splits does: layers of other windows, pages and
+        formats have the same one."""
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
-        macros = self._macros() | {"NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
-        return make_unit("reduce", self._suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
+        own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
+        macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
+        rotates_values = rotates(page_format(self.v_format), self.layer.value_dim)
+        macros |= {"ROTATE_VALUES": rotates_values, "NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
+        macros |= {"WINDOW": 0, "SOFTCAP": 0, "ALIBI": 0}
+        suffix = f"{self.layer.value_dim}_h{self.layer.num_kv_heads * self.group}" + "_r" * rotates_values
+        suffix += "_s" * self.sinks
+        return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
     def chunk_unit(self, *, split: bool) -> Unit:
         """See sources/chunk.metal; with ``split`` as of ``decode_unit``."""

@@ -42,8 +42,7 @@ def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_
 
 
 def test_a_prompt_goes_on_from_a_snapshot(tmp_path: Path) -> None:
-    """The same log probabilities cold and from a state, through a whole engine; a state that was lost moves the
-    first by 0.03."""
+    """The same log probabilities cold and from a state; a state that was lost moves the first by 0.03."""
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     prompt = [*range(10, 50)]
     longer = [*prompt, *range(60, 90)]
