@@ -1,4 +1,4 @@
-"""Narrow waist 2: what the engine may ask of an attention backend, and nothing more.
+"""What the engine may ask of an attention backend, and nothing more.
 
 The engine decides; a backend stores K/V in pages and attends over them. A new page
 format, kernel or device lives below this line and touches nothing above it.

@@ -3,18 +3,18 @@
 from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong
 from .scheduler import Scheduler
-from .types import Lookup, Result, Sequence, Status, Step, Work
+from .types import Lookup, SampleResult, ScheduledChunk, Sequence, Status, Step
 
 __all__ = [
     "KVConnector",
     "Limits",
     "Lookup",
     "NoConnector",
-    "Result",
+    "SampleResult",
+    "ScheduledChunk",
     "Scheduler",
     "Sequence",
     "SequenceTooLong",
     "Status",
     "Step",
-    "Work",
 ]

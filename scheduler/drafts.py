@@ -11,7 +11,7 @@ from octavo.block_manager import BlockManager, PageTable
 
 from .budget import TokenBudget
 from .step_cost import StepCost, with_drafts
-from .types import Sequence, Step, StepShape, Work
+from .types import ScheduledChunk, Sequence, Step, StepShape
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
@@ -32,7 +32,7 @@ def draft_cost(cost: StepCost, step: Step) -> float:
     return cost.predict(with_drafts(shape, max(ends), 1)) / seconds - 1
 
 
-def plan_drafts(work: list[Work], budget: TokenBudget, blocks: BlockManager) -> bool:
+def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
     """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool; return
     whether any may have been added.
 
@@ -78,7 +78,7 @@ def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
     assert not copies, "a sequence that decodes owns the page it writes"
 
 
-def _decodes(item: Work) -> bool:
+def _decodes(item: ScheduledChunk) -> bool:
     return item.samples and item.stop - item.start == 1 and not item.siblings
 
 
@@ -86,7 +86,7 @@ def _tokens_left(sequence: Sequence) -> int:
     return sequence.num_prompt + sequence.max_tokens - len(sequence.tokens)
 
 
-def _reserve(item: Work, wanted: int, blocks: BlockManager) -> int:
+def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
     """Drafts that there are pages for."""
     table = item.sequence.table
     assert table is not None, f"{item.sequence.sequence_id} was planned without pages"

@@ -8,7 +8,7 @@ from octavo.block_manager import BlockManager
 
 from .latency_target import LatencyTarget
 from .step_cost import shape_of
-from .types import Sequence, Step, Work
+from .types import ScheduledChunk, Sequence, Step
 
 
 def next_tokens(
@@ -26,7 +26,7 @@ def next_tokens(
         if not samples or siblings or drafts:
             return None
         places[sequence] = stop, index
-    work: list[Work] = []
+    work: list[ScheduledChunk] = []
     sources: list[int] = []
     for sequence in running:
         if (place := places.get(sequence)) is None or (table := sequence.table) is None:
@@ -36,7 +36,7 @@ def next_tokens(
             continue
         if not blocks.reserve(table, start + 1):
             return None
-        work.append(Work(sequence, start, start + 1, True))
+        work.append(ScheduledChunk(sequence, start, start + 1, True))
         sources.append(index)
     if not work:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .connector import KVConnector
 from .prompt_pace import PromptPace
-from .roster import Roster
+from .sequence_queues import SequenceQueues
 from .types import Sequence
 
 
@@ -16,9 +16,9 @@ class Returns:
     computing, once each time. Until then the room is its own: nobody of its priority is let in.
     """
 
-    def __init__(self, connector: KVConnector, roster: Roster, pace: PromptPace) -> None:
+    def __init__(self, connector: KVConnector, roster: SequenceQueues, pace: PromptPace) -> None:
         self._connector = connector
-        self._roster = roster
+        self._queues = roster
         self._pace = pace
         self._loading: set[Sequence] = set()
 
@@ -35,8 +35,8 @@ class Returns:
         sequence.may_load = False
         if not self._connector.start_load(sequence, token_s=self._pace.token_s):
             return False
-        self._roster.waiting.remove(sequence)
-        self._roster.load(sequence)
+        self._queues.waiting.remove(sequence)
+        self._queues.load(sequence)
         self._loading.add(sequence)
         return True
 
@@ -45,7 +45,7 @@ class Returns:
         if sequence not in self._loading:
             return False
         self._loading.remove(sequence)
-        self._roster.resume(sequence)
+        self._queues.resume(sequence)
         return True
 
     def holds_up(self, sequence: Sequence) -> bool:
@@ -54,5 +54,5 @@ class Returns:
 
     def holds_up_all(self) -> bool:
         """The same of everybody who waits."""
-        first = next(self._roster.waiting.offers(), None) if self._loading else None
+        first = next(self._queues.waiting.offers(), None) if self._loading else None
         return first is not None and self.holds_up(first)

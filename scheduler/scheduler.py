@@ -19,9 +19,9 @@ from .plan_ahead import next_tokens
 from .preemption import has_headroom, lost_work
 from .prompt_pace import Deadlines, PromptPace
 from .returns import Returns
-from .roster import Roster
+from .sequence_queues import SequenceQueues
 from .step_cost import StepCost, decode_shape, shape_of
-from .types import Lookup, Result, Sequence, Status, Step, StepShape, Work
+from .types import Lookup, SampleResult, ScheduledChunk, Sequence, Status, Step, StepShape
 from .waiting import LOOK_AHEAD, FirstComeQueue, WaitingQueue
 
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
@@ -79,31 +79,31 @@ class Scheduler:
         self._deadlines = Deadlines(blocks)
         self._weighs_drafts = False
         queue = FirstComeQueue() if waiting is None else waiting
-        self._roster = Roster(blocks, limits.max_running, queue)
-        self._returns = Returns(self._connector, self._roster, self.prompt_pace)
+        self._queues = SequenceQueues(blocks, limits.max_running, queue)
+        self._returns = Returns(self._connector, self._queues, self.prompt_pace)
         self._planned: deque[Step] = deque()  # and not yet committed: two at most
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return len(self._queues.running)
 
     @property
     def num_waiting(self) -> int:
         """Sequences in the queue or waiting for pages; siblings that wait for another sequence are not
         counted."""
-        return len(self._roster.waiting) + len(self._roster.loading)
+        return len(self._queues.waiting) + len(self._queues.loading)
 
     @property
     def has_work(self) -> bool:
         """Whether ``plan`` would do something; nothing, while all that is left waits for pages."""
-        if self._roster.running or self._connector.has_news:
+        if self._queues.running or self._connector.has_news:
             return True
-        return bool(self._roster.waiting) and not self._returns.holds_up_all()
+        return bool(self._queues.waiting) and not self._returns.holds_up_all()
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
         """Sequences of each tenant that run, and that ``num_waiting`` counts."""
-        roster = self._roster
+        roster = self._queues
         running = Counter(sequence.tenant for sequence in roster.running)
         waiting = Counter(sequence.tenant for sequence in chain(roster.waiting, roster.loading))
         return {tenant: (running[tenant], waiting[tenant]) for tenant in {**running, **waiting}}
@@ -126,9 +126,9 @@ class Scheduler:
                 self._has_targets = True
                 self._latency = self._latency or LatencyTarget(None, self._cost)
         if not sequence.recompute and self._connector.start_load(sequence):
-            self._roster.load(sequence)
+            self._queues.load(sequence)
         else:
-            self._roster.enqueue(sequence)
+            self._queues.enqueue(sequence)
 
     def check_fits(self, sequence: Sequence) -> None:
         """SequenceTooLong if a sequence or one of its siblings could never fit, even alone."""
@@ -151,7 +151,7 @@ class Scheduler:
             self._stop_loading(sequence)  # a sibling that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
             self._refused = None
-            self._roster.abort(sequence)
+            self._queues.abort(sequence)
 
     def plan(self, now: float | None = None) -> Step | None:
         """Decide the next step and reserve its pages; None if there is nothing to do. ``now``: seconds of the
@@ -160,9 +160,9 @@ class Scheduler:
         for sequence in self._connector.poll():
             self._stop_loading(sequence)
         if self._has_deadlines and now is not None:
-            waiting = self._roster.waiting
+            waiting = self._queues.waiting
             waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
-        work: list[Work] = []
+        work: list[ScheduledChunk] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
@@ -170,9 +170,9 @@ class Scheduler:
         tightest = self._tightest(item.sequence for item in work)
         time = None if self._latency is None or decodes is None else self._latency.limit(decodes, tightest)
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
-        chunks = self._roster.waiting.in_turn(chunks)
+        chunks = self._queues.waiting.in_turn(chunks)
         held_back = self._plan_chunks(chunks, budget, work, preempted)
-        if not preempted and budget.left and self._roster.waiting:
+        if not preempted and budget.left and self._queues.waiting:
             self._plan_arrivals(chunks, budget, work, lookups)
         if held_back:  # for arrivals; now they get what these have left
             self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
@@ -180,10 +180,10 @@ class Scheduler:
         if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
             drafted = plan_drafts(work, budget, self.blocks)
         if not work:
-            stuck = self._roster.running or (self._roster.waiting and not self._returns.holds_up_all())
+            stuck = self._queues.running or (self._queues.waiting and not self._returns.holds_up_all())
             assert not stuck, "somebody waits and nothing is computed"
             return None
-        roster = self._roster
+        roster = self._queues
         if self.blocks.takes_snapshots:
             for item in work:
                 sequence, drafts = item.sequence, len(item.drafts)
@@ -208,11 +208,11 @@ class Scheduler:
             self._connector.saves_steps
             or self._connector.has_news
             or self.blocks.states is not None  # a recurrent state has no place ahead
-            or self._roster.copies
+            or self._queues.copies
             or self._may_admit()
         ):
             return None
-        step = next_tokens(before, self._roster.running, self.blocks, self._latency)
+        step = next_tokens(before, self._queues.running, self.blocks, self._latency)
         if step is not None:
             self._planned.append(step)
         return step
@@ -230,7 +230,7 @@ class Scheduler:
         self._weighs_drafts = True
         return draft_cost(self._cost, step)
 
-    def commit(self, step: Step, results: Run[Result]) -> None:
+    def commit(self, step: Step, results: Run[SampleResult]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.
 
         results   in the order of ``step.sampled()``
@@ -240,7 +240,7 @@ class Scheduler:
         self.blocks.copied(step.copies)
         commit_pages, running = self.blocks.commit, Status.RUNNING
         ended: list[Sequence] = []
-        groups: list[tuple[Work, Run[Result]]] = []
+        groups: list[tuple[ScheduledChunk, Run[SampleResult]]] = []
         index = 0
         for item in step.work:
             sequence, _, stop, samples, siblings, drafts = item
@@ -273,10 +273,10 @@ class Scheduler:
         assert index == len(results), f"{len(results)} results for {index} samples"
         if ended:
             self._refused = None  # what they would have grown by is free, even if they shared all they had
-            self._roster.end(ended)
+            self._queues.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
-        self._roster.waiting.computed(step.work)
+        self._queues.waiting.computed(step.work)
         self._connector.save(step)
 
     def close(self) -> None:
@@ -286,7 +286,7 @@ class Scheduler:
     def _stop_loading(self, sequence: Sequence) -> None:
         """It waits for pages no more."""
         if not self._returns.end(sequence):
-            self._roster.enqueue(sequence)
+            self._queues.enqueue(sequence)
 
     def _tightest(self, sequences: Iterable[Sequence]) -> float | None:
         """The tightest of the targets that these have of their own."""
@@ -297,7 +297,7 @@ class Scheduler:
     def _has_time(self, sequence: Sequence | None = None) -> bool:
         """Whether the latency target allows for one more that decodes: a given one, or one as long as those
         that run are on average. A few run whatever it says, so that everybody gets on."""
-        running = self._roster.running
+        running = self._queues.running
         if self._latency is None or len(running) < MIN_RUNNING:
             return True
         num_rows = num_positions = 0
@@ -310,11 +310,11 @@ class Scheduler:
             num_rows += 1
         return self._latency.has_time_for(StepShape(num_rows, 0, num_positions, 0), self._tightest(running))
 
-    def _plan_decodes(self, work: list[Work], preempted: list[Sequence]) -> list[Sequence]:
+    def _plan_decodes(self, work: list[ScheduledChunk], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
         chunks: list[Sequence] = []
-        new = tuple.__new__  # of Work(...), whose checks take as long again
-        for sequence in tuple(self._roster.running):
+        new = tuple.__new__  # of a ScheduledChunk, whose own constructor takes twice as long
+        for sequence in tuple(self._queues.running):
             table = sequence.table
             if table is None:  # made room for an older one
                 continue
@@ -324,14 +324,14 @@ class Scheduler:
             elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):
                 siblings = sequence.siblings
                 row = (sequence, start, stop, True, tuple(siblings) if siblings else (), ())
-                work.append(new(Work, row))
+                work.append(new(ScheduledChunk, row))
         return chunks
 
     def _plan_chunks(
         self,
         chunks: list[Sequence],
         budget: TokenBudget,
-        work: list[Work],
+        work: list[ScheduledChunk],
         preempted: list[Sequence],
         *,
         may_admit: bool = True,
@@ -340,7 +340,7 @@ class Scheduler:
 
         may_admit   arrivals may follow
         """
-        waiting, held_back = self._roster.waiting, []
+        waiting, held_back = self._queues.waiting, []
         may_admit = may_admit and not preempted and self._may_admit()
         for index, sequence in enumerate(chunks):
             if not budget.left:
@@ -360,7 +360,7 @@ class Scheduler:
         return held_back
 
     def _plan_arrivals(
-        self, chunks: list[Sequence], budget: TokenBudget, work: list[Work], lookups: list[Lookup]
+        self, chunks: list[Sequence], budget: TokenBudget, work: list[ScheduledChunk], lookups: list[Lookup]
     ) -> None:
         """Admit waiting sequences in their order, but those beyond the number of long prompts that may
         be under way: others pass them. Each gets pages for all it has to compute: a prompt that was let
@@ -368,12 +368,12 @@ class Scheduler:
         step waits for the next, where it shares that page, and is passed, too."""
         if not self._may_admit():
             return
-        waiting, filling = self._roster.waiting, self._filling(work)
+        waiting, filling = self._queues.waiting, self._filling(work)
         long = [sequence for sequence in chunks if budget.is_long(sequence)]
         passed = 0
         blocked: Sequence | None = None  # the first that was passed
         for sequence in waiting.offers():
-            if not budget.left or len(self._roster.running) == self.limits.max_running:
+            if not budget.left or len(self._queues.running) == self.limits.max_running:
                 break
             if blocked is not None and (passed >= LOOK_AHEAD or not waiting.may_pass(blocked, sequence)):
                 break
@@ -400,8 +400,8 @@ class Scheduler:
 
     def _may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""
-        waiting, refused = self._roster.waiting, self._refused
-        if not waiting or len(self._roster.running) == self.limits.max_running or not self._has_time():
+        waiting, refused = self._queues.waiting, self._refused
+        if not waiting or len(self._queues.running) == self.limits.max_running or not self._has_time():
             return False
         return (
             refused is None
@@ -413,7 +413,7 @@ class Scheduler:
         self,
         sequence: Sequence,
         budget: TokenBudget,
-        work: list[Work],
+        work: list[ScheduledChunk],
         lookups: list[Lookup],
         filling: set[Digest],
     ) -> Admission:
@@ -437,9 +437,9 @@ class Scheduler:
         if sequence.num_cached is None:  # explained before pages are evicted for it
             miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         wanted = len(sequence.tokens) - table.num_written
-        rivals = self._roster.waiting.short_rivals(sequence)
+        rivals = self._queues.waiting.short_rivals(sequence)
         tokens = max(1, budget.grant(sequence, wanted, rivals))
-        may_grow = has_headroom(sequence, table, self._roster.running, blocks)
+        may_grow = has_headroom(sequence, table, self._queues.running, blocks)
         if not may_grow or not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
             blocks.close(table)
             self._refused = (sequence, blocks.idle_pages())
@@ -447,14 +447,14 @@ class Scheduler:
         if self._returns.begin(sequence):
             blocks.close(table)
             return Admission.NO_ROOM  # for others: it is this one's, when its pages are there
-        self._roster.admit(sequence, table)
+        self._queues.admit(sequence, table)
         self._refused = None
         if miss is not None:
             sequence.num_cached = hit = table.num_written
             misses = blocks.count_misses(len(sequence.tokens), miss)
             lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
         budget.spend(sequence, _append(work, sequence, tokens), wanted)
-        self._roster.waiting.planned(work[-1])
+        self._queues.waiting.planned(work[-1])
         filling |= self._filling(work[-1:])
         return Admission.LET_IN
 
@@ -462,7 +462,7 @@ class Scheduler:
         """Whether some group has more idle pages than it had."""
         return any(now > then for now, then in zip(self.blocks.idle_pages(), before, strict=True))
 
-    def _filling(self, work: list[Work]) -> set[Digest]:
+    def _filling(self, work: list[ScheduledChunk]) -> set[Digest]:
         """Digests of the prompt pages that this step fills, or begins to."""
         page_size = self.blocks.page_size
         filling: set[Digest] = set()
@@ -473,25 +473,25 @@ class Scheduler:
         return filling
 
     def _make_room(
-        self, sequence: Sequence, num_tokens: int, work: list[Work], preempted: list[Sequence]
+        self, sequence: Sequence, num_tokens: int, work: list[ScheduledChunk], preempted: list[Sequence]
     ) -> bool:
         """Reserve pages, taking them from younger sequences that are not in this step already."""
         table = sequence.table
         assert table is not None
         while not self.blocks.reserve(table, num_tokens):
             planned = {item.sequence for item in work}
-            running = self._roster.running
+            running = self._queues.running
             younger = [s for s in running[running.index(sequence) + 1 :] if s not in planned]
             if not younger:
                 return False
-            victim = self._roster.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
+            victim = self._queues.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
             self._returns.gives_way(victim)
-            self._roster.preempt(victim)
+            self._queues.preempt(victim)
             preempted.append(victim)
             self.num_preemptions += 1
         return True
 
-    def _commit_group(self, item: Work, results: Run[Result]) -> None:
+    def _commit_group(self, item: ScheduledChunk, results: Run[SampleResult]) -> None:
         """First sample of a prompt with siblings. If one failed, so did the row they all share."""
         members = zip((item.sequence, *item.siblings), results, strict=True)
         drawn = [(member, result) for member, result in members if member.status is not Status.FINISHED]
@@ -500,10 +500,10 @@ class Scheduler:
         leader = drawn[0][0]  # or, if that was aborted, the one that took its place
         assert leader.table is not None
         leader.siblings = []
-        trusted = all(result.token is not None for result in results)  # of aborted members, too
-        if trusted:
+        kv_valid = all(result.token is not None for result in results)  # of aborted members, too
+        if kv_valid:
             self.blocks.commit(leader.table, leader.tokens, item.stop)
-        survivors: list[Sequence] = []
+        remaining: list[Sequence] = []
         for member, result in drawn:
             member.num_cached = leader.num_cached
             if result.token is not None:
@@ -511,8 +511,8 @@ class Scheduler:
             if result.token is None or _is_done(member, result):
                 member.status = Status.FINISHED
             else:
-                survivors.append(member)
-        self._roster.share(leader, survivors, trusted=trusted)
+                remaining.append(member)
+        self._queues.share(leader, remaining, kv_valid=kv_valid)
 
 
 def _next_digest(table: PageTable) -> Digest | None:
@@ -521,14 +521,14 @@ def _next_digest(table: PageTable) -> Digest | None:
     return table.digests[index] if index < len(table.digests) else None
 
 
-def _append(work: list[Work], sequence: Sequence, num_tokens: int) -> int:
+def _append(work: list[ScheduledChunk], sequence: Sequence, num_tokens: int) -> int:
     """Plan the next tokens of one sequence; returns how many."""
     start = sequence.num_written
     stop = start + num_tokens
     samples = stop == len(sequence.tokens)
-    work.append(Work(sequence, start, stop, samples, tuple(sequence.siblings) if samples else ()))
+    work.append(ScheduledChunk(sequence, start, stop, samples, tuple(sequence.siblings) if samples else ()))
     return num_tokens
 
 
-def _is_done(sequence: Sequence, result: Result) -> bool:
+def _is_done(sequence: Sequence, result: SampleResult) -> bool:
     return result.finished or len(sequence.tokens) - sequence.num_prompt >= sequence.max_tokens

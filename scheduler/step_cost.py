@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Run
 from operator import itemgetter
 
-from .types import StepShape, Work
+from .types import ScheduledChunk, StepShape
 
 _FORGETTING = 0.995  # weight of one step's observation per step after it: some 200 steps count
 _PRIOR = 1e-3  # of the inverse covariance: what is known before the first step, next to nothing
@@ -107,16 +107,16 @@ def _terms(shape: StepShape) -> tuple[float, float, float, float, float]:
 
 
 _STOP = itemgetter(
-    Work._fields.index("stop")
+    ScheduledChunk._fields.index("stop")
 )  # three times as fast as the attribute, for each row of each step
 
 
-def decode_shape(work: Run[Work]) -> StepShape:
+def decode_shape(work: Run[ScheduledChunk]) -> StepShape:
     """``shape_of`` for work of one token each and no drafts."""
     return StepShape(len(work), 0, sum(map(_STOP, work)), 0)
 
 
-def shape_of(work: Iterable[Work]) -> StepShape:
+def shape_of(work: Iterable[ScheduledChunk]) -> StepShape:
     """The shape of a planned step."""
     num_decodes = num_positions = num_chunk_tokens = chunk_positions = 0
     for _, start, stop, _, _, drafts in work:

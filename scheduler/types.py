@@ -81,14 +81,14 @@ class Sequence:
         return len(self.tokens) - self.num_written
 
 
-class Work(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """Compute ``tokens[start:stop]`` of one sequence; ``samples`` if that reaches its end,
     once for the sequence itself and once for each of the siblings that wait for it.
 
     ``drafts`` are rows behind ``stop``, one for each guess at the tokens that follow: as many further
     samples, of which those count that were drawn after guesses that hold.
 
-    A named tuple, as Result is: thousands are built per second, in half a dataclass's time.
+    A named tuple, as SampleResult is: thousands are built per second, in half a dataclass's time.
     """
 
     sequence: Sequence
@@ -150,7 +150,7 @@ class Step:
                each sequence's last token is; None: all tokens are known
     """
 
-    work: tuple[Work, ...]
+    work: tuple[ScheduledChunk, ...]
     copies: tuple[PageCopy, ...] = ()
     preempted: tuple[Sequence, ...] = ()
     lookups: tuple[Lookup, ...] = ()
@@ -179,7 +179,7 @@ class Step:
         return [sequence for sequence, _ in self.draws()]
 
 
-class Result(NamedTuple):
+class SampleResult(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
     ``token`` is None when the sequence failed in this step: it ends, and nothing of
     the step is published to the prefix cache. ``more`` are the tokens after it that were drawn

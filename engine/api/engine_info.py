@@ -22,7 +22,7 @@ class MemoryBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
+class EngineInfo:
     """name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
     embeds         whether hidden states can be had: the output head, and so what it gets, was found
     aliases        further names that the operator chose

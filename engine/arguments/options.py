@@ -15,7 +15,7 @@ from octavo.block_manager import ResidualWindow
 from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
 from ..api.config import EngineConfig
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.sampling_params import PARAMETERS
 from ..api.setting import Setting, settings_of
 from .usage import checked
@@ -223,7 +223,7 @@ def set_up_logging(args: argparse.Namespace) -> None:
     )
 
 
-def _windows(info: ModelInfo) -> str:
+def _windows(info: EngineInfo) -> str:
     """Pages of layers that have pools of their own, because they see a window only, and 16-bit pages."""
     return "".join(
         f"{group.num_pages} for windows of {group.window}, "
@@ -233,7 +233,7 @@ def _windows(info: ModelInfo) -> str:
     )
 
 
-def _states(info: ModelInfo) -> str:
+def _states(info: EngineInfo) -> str:
     """Slots of recurrent layers, where there are any."""
     from ..memory.budget import format_size
 
@@ -254,14 +254,14 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
-def _drafts(info: ModelInfo) -> str:
+def _drafts(info: EngineInfo) -> str:
     """What else has pages, if anything has."""
     from ..memory.budget import format_size
 
     return f"as many for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
 
 
-def budget_lines(info: ModelInfo) -> list[str]:
+def budget_lines(info: EngineInfo) -> list[str]:
     """What a started engine is and where its memory goes, for people."""
     from ..memory.budget import format_size
 

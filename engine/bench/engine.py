@@ -20,7 +20,7 @@ from tqdm import tqdm
 from octavo.kernels.bench.roofline import Roofline, measure_roofline
 
 from ..api.config import EngineConfig
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
 from ..arguments.usage import positive
@@ -93,7 +93,7 @@ def _config(settings: dict[str, Any], load: Workload) -> EngineConfig:
     return replace(config, num_pages=largest * (pages + 1))
 
 
-def _check_fits(config: EngineConfig, load: Workload, info: ModelInfo) -> None:
+def _check_fits(config: EngineConfig, load: Workload, info: EngineInfo) -> None:
     largest = load.batches[-1]
     if largest > config.max_running:
         raise InvalidConfig(
@@ -153,7 +153,7 @@ def _fractions(
 
 
 def _print_table(
-    info: ModelInfo, load: Workload, result: dict[str, Any], timings: dict[int, Timing], roofline: Roofline
+    info: EngineInfo, load: Workload, result: dict[str, Any], timings: dict[int, Timing], roofline: Roofline
 ) -> None:
     reached = result["roofline"]
     print(

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..api.config import EngineConfig
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
 from ..arguments.usage import positive
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def _fitting(info: ModelInfo, only: list[str] | None) -> tuple[str, ...]:
+def _fitting(info: EngineInfo, only: list[str] | None) -> tuple[str, ...]:
     """The experiments that fit the model; InvalidConfig if one was named that does not."""
     if info.states is not None:
         turns = "its three engines take steps in turn, and a slot of recurrent state stands where one left it"

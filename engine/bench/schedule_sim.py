@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
 from octavo.scheduler.step_cost import shape_of
 from octavo.scheduler.waiting import WaitingQueue
 
@@ -156,7 +156,7 @@ def simulate(
         for item in step.work:
             new = min(item.stop, item.sequence.num_prompt) - item.start
             gap.service[item.sequence.tenant] += max(0, new) + 2 * item.samples
-        scheduler.commit(step, [Result(1)] * len(step.sampled()))
+        scheduler.commit(step, [SampleResult(1)] * len(step.sampled()))
         scheduler.observe(step, seconds)
         _note_tokens(step, served, now)
         gap.note({s.arrival.tenant for s in served.values() if s.sequence.status is Status.WAITING})

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.waiting import FairQueue
 
 from .scheduler_vllm import Missing, VllmPrompts, open_vllm
@@ -92,7 +92,7 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
         prompt = [rng.randrange(VOCABULARY) for _ in range(NUM_PROMPT - number % PAGE_SIZE)]
         tenant = f"tenant {number % NUM_TENANTS}" if shared else ""
         scheduler.add(Sequence(str(number), prompt, num_steps + WARM_UP + 2, tenant=tenant))
-    results = [Result(7)] * num_sequences
+    results = [SampleResult(7)] * num_sequences
     seconds = [_step(scheduler, results) for _ in range(1 + WARM_UP + num_steps)]
     return statistics.median(seconds[1 + WARM_UP :]) * 1e6
 
@@ -114,7 +114,7 @@ def time_prompts(repeats: int, vllm: VllmPrompts | Missing) -> tuple[PromptTimes
     return ours, theirs
 
 
-def _step(scheduler: Scheduler, results: list[Result]) -> float:
+def _step(scheduler: Scheduler, results: list[SampleResult]) -> float:
     """Seconds of one step in which every sequence gets a token."""
     began = time.perf_counter()
     step = scheduler.plan()

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from ..client.client import Client
 
 Result = Mapping[str, Any]
-Deed = Callable[["Client", argparse.Namespace], Awaitable[Result]]
+Action = Callable[["Client", argparse.Namespace], Awaitable[Result]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    deeds = parser.add_subparsers(dest="deed", metavar="DEED", required=True)
-    for name, (text, fill, deed) in _DEEDS.items():
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, (text, fill, action) in _ACTIONS.items():
         described = f"{text[0].upper()}{text[1:]}."
-        deeds.add_parser(
-            name, help=text, description=described, fill=functools.partial(_fill, fill=fill, deed=deed)
+        actions.add_parser(
+            name, help=text, description=described, fill=functools.partial(_fill, fill=fill, action=action)
         )
 
 
 def _fill(
-    parser: argparse.ArgumentParser, *, fill: Callable[[argparse.ArgumentParser], None], deed: Deed
+    parser: argparse.ArgumentParser, *, fill: Callable[[argparse.ArgumentParser], None], action: Action
 ) -> None:
     fill(parser)
     parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the server")
     add_connection_arguments(parser)
     add_json_argument(parser)
-    parser.set_defaults(run_deed=deed)
+    parser.set_defaults(run_action=action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ async def _run(args: argparse.Namespace) -> Result:
     from ..client.client import Client
 
     async with Client(args.connect, credentials_of(args)) as client:
-        result: Result = await args.run_deed(client, args)
+        result: Result = await args.run_action(client, args)
         return result
 
 
@@ -221,7 +221,7 @@ def _watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--events", type=int, default=0, metavar="N", help="end after so many; 0 goes on")
 
 
-_DEEDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Deed]] = {
+_ACTIONS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Action]] = {
     "stats": ("say how the cache stands, and which prefixes save most", _stats_arguments, _stats),
     "explain": ("say what a request found, and why not more", _id_argument, _explain),
     "save": ("write all that is cached to a folder of the server", _path_argument, _save),

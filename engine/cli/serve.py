@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..api.address import Address, check_free
 from ..api.config import EngineConfig
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.errors import OctavoError
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
@@ -259,7 +259,7 @@ async def _serve_until_end(
 
 
 def _announce(
-    info: ModelInfo, grpc_address: Address, metrics_address: Address | None, front: HttpOptions | None
+    info: EngineInfo, grpc_address: Address, metrics_address: Address | None, front: HttpOptions | None
 ) -> None:
     """The memory budget for people, then the one line that programs wait for."""
     for line in budget_lines(info):

@@ -124,7 +124,7 @@ def assemble(
         _make_folder("save_dir", config.save_dir)
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
-        _ = runner.page_kind  # hashes the weights: now, and not between two steps
+        _ = runner.page_layout_key  # hashes the weights: now, and not between two steps
     disk = _disk_tier(config, runner, blocks, transfer)
     swap = None
     if config.swap_memory:

@@ -15,10 +15,10 @@ from typing import ClassVar, Generic, TypeVar
 from octavo.block_manager import Digest, PageContents, PageEvent
 from octavo.kernels.page_bytes import PageBytes
 
-from ..inspection.lookup_history import RememberedLookup
+from ..inspection.lookup_history import LookupRecord
 from ..inspection.prefix_cache_inspector import CacheTotals, Pinned
 from ..inspection.reuse_tree import ReusedPrefix
-from ..kv_store.page_runs import PageKind, PagePart
+from ..kv_store.page_runs import PageLayoutKey, PagePart
 from ..kv_store.transfer import CachedPrefix, Inserted
 
 AnswerT = TypeVar("AnswerT")
@@ -97,7 +97,7 @@ class ListReusedPrefixes(Command[list[ReusedPrefix]]):
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainRequest(Command[RememberedLookup]):
+class ExplainRequest(Command[LookupRecord]):
     """What a request found in the cache. NotFound when it is not among the latest."""
 
     request_id: str
@@ -179,7 +179,7 @@ class GetCachedContents(Command[CachedContents]):
 
 
 @dataclass(frozen=True, slots=True)
-class GetPageKind(Command[PageKind]):
+class GetPageLayout(Command[PageLayoutKey]):
     """Which engines' pages this one can take. NotConfigured without a prefix cache."""
 
 

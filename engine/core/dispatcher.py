@@ -59,7 +59,7 @@ class CommandDispatcher:
                 log = cache.blocks.events
                 unknown = (log.tokens_since or 1) - 1
                 return ask.CachedContents(log.next_number - 1, unknown, cache.blocks.cached_contents())
-            case ask.GetPageKind():
+            case ask.GetPageLayout():
                 return transfer.kind
             case ask.FindPrefix(digests):
                 return transfer.find_prefix(digests)

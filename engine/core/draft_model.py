@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from octavo.block_manager import BlockManager, PageTable
+from octavo.scheduler import ScheduledChunk, Step
 from octavo.scheduler import Sequence as Served
-from octavo.scheduler import Step, Work
 
 from ..executor.base import ModelRunner
 from ..executor.batch import build_batch
@@ -26,7 +26,7 @@ class _Row(NamedTuple):
 
     place: int
     ask: Ask
-    work: Work
+    work: ScheduledChunk
     most: int
 
 
@@ -74,7 +74,7 @@ class DraftModel:
             start = served.num_written
             stop = min(len(ask.tokens), start + budget)
             budget -= stop - start
-            work = Work(served, start, stop, stop == len(ask.tokens))
+            work = ScheduledChunk(served, start, stop, stop == len(ask.tokens))
             rows.append(_Row(index, ask, work, ask.count))
             given[index] = []
         while rows:
@@ -159,7 +159,9 @@ class DraftModel:
             given[index].append(token)
             if len(given[index]) < most:
                 served.tokens.append(token)
-                going_on.append(_Row(index, ask, Work(served, item.stop, item.stop + 1, True), most))
+                going_on.append(
+                    _Row(index, ask, ScheduledChunk(served, item.stop, item.stop + 1, True), most)
+                )
         return going_on
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Result, Scheduler, Sequence, Step
+from octavo.scheduler import SampleResult, Scheduler, Sequence, Step
 
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.outputs import Delta, FinishReason
 from ..api.sampling_params import Speculate
 from ..api.stats import Gauges, Observer
@@ -103,7 +103,7 @@ class EngineCore:
         self._step_began: float | None = None  # of the step that is being computed, by ``clock``
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> EngineInfo:
         return self._runner.info
 
     @property
@@ -272,7 +272,7 @@ class EngineCore:
         updates, self._updates = self._updates, []
         return updates
 
-    def _accept(self, step: Step, batch: Batch, output: RunOutput) -> list[Result]:
+    def _accept(self, step: Step, batch: Batch, output: RunOutput) -> list[SampleResult]:
         """Give every sample its token; what the scheduler must know of each."""
         if output.failed_rows:
             self._fail_unsampled(step, batch, output.failed_rows)
@@ -285,7 +285,7 @@ class EngineCore:
                 sample is None or index in output.void
             ):  # it ended while the step was in flight, or is repeated
                 next(drawn)
-                results.append(Result(None, void=True))
+                results.append(SampleResult(None, void=True))
             elif drafts:
                 results.append(self._take_run(sample, drafts, [next(drawn) for _ in (None, *drafts)], now))
             else:
@@ -293,20 +293,22 @@ class EngineCore:
         assert next(drawn, None) is None, "more was drawn than asked for"
         return results
 
-    def _take(self, sample: Sample, sampled: Sampled, now: float) -> Result:
+    def _take(self, sample: Sample, sampled: Sampled, now: float) -> SampleResult:
         """Give a sample its next token."""
         delta = _advance(sample, sampled)
         failed = delta.finish_reason is FinishReason.ERROR
         if not failed:
             self._recorder.token(sample, now)
         self._tell(sample, delta)
-        return Result(None if failed else sampled.token, finished=delta.finish_reason is not None)
+        return SampleResult(None if failed else sampled.token, finished=delta.finish_reason is not None)
 
-    def _take_run(self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float) -> Result:
+    def _take_run(
+        self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float
+    ) -> SampleResult:
         """Give a sample the tokens that were drawn beside its drafts: the next one, and each one after a
         draft that is the token before it."""
         tokens: list[int] = []
-        last = Result(None)
+        last = SampleResult(None)
         for draft, sampled in zip((*drafts, None), drawn, strict=True):
             if tokens and sampled.invalid:
                 break  # the next step draws it again, and says what is wrong
@@ -317,7 +319,7 @@ class EngineCore:
             if last.finished or last.token != draft:
                 break
         self._recorder.drafted(len(drafts), max(0, len(tokens) - 1))
-        return last if last.token is None else Result(tokens[0], last.finished, tuple(tokens[1:]))
+        return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
     def _prepare(self, step: Step) -> None:
         """Begin what the next tokens need, when all of this step are known: accepting a token waits for masks

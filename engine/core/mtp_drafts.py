@@ -18,7 +18,7 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.kernels.metadata import Ints
-from octavo.scheduler import Sequence, Step, Work
+from octavo.scheduler import ScheduledChunk, Sequence, Step
 
 from ..executor.base import HeadRunner
 from ..executor.batch import build_batch
@@ -150,7 +150,9 @@ class _Rounds:
 
     def __init__(self, drafts: MTPDrafts, asks: list[Ask]) -> None:
         self.given: list[list[int]] = [[] for _ in asks]
-        self.rows: list[tuple[Work, int | None, list[States]]] = []  # work, index of the ask, hidden states
+        self.rows: list[
+            tuple[ScheduledChunk, int | None, list[States]]
+        ] = []  # work, index of the ask, hidden states
         self._drafts = drafts
         self._asks = asks
         budget = drafts._max_tokens
@@ -166,7 +168,7 @@ class _Rounds:
                 reader.num_fed += count
                 budget -= count
 
-    def _begin(self, reader: _Reader, index: int | None, budget: int) -> Work | None:
+    def _begin(self, reader: _Reader, index: int | None, budget: int) -> ScheduledChunk | None:
         """What is to be read of a sample, in its table; None where there is no room."""
         guesses, start = reader.guesses, reader.num_fed
         stop = start + min(len(reader.waiting), budget)
@@ -182,7 +184,7 @@ class _Rounds:
         if not self._drafts._tables.reserve(guesses, end, self._busy):
             return None
         assert table.num_written == start
-        return Work(served, start, stop, asked > 0)
+        return ScheduledChunk(served, start, stop, asked > 0)
 
     def compute(self) -> None:
         """One forward; ``rows`` become those of the next one."""
@@ -214,9 +216,11 @@ class _Rounds:
             given.append(sampled)
             if len(given) < self._asks[index].count:
                 work.sequence.tokens.append(sampled)
-                self.rows.append((Work(work.sequence, work.stop, work.stop + 1, True), index, [further]))
+                self.rows.append(
+                    (ScheduledChunk(work.sequence, work.stop, work.stop + 1, True), index, [further])
+                )
 
-    def _read(self, work: Work, index: int | None) -> None:
+    def _read(self, work: ScheduledChunk, index: int | None) -> None:
         """Rows of the model's own hidden states stay; those of guesses do not."""
         if index is not None and self.given[index]:
             return

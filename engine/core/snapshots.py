@@ -26,10 +26,10 @@ from octavo.kernels.page_bytes import PageBytes
 from ..api.errors import InvalidRequest, NotFound, RequestFailed
 from ..kv_store.chains import Chain, chains
 from ..kv_store.page_files import SUFFIX, BadPages, read_run, sync, write_run
-from ..kv_store.page_runs import PageKind, PagePart, PageRun
-from ..kv_store.segments import stretches
+from ..kv_store.page_runs import PageLayoutKey, PagePart, PageRun
+from ..kv_store.segments import segments
 from ..kv_store.transfer import CachedPrefix, Inserted
-from .commands import AnswerT, Command, FindPrefix, GetPageKind, InsertPages, ListPages, ReadPages
+from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, ListPages, ReadPages
 
 MAX_NAME_BYTES = 200  # of one part of a path; file systems take 255, and unfinished files' names are longer
 PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
@@ -125,7 +125,7 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
     """
     _check_new(path)
     num_pages = num_tokens = num_bytes = num_missing = 0
-    kind = ask(GetPageKind())
+    kind = ask(GetPageLayout())
     with _new(path) as unfinished:
         unfinished.mkdir()
         for number, chain in enumerate(chains(ask(ListPages()), _part(kind))):
@@ -148,12 +148,12 @@ def load(ask: Ask, path: Path) -> LoadedPages:
     All files are checked before the first page is inserted: InvalidRequest says why they cannot be
     used (torn, altered, of another model), and then nothing has changed; NotFound if there are none.
     """
-    kind = ask(GetPageKind())
+    kind = ask(GetPageLayout())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise NotFound(f"there are no saved pages at {path.name}; give the path that save was given")
     for tokens, run in _sequences(files, kind):
-        for _ in stretches(run, kind, len(tokens) - len(run.token_ids)):
+        for _ in segments(run, kind, len(tokens) - len(run.token_ids)):
             pass  # reading and converting is checking
     total = LoadedPages(0, 0, 0, 0)
     for tokens, run in _sequences(files, kind):
@@ -161,21 +161,23 @@ def load(ask: Ask, path: Path) -> LoadedPages:
     return total
 
 
-def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: LoadedPages) -> LoadedPages:
+def _insert(
+    ask: Ask, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
+) -> LoadedPages:
     """Insert one run, which ends ``tokens``, in portions: groups without a window come first."""
     size = kind.page_size
     start = len(tokens) - len(run.token_ids)
     new = known = skipped = 0
     num_states = len(run.parts[-1].indices) if kind.states is not None else 0
-    for stretch in stretches(run, kind, start):
-        num_states -= stretch.group == len(kind.specs)
-        for first in range(0, len(stretch.pages), part := _part(kind)):
-            some, at = stretch.pages[first : first + part], stretch.first + first
+    for segment in segments(run, kind, start):
+        num_states -= segment.group == len(kind.specs)
+        for first in range(0, len(segment.pages), part := _part(kind)):
+            some, at = segment.pages[first : first + part], segment.first + first
             inserted = _insert_part(
-                ask, kind, tokens, some, salt=run.salt or b"", first=at, group=stretch.group
+                ask, kind, tokens, some, salt=run.salt or b"", first=at, group=segment.group
             )
             skipped += inserted.num_skipped
-            if stretch.group == 0:
+            if segment.group == 0:
                 new, known = new + inserted.num_new, known + inserted.num_known
     skipped += num_states  # those that stand inside a page of this size
     return LoadedPages(
@@ -187,7 +189,7 @@ def _insert(ask: Ask, kind: PageKind, tokens: list[int], run: PageRun, total: Lo
     )
 
 
-def _sequences(files: list[Path], kind: PageKind) -> Iterator[tuple[list[int], PageRun]]:
+def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[int], PageRun]]:
     """Each file's run, with all tokens from the sequence's beginning to the run's end."""
     ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens up to a file's last page
     for file in files:
@@ -202,7 +204,7 @@ def _sequences(files: list[Path], kind: PageKind) -> Iterator[tuple[list[int], P
         yield tokens, run
 
 
-def _read(file: Path, kind: PageKind) -> PageRun:
+def _read(file: Path, kind: PageLayoutKey) -> PageRun:
     try:
         run = read_run(file)
     except BadPages as error:
@@ -244,7 +246,7 @@ class _PromptPages:
 def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
     """The cached beginning of a prompt. Where pages give way while they are read, the shorter one that is
     cached then; if that goes on, what comes before the first page that is gone."""
-    kind = ask(GetPageKind())
+    kind = ask(GetPageLayout())
     size, count = kind.page_size, len(tokens) // kind.page_size
     digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
     most = 0
@@ -260,7 +262,7 @@ def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
 
 
 def _read_parts(
-    ask: Ask, kind: PageKind, digests: tuple[Digest, ...], prefix: CachedPrefix
+    ask: Ask, kind: PageLayoutKey, digests: tuple[Digest, ...], prefix: CachedPrefix
 ) -> tuple[PagePart, ...]:
     """What sequences that go on after a prefix would read, as far as it is still there, in portions."""
     read: list[list[PagePart]] = [[] for _ in prefix.needed]
@@ -296,19 +298,19 @@ def _shortened(run: PageRun, num_pages: int) -> PageRun:
     return replace(run, token_ids=tokens, parts=tuple(parts))
 
 
-def _read_chain(ask: Ask, kind: PageKind, chain: Chain) -> PageRun:
+def _read_chain(ask: Ask, kind: PageLayoutKey, chain: Chain) -> PageRun:
     parent = root(chain.salt) if chain.parent is None else chain.parent
     return PageRun(kind, parent, chain.tokens, ask(ReadPages(chain.digests)), chain.salt)
 
 
 def _insert_part(
-    ask: Ask, kind: PageKind, tokens: list[int], pages: PageBytes, *, salt: bytes, first: int, group: int
+    ask: Ask, kind: PageLayoutKey, tokens: list[int], pages: PageBytes, *, salt: bytes, first: int, group: int
 ) -> Inserted:
     stop = (first + len(pages)) * kind.page_size
     return ask(InsertPages(tuple(tokens[:stop]), pages, salt, first, group))
 
 
-def _part(kind: PageKind) -> int:
+def _part(kind: PageLayoutKey) -> int:
     """Pages that are copied between two steps."""
     num_bytes = sum(spec.page_bytes for spec in kind.specs)
     if kind.states is not None and kind.states.nbytes <= num_bytes:  # there may be one after every page

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 
-from octavo.scheduler import Step, Work
+from octavo.scheduler import ScheduledChunk, Step
 
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, Observer, RequestRecord, StepRecord, TenantTokens
@@ -112,7 +112,7 @@ class Recorder:
             predicted_s=None if step is None else step.predicted_s,
         )
 
-    def _tenant_tokens(self, work: Iterable[Work]) -> dict[str, TenantTokens]:
+    def _tenant_tokens(self, work: Iterable[ScheduledChunk]) -> dict[str, TenantTokens]:
         prompts: Counter[str] = Counter()
         for sequence, start, stop, *_ in work:
             if start < sequence.num_prompt and sequence.tenant:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.config import EngineConfig
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.outputs import TokenLogprob
-from ..kv_store.page_runs import PageKind
+from ..kv_store.page_runs import PageLayoutKey
 from .batch import Batch
 from .sampling.sampler import Sampled, SampleState
 
@@ -71,7 +71,7 @@ class ModelRunner(Protocol):
     """A loaded model with its page pool. Every call comes from the thread that loaded it."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> EngineInfo: ...
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``: at once, or
@@ -89,7 +89,7 @@ class ModelRunner(Protocol):
         ...
 
     @property
-    def page_kind(self) -> PageKind:
+    def page_layout_key(self) -> PageLayoutKey:
         """What its pages are: those of an equal kind can be put into its pools."""
         ...
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.block_manager import PageCopy, PageTable
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
-from octavo.scheduler import Step, Work
+from octavo.scheduler import ScheduledChunk, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def counting(count: int) -> Ints:
     return numbers
 
 
-def _table(item: Work) -> PageTable:
+def _table(item: ScheduledChunk) -> PageTable:
     table = item.sequence.table
     assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
     return table
@@ -146,12 +146,12 @@ def _build_mixed(step: Step, page_size: int) -> Batch:
     )
 
 
-def _num_groups(work: tuple[Work, ...]) -> int:
+def _num_groups(work: tuple[ScheduledChunk, ...]) -> int:
     table = work[0].sequence.table
     return len(table.parts) if table is not None else 1
 
 
-def _states(work: tuple[Work, ...]) -> StateMetadata | None:
+def _states(work: tuple[ScheduledChunk, ...]) -> StateMetadata | None:
     """The slots of recurrent states, for models that have some."""
     states = [_table(item).state for item in work]
     if states[0] is None:
@@ -168,12 +168,12 @@ def _states(work: tuple[Work, ...]) -> StateMetadata | None:
     )
 
 
-def _quantize_after(work: tuple[Work, ...]) -> Ints | None:
+def _quantize_after(work: tuple[ScheduledChunk, ...]) -> Ints | None:
     numbers = [item.sequence.table.quantize_after if item.sequence.table is not None else 0 for item in work]
     return np.array(numbers, np.int32) if any(numbers) else None
 
 
-def _page_tables(work: tuple[Work, ...], width: int, page_size: int, group: int) -> Ints:
+def _page_tables(work: tuple[ScheduledChunk, ...], width: int, page_size: int, group: int) -> Ints:
     """Row b: the group's pages of ``work[b]`` up to its last position of this step, then zeros."""
     rows = np.zeros((len(work), width), np.int32)
     for row, item in zip(rows, work, strict=True):
@@ -182,7 +182,7 @@ def _page_tables(work: tuple[Work, ...], width: int, page_size: int, group: int)
     return rows
 
 
-def _token_ids(work: tuple[Work, ...]) -> Ints:
+def _token_ids(work: tuple[ScheduledChunk, ...]) -> Ints:
     token_ids: list[int] = []
     for item in work:
         if item.stop - item.start == 1:
@@ -193,7 +193,7 @@ def _token_ids(work: tuple[Work, ...]) -> Ints:
     return np.array(token_ids, np.int32)
 
 
-def _sample_rows(work: tuple[Work, ...], q_start: Ints) -> Ints:
+def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
     sample_rows: list[int] = []
     for item, end in zip(work, q_start[1:].tolist(), strict=True):
         if item.samples:

@@ -16,10 +16,10 @@ from octavo.kernels.interface import PageStorage, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
 
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.fingerprint import model_fingerprint
-from ..kv_store.page_runs import PageKind, StateKind
+from ..kv_store.page_runs import PageLayoutKey, StateKind
 from .base import Pending, Resolved, RunOutput
 from .batch import Batch, ScoredRows
 from .device_step import DeviceStep
@@ -48,7 +48,7 @@ class PagedRunner:
     def __init__(
         self,
         model: PagedModel,
-        info: ModelInfo,
+        info: EngineInfo,
         *,
         dense_row_bytes: int | None,
         exact: bool = False,
@@ -69,7 +69,7 @@ class PagedRunner:
         self._sampling = NumpySampling() if sampling is None else sampling
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> EngineInfo:
         return self._info
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
@@ -216,13 +216,13 @@ class PagedRunner:
         return [first + row for row in self._model.nonfinite_rows()]
 
     @functools.cached_property
-    def page_kind(self) -> PageKind:
+    def page_layout_key(self) -> PageLayoutKey:
         """Computed when it is first asked for: it reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
         residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)
         context = f"quantize_after {self._info.quantize_after}" if residual else ""
-        return PageKind(name, specs, context, self._state_kind())
+        return PageLayoutKey(name, specs, context, self._state_kind())
 
     @property
     def _spec_of_no_layers(self) -> PoolSpec:

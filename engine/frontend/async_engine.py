@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 from ..api.config import EngineConfig
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
@@ -74,7 +74,7 @@ class AsyncEngine:
         return self._core is not None and self.death is None and not self._stopping
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> EngineInfo:
         return self._running_core().info
 
     @property

@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 
 from octavo.block_manager import ResidualWindow
 
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidRequest, RequestTooLong
 from ..api.sampling_params import SamplingParams
 from ..core.request import Request
@@ -33,7 +33,7 @@ class Admission:
     """Turns what callers send into requests that can be served, or says why not."""
 
     def __init__(
-        self, info: ModelInfo, tokenizer: Tokenizer, *, capacity: Callable[[int | None], int]
+        self, info: EngineInfo, tokenizer: Tokenizer, *, capacity: Callable[[int | None], int]
     ) -> None:
         """``capacity``: positions that the page pool has for one sequence that is quantized after so many
         tokens (None: the engine's number)."""

@@ -16,14 +16,14 @@ from tqdm import tqdm
 
 from ..api.config import EngineConfig
 from ..api.embedding import finished
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, FinishReason, RequestOutput
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n, ranked
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
-from ..core.commands import AnswerT, Command, GetPageKind
+from ..core.commands import AnswerT, Command, GetPageLayout
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request, Update
@@ -60,7 +60,7 @@ class LLM:
         self._turn = threading.Lock()
         self._thread.start()
         core = self._events.wait_ready()
-        self.info: ModelInfo = core.info
+        self.info: EngineInfo = core.info
         self.tokenizer: Tokenizer = core.tokenizer
         self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
 
@@ -165,7 +165,7 @@ class LLM:
         """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
         is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._admission.encode(prompt)
-        self._ask(GetPageKind())  # refused before anything is computed
+        self._ask(GetPageLayout())  # refused before anything is computed
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, path, prompt_ids, b"")
 

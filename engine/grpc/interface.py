@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..api.config import EngineConfig
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges
@@ -46,7 +46,7 @@ class Engine(Protocol):
     config: EngineConfig
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> EngineInfo: ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...

@@ -149,12 +149,12 @@ class Intake:
             )
         return self.tenant_salt(context) + "".join(salts).encode()
 
-    def check_operator(self, context: Context, deed: str) -> None:
+    def check_operator(self, context: Context, action: str) -> None:
         """Forbidden unless the caller may act on what all tenants share."""
         tenant = self.tenant_of(context)
         if tenant not in ("", OPERATOR):
             raise Forbidden(
-                f"only the tenant {OPERATOR!r} may {deed}, this token is of another; use a token that the "
+                f"only the tenant {OPERATOR!r} may {action}, this token is of another; use a token that the "
                 f"server's file names {OPERATOR!r}"
             )
 

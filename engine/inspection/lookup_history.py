@@ -15,7 +15,7 @@ MOST_TOKENS = 1_000_000  # of ended requests: 4 MB
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedLookup:
+class LookupRecord:
     """What one request's prompt found in the cache.
 
     num_tokens   of the prompt; num_hit: those that were found
@@ -31,10 +31,10 @@ class RememberedLookup:
 
 
 @dataclass(slots=True)
-class Remembered:
+class HistoryEntry:
     """One request: its lookup, and its tokens."""
 
-    lookup: RememberedLookup
+    lookup: LookupRecord
     salt: bytes
     source: Sequence | array[int]  # the sequence while it runs, its tokens when it has ended
 
@@ -45,13 +45,13 @@ class Remembered:
         return tuple(source.tokens if isinstance(source, Sequence) else source)
 
 
-class RememberedLookups:
+class LookupHistory:
     """The latest requests by id, a bounded number of them with a bounded number of tokens."""
 
     def __init__(self, *, most_requests: int = MOST_REQUESTS, most_tokens: int = MOST_TOKENS) -> None:
         self._most_requests = most_requests
         self._most_tokens = most_tokens
-        self._latest: OrderedDict[str, Remembered] = OrderedDict()
+        self._latest: OrderedDict[str, HistoryEntry] = OrderedDict()
         self._num_tokens = 0  # of those that have ended
 
     def __len__(self) -> int:
@@ -61,8 +61,8 @@ class RememberedLookups:
         """Ids may come again: the latest request of an id is the one remembered."""
         sequence = lookup.sequence
         self._forget(request_id)
-        found = RememberedLookup(lookup.num_tokens, lookup.num_hit, lookup.misses, lookup.miss, now)
-        self._latest[request_id] = Remembered(found, sequence.salt, sequence)
+        found = LookupRecord(lookup.num_tokens, lookup.num_hit, lookup.misses, lookup.miss, now)
+        self._latest[request_id] = HistoryEntry(found, sequence.salt, sequence)
         if len(self._latest) > self._most_requests:
             self._forget(next(iter(self._latest)))
 
@@ -78,7 +78,7 @@ class RememberedLookups:
         while self._num_tokens > self._most_tokens and len(self._latest) > 1:
             self._forget(next(iter(self._latest)))
 
-    def get(self, request_id: str) -> Remembered | None:
+    def get(self, request_id: str) -> HistoryEntry | None:
         return self._latest.get(request_id)
 
     def _forget(self, request_id: str) -> None:

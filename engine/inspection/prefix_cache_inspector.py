@@ -13,7 +13,7 @@ from octavo.block_manager.pins import PinLimit
 from octavo.scheduler import Lookup
 
 from ..api.errors import NotConfigured, NotFound, Overloaded
-from .lookup_history import Remembered, RememberedLookups
+from .lookup_history import HistoryEntry, LookupHistory
 from .reuse_tree import ReusedPrefix, ReusedPrefixes
 
 
@@ -51,7 +51,7 @@ class PrefixCache:
 
     def __init__(self, blocks: BlockManager, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.blocks = blocks
-        self.lookups = RememberedLookups()
+        self.lookups = LookupHistory()
         self.reused = ReusedPrefixes(blocks.page_size)
         self.log_id = secrets.token_hex(8)
         self.log_began = time.time()
@@ -89,7 +89,7 @@ class PrefixCache:
         """Those of salts that begin like this."""
         return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
-    def remembered(self, request_id: str) -> Remembered:
+    def remembered(self, request_id: str) -> HistoryEntry:
         """What a request found, and its tokens; NotFound when it is not among the latest."""
         remembered = self.lookups.get(request_id)
         if remembered is None:

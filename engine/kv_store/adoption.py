@@ -6,11 +6,13 @@ from collections.abc import Sequence as Run
 
 import numpy as np
 
-from .prefetch import Fetch, FetchedPage
+from .prefetch import FetchedPage, PrefetchJob
 from .transfer import PageTransfer
 
 
-def adopt(transfer: PageTransfer, fetch: Fetch, pages: Run[FetchedPage], salt: bytes) -> tuple[int, bool]:
+def adopt(
+    transfer: PageTransfer, fetch: PrefetchJob, pages: Run[FetchedPage], salt: bytes
+) -> tuple[int, bool]:
     """Put a prompt's next pages into the pools, where they are cached and held by nobody. Returns how many
     are new, and False if it goes no further: there is no room, or what comes before is gone."""
     num_new = 0

@@ -18,7 +18,7 @@ from ..api.store_counters import StoreCounts, Tally
 from .adoption import adopt
 from .folder import ShardFolder
 from .page_runs import PagePart, PageRun
-from .prefetch import Fetch
+from .prefetch import PrefetchJob
 from .reader import ShardReader
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
@@ -49,7 +49,7 @@ class DiskTier:
         self._access = access
         self._transfer = transfer
         self._blocks = blocks
-        self._kind = access.page_kind
+        self._kind = access.page_layout_key
         self._page_bytes = self._kind.part_bytes
         self._states = len(blocks.groups)  # number of the snapshots, if there are any
         self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
@@ -61,7 +61,7 @@ class DiskTier:
         self._reader = ShardReader(
             self._folder, blocks.parts, self._tally, staged_bytes=QUEUE_BYTES, wake=self._news
         )
-        self._fetches: dict[Sequence, Fetch] = {}
+        self._fetches: dict[Sequence, PrefetchJob] = {}
         self._closing = threading.Event()
         threading.Thread(target=self._refresh, name="octavo-store-index", daemon=True).start()
 
@@ -87,7 +87,7 @@ class DiskTier:
         found = blocks.num_findable(digests, quantize_after=after)
         if found == len(digests):
             return False
-        fetch = Fetch.of(sequence.tokens, digests, blocks, sequence.salt, after)
+        fetch = PrefetchJob.of(sequence.tokens, digests, blocks, sequence.salt, after)
         if not self._may_be_there(digests, fetch.known, found):
             self._tally.add("misses")
             return False
@@ -151,7 +151,7 @@ class DiskTier:
     def _news(self) -> None:
         self._wake()
 
-    def _is_quicker(self, fetch: Fetch, token_s: float) -> bool:
+    def _is_quicker(self, fetch: PrefetchJob, token_s: float) -> bool:
         """Whether reading is expected to end before computing would."""
         parts, has = self._blocks.parts, self._folder.has
         num_bytes = sum(self._page_bytes[group] for group, _ in fetch.plan(parts, has))

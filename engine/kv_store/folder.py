@@ -24,7 +24,7 @@ from octavo.block_manager import Digest
 from octavo.kernels.page_bytes import PageBytes
 
 from .page_files import SUFFIX, BadPages, read_run, write_run
-from .page_runs import PageKind, PageRun
+from .page_runs import PageLayoutKey, PageRun
 from .shard_index import KIND, SHARD, ShardIndex, entries, is_folder
 
 STALE_S = 600.0  # a file that is being written is not older than this
@@ -50,7 +50,7 @@ class Pruned:
 class ShardFolder:
     """Shards of one model's pages, in a folder whose budget of bytes counts all kinds together."""
 
-    def __init__(self, root: Path, kind: PageKind, *, max_bytes: int) -> None:
+    def __init__(self, root: Path, kind: PageLayoutKey, *, max_bytes: int) -> None:
         """Raises OSError if the folder cannot be made."""
         self.kind = kind
         self.max_bytes = max_bytes

@@ -16,7 +16,7 @@ from octavo.scheduler import KVConnector, NoConnector, Sequence, Step
 from ..api.errors import InvalidConfig, NotConfigured
 from ..api.swap_counters import SwapCounts
 from .adoption import adopt
-from .prefetch import Fetch, FetchedPage
+from .prefetch import FetchedPage, PrefetchJob
 from .rate import Rate
 from .transfer import PageTransfer
 
@@ -33,7 +33,7 @@ class ReadPages(Protocol):
 class _Return:
     """A sequence's way back: what is known of its pages, and which of them are still to come."""
 
-    fetch: Fetch
+    fetch: PrefetchJob
     missing: deque[tuple[int, int]]  # group and index
 
 
@@ -109,7 +109,7 @@ class HostTier:
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
         if not self._pages:
             return self._behind.start_load(sequence, token_s=token_s)
-        fetch = Fetch.of(
+        fetch = PrefetchJob.of(
             sequence.tokens, sequence.digests, self._blocks, sequence.salt, sequence.quantize_after
         )
         missing = deque(fetch.plan(self._blocks.parts, self._has))

@@ -40,7 +40,7 @@ from octavo.block_manager import Digest
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
-from .page_runs import VERSION, PageKind, PagePart, PageRun, StateKind
+from .page_runs import VERSION, PageLayoutKey, PagePart, PageRun, StateKind
 
 SUFFIX = ".safetensors"
 ALIGNMENT = 64  # of the pages in the file
@@ -185,7 +185,7 @@ def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
     )
     salt = metadata.get("salt")
     run = PageRun(
-        PageKind(metadata["model"], specs, metadata["context"], states),
+        PageLayoutKey(metadata["model"], specs, metadata["context"], states),
         Digest(bytes.fromhex(metadata["parent"])),
         tuple(json.loads(metadata["token_ids"])),
         tuple(

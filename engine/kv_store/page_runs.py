@@ -29,7 +29,7 @@ class StateKind:
 
 
 @dataclass(frozen=True, slots=True)
-class PageKind:
+class PageLayoutKey:
     """What makes the pages of two engines interchangeable.
 
     model     fingerprint of the model
@@ -57,15 +57,15 @@ class PageKind:
         states = () if self.states is None else (self.states.nbytes,)
         return tuple(spec.page_bytes for spec in self.specs) + states
 
-    def group(self, index: int) -> PageKind:
+    def group(self, index: int) -> PageLayoutKey:
         """The kind of one group's pages: those that queries read at the same time make it what it is."""
         if len(self.part_bytes) == 1:
             return self
         if index == len(self.specs):
-            return PageKind(self.model, (), context=self.key, states=self.states)
-        return PageKind(self.model, (self.specs[index],), context=self.key)
+            return PageLayoutKey(self.model, (), context=self.key, states=self.states)
+        return PageLayoutKey(self.model, (self.specs[index],), context=self.key)
 
-    def matches(self, other: PageKind) -> bool:
+    def matches(self, other: PageLayoutKey) -> bool:
         """Whether pages of one can be put into pools of the other as they are."""
         same = (self.model, self.context) == (other.model, other.context)
         return same and _unsized(self) == _unsized(other) and self.states == other.states
@@ -122,7 +122,7 @@ class PageRun:
     salt        None where it is not known
     """
 
-    kind: PageKind
+    kind: PageLayoutKey
     parent: Digest
     token_ids: tuple[int, ...]
     parts: tuple[PagePart, ...]
@@ -134,5 +134,5 @@ class PageRun:
         return len(self.token_ids) // self.kind.page_size
 
 
-def _unsized(kind: PageKind) -> list[PoolSpec]:
+def _unsized(kind: PageLayoutKey) -> list[PoolSpec]:
     return [replace(spec, num_pages=1) for spec in kind.specs]

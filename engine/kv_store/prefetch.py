@@ -24,7 +24,7 @@ Parts = Sequence[KVGroupSpec | RecurrentState]
 """As from ``BlockManager.parts``: what a prefix consists of."""
 
 
-class Fetch:
+class PrefetchJob:
     """Pages of one prompt that are to be read.
 
     tokens     of the whole prompt
@@ -64,7 +64,7 @@ class Fetch:
         blocks: BlockManager,
         salt: bytes,
         quantize_after: int | None,
-    ) -> Fetch:
+    ) -> PrefetchJob:
         """What the pool lacks now of a prompt; ``digests`` are completed."""
         blocks.name_pages(tokens, digests, salt=salt)
         return cls(

@@ -13,7 +13,7 @@ from octavo.kernels.page_bytes import PageBytes
 from ..api.store_counters import Tally
 from .folder import ShardFolder
 from .page_files import BadPages
-from .prefetch import Fetch, FetchedPage, Parts
+from .prefetch import FetchedPage, Parts, PrefetchJob
 from .rate import Rate
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class _Worker:
 
     def __init__(self, run: Callable[[_Worker], None]) -> None:
         self.is_stuck = False  # left behind: what it may still read is for nobody
-        self.fetch: Fetch | None = None
+        self.fetch: PrefetchJob | None = None
         self.began: float | None = None  # to read a page
         self.thread = threading.Thread(target=run, args=(self,), name="octavo-store-reader", daemon=True)
         self.thread.start()
@@ -63,8 +63,8 @@ class ShardReader:
         self._staged_bytes = staged_bytes
         self._wake = wake
         self._changed = threading.Condition()
-        self._queue: deque[Fetch] = deque()
-        self._started: dict[Fetch, float] = {}  # those that have not ended, and when they came
+        self._queue: deque[PrefetchJob] = deque()
+        self._started: dict[PrefetchJob, float] = {}  # those that have not ended, and when they came
         self._num_staged = 0
         self._num_stuck = 0
         self._closing = False
@@ -77,14 +77,14 @@ class ShardReader:
         """Whether nothing can be read now."""
         return self._worker is None
 
-    def start(self, fetch: Fetch) -> None:
+    def start(self, fetch: PrefetchJob) -> None:
         """Read its pages, as many as let it go on farther."""
         with self._changed:
             self._queue.append(fetch)
             self._started[fetch] = time.monotonic()
             self._changed.notify_all()
 
-    def take(self, fetch: Fetch, num_bytes: int) -> list[FetchedPage]:
+    def take(self, fetch: PrefetchJob, num_bytes: int) -> list[FetchedPage]:
         """The next pages that are there, while they are fewer bytes than this, and then one more."""
         pages: list[FetchedPage] = []
         taken = 0
@@ -96,7 +96,7 @@ class ShardReader:
             self._changed.notify_all()
         return pages
 
-    def cancel(self, fetch: Fetch) -> None:
+    def cancel(self, fetch: PrefetchJob) -> None:
         """Nobody wants it any more."""
         with self._changed:
             self._end(fetch)
@@ -147,7 +147,7 @@ class ShardReader:
             self._end(fetch)
         return bool(late)
 
-    def _end(self, fetch: Fetch) -> None:
+    def _end(self, fetch: PrefetchJob) -> None:
         """Nothing comes any more."""
         self._started.pop(fetch, None)
         fetch.ended = True
@@ -177,7 +177,7 @@ class ShardReader:
         self._worker = worker
         return True
 
-    def _next(self, worker: _Worker) -> Fetch | None:
+    def _next(self, worker: _Worker) -> PrefetchJob | None:
         with self._changed:
             while not (self._queue or self._closing):
                 self._changed.wait()
@@ -186,7 +186,7 @@ class ShardReader:
             worker.fetch = self._queue.popleft()
             return worker.fetch
 
-    def _read_all(self, fetch: Fetch, worker: _Worker) -> None:
+    def _read_all(self, fetch: PrefetchJob, worker: _Worker) -> None:
         """Whatever cannot be read is looked at as if it had never been there, and the rest is planned
         anew: a shorter beginning may need other pages."""
         while plan := fetch.plan(self._groups, self._folder.has):
@@ -206,7 +206,7 @@ class ShardReader:
                 fetch.present(group, index)
                 self._wake()
 
-    def _read(self, fetch: Fetch, group: int, index: int) -> PageBytes | None:
+    def _read(self, fetch: PrefetchJob, group: int, index: int) -> PageBytes | None:
         page_size = self._folder.kind.page_size
         tokens = tuple(fetch.tokens[index * page_size : (index + 1) * page_size])
         digest, parent = fetch.digests[index], fetch.parent(index)
@@ -224,7 +224,7 @@ class ShardReader:
         self._folder.doubt(fetch.digests[index + 1 :], group)
         return None
 
-    def _stage(self, fetch: Fetch, page: FetchedPage) -> bool:
+    def _stage(self, fetch: PrefetchJob, page: FetchedPage) -> bool:
         """Hand one page over when there is room; False if nobody wants it."""
         num_bytes = page.data.nbytes
         with self._changed:

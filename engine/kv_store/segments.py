@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from octavo.kernels.page_bytes import PageBytes, convert_pages
 
 from ..api.errors import InvalidRequest
-from .page_runs import PageKind, PageRun
+from .page_runs import PageLayoutKey, PageRun
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Pages ``first``, ``first + 1``, ... of a sequence in one group of layers, or the state after one."""
 
     group: int
@@ -20,7 +20,7 @@ class Stretch:
     pages: PageBytes
 
 
-def stretches(run: PageRun, kind: PageKind, start: int) -> Iterator[Stretch]:
+def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]:
     """What a run that begins at position ``start`` of its sequence has for pools of ``kind``, group by group.
 
     Raises InvalidRequest for what cannot be converted.
@@ -42,12 +42,12 @@ def stretches(run: PageRun, kind: PageKind, start: int) -> Iterator[Stretch]:
             if not same:
                 pages = _converted(run, kind, group, pages, skip=at * new - position)
             if len(pages):
-                yield Stretch(group, at, pages)
+                yield Segment(group, at, pages)
     if run.kind.states is not None:  # no page's: as it was, wherever a page ends here
         for index, state in zip(run.parts[-1].indices, run.parts[-1].pages, strict=True):
             position = start + (index + 1) * old
             if position % new == 0:
-                yield Stretch(num_groups, position // new - 1, state[None])
+                yield Segment(num_groups, position // new - 1, state[None])
 
 
 def _consecutive(indices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -59,7 +59,7 @@ def _consecutive(indices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
             first = at
 
 
-def _converted(run: PageRun, kind: PageKind, group: int, pages: PageBytes, *, skip: int) -> PageBytes:
+def _converted(run: PageRun, kind: PageLayoutKey, group: int, pages: PageBytes, *, skip: int) -> PageBytes:
     try:
         return convert_pages(run.kind.specs[group], pages, kind.specs[group], skip=skip)
     except ValueError as error:

@@ -10,7 +10,7 @@ from octavo.block_manager import BlockManager, Digest, PageContents, PageId
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.errors import NotConfigured
-from .page_runs import PageKind, PagePart
+from .page_runs import PageLayoutKey, PagePart
 
 
 class PageAccess(Protocol):
@@ -18,7 +18,7 @@ class PageAccess(Protocol):
     Called from the engine's thread, between steps."""
 
     @property
-    def page_kind(self) -> PageKind: ...
+    def page_layout_key(self) -> PageLayoutKey: ...
 
     def read_pages(self, pages: Run[int], group: int) -> PageBytes: ...
 
@@ -64,10 +64,10 @@ class PageTransfer:
         return self._blocks.page_size
 
     @property
-    def kind(self) -> PageKind:
+    def kind(self) -> PageLayoutKey:
         """NotConfigured without a prefix cache."""
         self.check()
-        return self._access.page_kind
+        return self._access.page_layout_key
 
     def check(self) -> None:
         """NotConfigured without a prefix cache."""

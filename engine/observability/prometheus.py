@@ -30,7 +30,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 import octavo
 
 from ..api.address import Address, port_in_use
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
 from .store_metrics import StoreCollector, SwapCollector
@@ -55,7 +55,7 @@ class Metrics:
     def __init__(self, *, with_vllm_names: bool = False) -> None:
         """``with_vllm_names``: the gauges that gateways read, under vLLM's names too."""
         self._with_vllm_names = with_vllm_names
-        self._info: ModelInfo | None = None
+        self._info: EngineInfo | None = None
         self._gauges = Gauges()
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -146,7 +146,7 @@ class Metrics:
             for value in values:
                 metric.labels(value)
 
-    def describe(self, info: ModelInfo) -> None:
+    def describe(self, info: EngineInfo) -> None:
         """Say what is being served, once it is known."""
         self._info = info
         versions = {"version": octavo.__version__, "backend": info.backend, "model": info.name}

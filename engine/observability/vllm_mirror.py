@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 
 NAMES = {  # Octavo's family: vLLM's
     "octavo_prompt_tokens": "prompt_tokens",
@@ -30,7 +30,7 @@ LABELS = {"finish_reason": "finished_reason"}
 SUCCESS = {"stop", "length", "abort"}
 
 
-def render_mirror(registry: CollectorRegistry, info: ModelInfo) -> bytes:
+def render_mirror(registry: CollectorRegistry, info: EngineInfo) -> bytes:
     """The Prometheus text format, version 0.0.4."""
     families = {family.name: family for family in registry.collect()}
     lines = [line for own, name in NAMES.items() for line in _family(families[own], name, info.name)]

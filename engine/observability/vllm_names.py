@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..api.engine_info import ModelInfo
+from ..api.engine_info import EngineInfo
 from ..api.stats import Gauges
 from .vllm_mirror import escaped
 
@@ -40,7 +40,7 @@ class DraftCounts:
         self.accepted_at.update(range(num_accepted))
 
 
-def render_vllm(gauges: Gauges, info: ModelInfo, drafts: DraftCounts) -> bytes:
+def render_vllm(gauges: Gauges, info: EngineInfo, drafts: DraftCounts) -> bytes:
     """Gauges and the counters of speculative decoding in the Prometheus text format, version 0.0.4.
 
     Written here because prometheus_client rewrites colons in names. ``kv_cache_usage_perc`` is a

@@ -50,13 +50,13 @@ class AgeOrder:
             self._overtaken[oldest] = self._overtaken.get(oldest, 0) + 1
         self._overtaken.pop(sequence, None)
 
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        """``heir`` takes the place of a sequence that waits, and its age."""
+    def replace(self, sequence: Sequence, successor: Sequence) -> None:
+        """``successor`` takes the place of a sequence that waits, and its age."""
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
-            self._interrupted.add(heir)
+            self._interrupted.add(successor)
         if (overtaken := self._overtaken.pop(sequence, None)) is not None:
-            self._overtaken[heir] = overtaken
+            self._overtaken[successor] = overtaken
 
     def _place(self, sequence: Sequence, due: Sequence | None) -> int:
         if sequence in self._interrupted:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Set
 from collections.abc import Sequence as Run
 
-from ..types import Sequence, Work
+from ..types import ScheduledChunk, Sequence
 from .age_order import AgeOrder
 
 
@@ -52,8 +52,8 @@ class WaitingQueue(ABC):
     def remove(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        """``heir`` takes the place of a sequence that waits."""
+    def replace(self, sequence: Sequence, successor: Sequence) -> None:
+        """``successor`` takes the place of a sequence that waits."""
 
     @abstractmethod
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
@@ -72,7 +72,9 @@ class WaitingQueue(ABC):
         """Waiting sequences that get on before a prompt under way: it takes what they leave."""
         return ()
 
-    def ends_step(self, _sequence: Sequence, _work: Run[Work], _next_one: Sequence | None = None) -> bool:
+    def ends_step(
+        self, _sequence: Sequence, _work: Run[ScheduledChunk], _next_one: Sequence | None = None
+    ) -> bool:
         """Whether a step goes without a piece of this prompt, so that others, who get their first token in
         it, get it sooner: those in ``work``, or ``next_one``, which waits and has first claims."""
         return False
@@ -91,8 +93,8 @@ class WaitingQueue(ABC):
     def let_in(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence was removed because it runs now; its table says what was cached."""
 
-    def planned(self, item: Work) -> None:  # noqa: B027
+    def planned(self, item: ScheduledChunk) -> None:  # noqa: B027
         """Part of a prompt is in the step: whatever happens to the sequence, it will be computed."""
 
-    def computed(self, work: Iterable[Work]) -> None:  # noqa: B027
+    def computed(self, work: Iterable[ScheduledChunk]) -> None:  # noqa: B027
         """A step is committed: tokens have been appended."""

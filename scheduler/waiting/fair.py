@@ -8,7 +8,7 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ..types import Sequence, Work
+from ..types import ScheduledChunk, Sequence
 from .age_order import AgeOrder
 from .lanes import LOOK_AHEAD, PriorityClass, TenantLanes
 
@@ -91,7 +91,9 @@ class FairQueue(TenantLanes):
         served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
         return super().victim(served, lost_work)
 
-    def ends_step(self, sequence: Sequence, work: Run[Work], next_one: Sequence | None = None) -> bool:
+    def ends_step(
+        self, sequence: Sequence, work: Run[ScheduledChunk], next_one: Sequence | None = None
+    ) -> bool:
         """Once in ``SHORT_STEPS`` steps another tenant gets its first token without waiting for a chunk of
         a longer prompt beside it. Oftener would cost: each step has costs of its own."""
         if self._since_short < SHORT_STEPS:
@@ -106,10 +108,10 @@ class FairQueue(TenantLanes):
     def let_in(self, sequence: Sequence) -> None:
         sequence.num_charged = max(sequence.num_charged, sequence.num_written)
 
-    def planned(self, item: Work) -> None:
+    def planned(self, item: ScheduledChunk) -> None:
         self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
 
-    def computed(self, work: Iterable[Work]) -> None:
+    def computed(self, work: Iterable[ScheduledChunk]) -> None:
         self._since_short = 0 if self._is_short else self._since_short + 1
         self._is_short = False
         costs, priority = self._output_cost, None

@@ -48,9 +48,9 @@ class FirstComeQueue(WaitingQueue):
         self._order.leaves(sequence, (s for s in self._waiting if s.priority == sequence.priority))
         self._waiting.remove(sequence)
 
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        self._waiting[self._waiting.index(sequence)] = heir
-        self._order.replace(sequence, heir)
+    def replace(self, sequence: Sequence, successor: Sequence) -> None:
+        self._waiting[self._waiting.index(sequence)] = successor
+        self._order.replace(sequence, successor)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         return sequence.priority == blocked.priority

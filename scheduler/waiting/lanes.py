@@ -91,10 +91,10 @@ class TenantLanes(WaitingQueue):
             del priority_class.lanes[sequence.tenant]
             priority_class.last_left = sequence.tenant
 
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
+    def replace(self, sequence: Sequence, successor: Sequence) -> None:
         lane = self._lane(sequence)
-        lane[lane.index(sequence)] = heir
-        self._order.replace(sequence, heir)
+        lane[lane.index(sequence)] = successor
+        self._order.replace(sequence, successor)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         return _are_equals(blocked, sequence)

@@ -25,8 +25,8 @@ class PrefixOrder(AgeOrder):
         super().leaves(sequence, equals)
         self.lengths.forget(sequence)
 
-    def replace(self, sequence: Sequence, heir: Sequence) -> None:
-        super().replace(sequence, heir)
+    def replace(self, sequence: Sequence, successor: Sequence) -> None:
+        super().replace(sequence, successor)
         self.lengths.forget(sequence)
 
     def _preference(self, sequence: Sequence) -> int:

@@ -23,7 +23,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.batch import build_batch
 from octavo.engine.executor.sampling.sampler import SampleState
-from octavo.scheduler import Sequence, Step, Work
+from octavo.scheduler import ScheduledChunk, Sequence, Step
 
 ROWS = {1: (1, 2, 3, 4, 5, 7, 9), 8: (8, 9, 10, 12, 16, 24, 40, 72)}
 WARMUPS = 2  # a shape runs as a recorded program from its third step on
@@ -50,7 +50,7 @@ def main() -> None:
         drawn: list[int] = rng.integers(0, min(1000, runner.info.vocab_size), count).tolist()
         return drawn
 
-    def seconds(work: list[Work]) -> float:
+    def seconds(work: list[ScheduledChunk]) -> float:
         states = [
             SampleState(SamplingParams(), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size)
             for item in work
@@ -68,7 +68,7 @@ def main() -> None:
         sequence.table = blocks.open(sequence.tokens, find=False)
         assert blocks.reserve(sequence.table, pages * page_size)
         for start in range(0, args.tokens, 512):
-            seconds([Work(sequence, start, min(start + 512, args.tokens), False)])
+            seconds([ScheduledChunk(sequence, start, min(start + 512, args.tokens), False)])
         sequences.append(sequence)
 
     def step(batch: int, rows: int) -> float:
@@ -76,7 +76,7 @@ def main() -> None:
         last = args.tokens - 1
         return seconds(
             [
-                Work(each, last, last + 1, True, drafts=tuple(tokens(count)))
+                ScheduledChunk(each, last, last + 1, True, drafts=tuple(tokens(count)))
                 for each, count in zip(sequences, drafts, strict=False)
             ]
         )

@@ -12,7 +12,7 @@ from octavo.block_manager import (
     ResidualWindow,
     SlidingWindow,
 )
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, SequenceTooLong
 
 PAGES = FullAttention(num_pages=16)
 PROMPT = list(range(1, 22))  # five full pages of four and a token
@@ -128,7 +128,7 @@ def test_with_hardly_any_twins_every_request_ends(num_twins: int) -> None:
     while (step := scheduler.plan()) is not None:
         most = max(most, scheduler.num_running)
         ledger.run(step, sequences)
-        scheduler.commit(step, [Result(1 + next_token(s.tokens, "")) for s in step.sampled()])
+        scheduler.commit(step, [SampleResult(1 + next_token(s.tokens, "")) for s in step.sampled()])
         blocks.check()
     assert all(len(s.tokens) == s.num_prompt + 20 for s in sequences)
     assert 1 < most <= num_twins, "each of them writes a page"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Pins
 from octavo.block_manager.pins import PinLimit
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, SequenceTooLong
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, SequenceTooLong
 
 
 def serve(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> int:
@@ -96,7 +96,7 @@ def test_with_everything_pinned_that_may_be_everybody_is_served(
     for number, (token, length) in enumerate(prompts):
         scheduler.add(Sequence(str(number), [token] * length, max_tokens=4))
     while (step := scheduler.plan()) is not None:
-        scheduler.commit(step, [Result(7) for _ in step.sampled()])
+        scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
         pins.pin(str(step.num_tokens), step.work[0].sequence.tokens)
         blocks.check()
         assert pins.num_pages <= max_pinned

@@ -18,7 +18,7 @@ from octavo.block_manager import (
 )
 from octavo.scheduler import (
     Limits,
-    Result,
+    SampleResult,
     Scheduler,
     Sequence,
     SequenceTooLong,
@@ -78,7 +78,7 @@ def test_a_long_generation_holds_a_constant_number_of_window_pages() -> None:
     scheduler.add(sequence)
     held = set()
     while (step := scheduler.plan()) is not None:
-        scheduler.commit(step, [Result(7) for _ in step.sampled()])
+        scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
         if sequence.table is not None and sequence.num_written > 20:
             held.add(6 - blocks.idle_pages()[1])
     assert len(sequence.tokens) == 20_003
@@ -237,7 +237,7 @@ def test_a_window_model_serves_prompts_longer_than_its_pool() -> None:
     while (step := scheduler.plan()) is not None:
         ledger.run(step, sequences)
         drawn = [next_token(sequence.tokens, sequence.sequence_id) for sequence in step.sampled()]
-        scheduler.commit(step, [Result(token, token == 0) for token in drawn])
+        scheduler.commit(step, [SampleResult(token, token == 0) for token in drawn])
         blocks.check()
     for sequence in sequences:
         assert sequence.status is Status.FINISHED

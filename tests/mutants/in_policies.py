@@ -21,8 +21,8 @@ MUTANTS = (
     Mutant(
         "who waits for time is looked at in every step",
         SCHEDULER,
-        "len(self._roster.running) == self.limits.max_running or not self._has_time():",
-        "len(self._roster.running) == self.limits.max_running:",
+        "len(self._queues.running) == self.limits.max_running or not self._has_time():",
+        "len(self._queues.running) == self.limits.max_running:",
     ),
     Mutant(
         "siblings count as one row",

@@ -6,7 +6,7 @@ from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
 PLAN_AHEAD = "scheduler/plan_ahead.py"
-ROSTER = "scheduler/roster.py"
+ROSTER = "scheduler/sequence_queues.py"
 FAIR = "scheduler/waiting/fair.py"
 TYPES = "scheduler/types.py"
 
@@ -14,8 +14,8 @@ MUTANTS = (
     Mutant(
         "arrivals do not spend the budget",
         SCHEDULER,
-        "budget.spend(sequence, _append(work, sequence, tokens), wanted)\n        self._roster",
-        "_append(work, sequence, tokens)\n        self._roster",
+        "budget.spend(sequence, _append(work, sequence, tokens), wanted)\n        self._queues",
+        "_append(work, sequence, tokens)\n        self._queues",
     ),
     Mutant(
         "chunks do not spend the budget",
@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         "one sequence too many runs",
         SCHEDULER,
-        "len(self._roster.running) == self.limits.max_running:\n                break",
-        "len(self._roster.running) > self.limits.max_running:\n                break",
+        "len(self._queues.running) == self.limits.max_running:\n                break",
+        "len(self._queues.running) > self.limits.max_running:\n                break",
     ),
     Mutant("arrivals come in while others are preempted", SCHEDULER, "if not preempted and", "if"),
     Mutant(

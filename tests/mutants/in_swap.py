@@ -21,14 +21,14 @@ MUTANTS = (
     Mutant(
         "the core spins while pages are on their way",
         SCHEDULER,
-        "bool(self._roster.waiting) and not self._returns.holds_up_all()\n\n",
-        "bool(self._roster.waiting)\n\n",
+        "bool(self._queues.waiting) and not self._returns.holds_up_all()\n\n",
+        "bool(self._queues.waiting)\n\n",
     ),
     Mutant(
         "who comes back has lost its place",
         RETURNS,
-        "self._roster.resume(sequence)",
-        "self._roster.enqueue(sequence)",
+        "self._queues.resume(sequence)",
+        "self._queues.enqueue(sequence)",
     ),
     Mutant("the more urgent wait, too", RETURNS, "each.priority <= sequence.priority", "True"),
     Mutant("who is aborted is still on its way", RETURNS, "        self._loading.remove(sequence)\n", ""),

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
@@ -37,7 +37,7 @@ class Clock:
     def step(self) -> None:
         step = self.scheduler.plan(self.now)
         assert step is not None
-        self.scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        self.scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
         seconds = TOKEN_S * step.num_tokens
         self.scheduler.observe(step, seconds)
         self.now += seconds

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
@@ -48,7 +48,7 @@ def test_the_kth_oldest_waits_for_so_many_others_at_most(
             number += 1
         step = s.plan(now)
         assert step is not None
-        s.commit(step, [Result(7) for _ in step.sampled()])
+        s.commit(step, [SampleResult(7) for _ in step.sampled()])
         s.observe(step, 0.1 * step.num_tokens)
         now += 0.1 * step.num_tokens
         for lookup in step.lookups:

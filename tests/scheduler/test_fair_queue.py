@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
 from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 
@@ -27,7 +27,7 @@ def scheduler_of(blocks: BlockManager, kind: str) -> Scheduler:
 
 
 def fair(s: Scheduler) -> FairQueue:
-    queue = s._roster.waiting
+    queue = s._queues.waiting
     assert isinstance(queue, FairQueue)
     return queue
 
@@ -43,7 +43,7 @@ def request(
 def advance(s: Scheduler) -> Step:
     step = s.plan()
     assert step is not None
-    s.commit(step, [Result(7) for _ in step.sampled()])
+    s.commit(step, [SampleResult(7) for _ in step.sampled()])
     s.blocks.check()
     return step
 

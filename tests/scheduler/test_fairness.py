@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status
 from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
 from serving import Served, check_outputs
 from strategies import Workload, workloads
@@ -95,13 +95,13 @@ class Backlogged:
         self._note_at_once()
         for item in step.work:
             self._pay(item.sequence, min(item.stop, item.sequence.num_prompt), item.start)
-        self.scheduler.commit(step, [Result(7) for _ in step.sampled()])
+        self.scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
         for sequence in step.sampled():
             self._pay(sequence, len(sequence.tokens), len(sequence.tokens) - 1)
         self.history.append(dict(self.service))
 
     def _waiting(self, name: str) -> int:
-        return sum(sequence.tenant == name for sequence in self.scheduler._roster.waiting)
+        return sum(sequence.tenant == name for sequence in self.scheduler._queues.waiting)
 
     def _send(self, index: int, name: str) -> None:
         number = self._sent[name]
@@ -117,7 +117,7 @@ class Backlogged:
 
     def _note_at_once(self) -> None:
         tokens: dict[str, int] = defaultdict(int)
-        for sequence in self.scheduler._roster.running:
+        for sequence in self.scheduler._queues.running:
             for member in (sequence, *sequence.siblings):
                 tokens[member.tenant] += member.num_prompt + member.max_tokens
         self.most_at_once = max(self.most_at_once, *tokens.values(), 0)
@@ -175,7 +175,7 @@ def test_a_flood_starves_nobody(kind: str, lengths: list[int], budget: int, runn
                 s.add(sequence)
         step = s.plan()
         assert step is not None
-        s.commit(step, [Result(7) for _ in step.sampled()])
+        s.commit(step, [SampleResult(7) for _ in step.sampled()])
         if steps > 3 and all(sequence.status is Status.FINISHED for sequence in others):
             return
     raise AssertionError("somebody starves")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.latency_target import (
     AUTO_MOST_S,
     AUTO_ROOM,
@@ -19,7 +19,7 @@ from octavo.scheduler.latency_target import (
     LatencyTarget,
 )
 from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
-from octavo.scheduler.types import StepShape, Work
+from octavo.scheduler.types import ScheduledChunk, StepShape
 
 PAGE_SIZE = 16
 
@@ -41,7 +41,7 @@ def advance(scheduler: Scheduler, speed: float = 1.0) -> tuple[float, int, int]:
     assert step is not None
     shape = shape_of(step.work)
     seconds = machine(shape, speed)
-    scheduler.commit(step, [Result(7)] * len(step.sampled()))
+    scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
     scheduler.observe(step, seconds)
     return seconds, shape.num_decodes, shape.num_chunk_tokens
 
@@ -87,7 +87,7 @@ def test_the_tightest_target_of_those_who_decode_counts(server: float | Literal[
             step = scheduler.plan()
             assert step is not None
             took = machine(shape_of(step.work))
-            scheduler.commit(step, [Result(7) for _ in step.sampled()])
+            scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
             scheduler.observe(step, took)
             seconds.append(took)
     assert max(seconds[20:]) <= 0.110
@@ -114,7 +114,7 @@ def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
         for target, scale in ((fast, 0.001), (slow, 0.3)):
             target.observe(shape, scale)
             target.observe(full, scale * 1.1)
-    work = [Work(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
+    work = [ScheduledChunk(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
     most_fast, most_slow = (target.limit(shape_of(work)).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
     assert most_fast == 2048  # some 3 ms of 25
     assert MIN_CHUNK < most_slow < 200  # 0.3 s by itself, 0.33 s with prompts
@@ -167,7 +167,7 @@ def crowd(
         shape = shape_of(step.work)
         seconds.append(machine(shape) + 3e-6 * (shape.num_positions + shape.chunk_positions / 100))
         running.append(scheduler.num_running)
-        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
         scheduler.observe(step, seconds[-1])
     raise AssertionError("somebody starves")
 
@@ -198,7 +198,7 @@ def test_a_long_sequence_waits_where_short_ones_would_not() -> None:
         step = scheduler.plan()
         assert step is not None
         shape = shape_of(step.work)
-        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
         scheduler.observe(step, machine(shape) + 3e-6 * shape.num_positions)
 
     scheduler.add(Sequence("first", list(head), 40))
@@ -233,7 +233,7 @@ def busy() -> Scheduler:
     def advance_by_rows() -> None:
         step = scheduler.plan()
         assert step is not None
-        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
         scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
 
     for index in range(MIN_RUNNING - 1):
@@ -292,7 +292,7 @@ def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
     def advance_by_rows() -> None:
         step = scheduler.plan()
         assert step is not None
-        scheduler.commit(step, [Result(7)] * len(step.sampled()))
+        scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
         scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
 
     for index in range(MIN_RUNNING):
@@ -309,7 +309,7 @@ def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
     for sibling in list(many.siblings):
         scheduler.abort(sibling)
     while scheduler.num_waiting:
-        scheduler.abort(next(iter(scheduler._roster.waiting)))
+        scheduler.abort(next(iter(scheduler._queues.waiting)))
     scheduler.add(one)
     advance_by_rows()
     assert one.status.name == "RUNNING"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
 
 BUDGET = 512
 
@@ -20,7 +20,7 @@ def scheduler(*, num_pages: int = 8192, budget: int = BUDGET, running: int = 64,
 def advance(s: Scheduler) -> Step:
     step = s.plan()
     assert step is not None
-    s.commit(step, [Result(7) for _ in step.sampled()])
+    s.commit(step, [SampleResult(7) for _ in step.sampled()])
     s.blocks.check()
     return step
 
@@ -162,7 +162,7 @@ def test_everybody_is_served_within_the_budget(
         step = s.plan()
         if step is not None:
             assert step.num_tokens <= 32
-            s.commit(step, [Result(7) for _ in step.sampled()])
+            s.commit(step, [SampleResult(7) for _ in step.sampled()])
             s.blocks.check()
         now += 1
         assert now < 1000, "the scheduler gets nowhere"

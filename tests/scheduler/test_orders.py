@@ -6,7 +6,7 @@ from octavo.block_manager import BlockManager
 from octavo.scheduler import Sequence
 from octavo.scheduler.preemption import has_headroom
 from octavo.scheduler.step_cost import StepCost
-from octavo.scheduler.types import StepShape, Work
+from octavo.scheduler.types import ScheduledChunk, StepShape
 from octavo.scheduler.waiting import DeficitQueue, FairQueue, FirstComeQueue, cached_tokens
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, AgeOrder
 
@@ -51,7 +51,7 @@ def test_what_a_tenant_has_had_is_not_forgotten_when_it_comes_back() -> None:
     queue = DeficitQueue(BlockManager(8, PAGE_SIZE), quantum=10.0)
     first, second = sequence("first", tenant="a"), sequence("second", tenant="a")
     queue.append(first)
-    queue.planned(Work(first, 0, 3, True))
+    queue.planned(ScheduledChunk(first, 0, 3, True))
     queue.remove(first)
     queue.append(second)
     assert queue.service_of("a") == 3.0
@@ -60,13 +60,13 @@ def test_what_a_tenant_has_had_is_not_forgotten_when_it_comes_back() -> None:
 def test_tokens_that_drafts_gave_are_charged_each() -> None:
     queue, one = FairQueue(), sequence("one", tenant="a")
     queue.append(one)
-    work = [Work(one, 0, 3, True)]
+    work = [ScheduledChunk(one, 0, 3, True)]
     queue.planned(work[0])
     one.tokens.append(4)
     queue.computed(work)
     assert queue.service_of("a") == 3 + 2
     one.tokens += [5, 6, 7]
-    queue.computed([Work(one, 3, 4, True, (), (5, 6))])
+    queue.computed([ScheduledChunk(one, 3, 4, True, (), (5, 6))])
     assert queue.service_of("a") == 3 + 2 + 3 * 2
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.drafts import NUM_ROWS
 
 
@@ -18,7 +18,7 @@ def test_steps_have_few_numbers_of_drafts_and_lose_the_ends_of_the_longest(lengt
         scheduler.add(sequence)
     step = scheduler.plan()
     assert step is not None
-    scheduler.commit(step, [Result(7)] * len(step.sampled()))
+    scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
     for sequence, length in zip(sequences, lengths, strict=True):
         sequence.drafts = tuple(range(length))
     step = scheduler.plan()

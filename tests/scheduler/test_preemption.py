@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
 from octavo.scheduler.preemption import lost_work
 from octavo.scheduler.waiting import FairQueue
 
@@ -17,7 +17,7 @@ def is_running(sequence: Sequence) -> bool:
 def advance(scheduler: Scheduler) -> Step:
     step = scheduler.plan()
     assert step is not None
-    scheduler.commit(step, [Result(7) for _ in step.sampled()])
+    scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
     return step
 
 
@@ -42,7 +42,7 @@ def test_shared_pages_are_not_lost() -> None:
     s.add(Sequence("shares", [1] * 16 + [2], 30))
     s.add(Sequence("alone", [3] * 6, 30))
     advance(s)
-    costs = {each.sequence_id: lost_work(each, s.blocks) for each in s._roster.running}
+    costs = {each.sequence_id: lost_work(each, s.blocks) for each in s._queues.running}
     assert costs == {"old": 2, "shares": 1, "alone": 6}
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest
-from octavo.scheduler import Limits, NoConnector, Result, Scheduler, Sequence, Status
+from octavo.scheduler import Limits, NoConnector, SampleResult, Scheduler, Sequence, Status
 from waiting_queues import QUEUES
 
 pytestmark = pytest.mark.property
@@ -119,10 +119,10 @@ def advance(scheduler: Scheduler) -> bool:
     """Whether there was something to compute: pages may be on their way."""
     step = scheduler.plan()
     if step is None:
-        assert scheduler._roster.loading, "nobody gets on"
+        assert scheduler._queues.loading, "nobody gets on"
         return False
     scheduler.blocks.check()
-    scheduler.commit(step, [Result(7) for _ in step.sampled()])
+    scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
     scheduler.observe(step, 0.01 + 0.001 * step.num_tokens)
     return True
 
@@ -168,7 +168,7 @@ def test_under_a_flood_whoever_was_let_in_ends_within_the_bound(kind: str, crowd
             number += 1
         advance(scheduler)
         running = {
-            each for each in (*running, *scheduler._roster.running) if each.status is not Status.FINISHED
+            each for each in (*running, *scheduler._queues.running) if each.status is not Status.FINISHED
         }
         for each in running:
             assert steps - began.setdefault(each, steps) <= bound

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
 
 
 def scheduler(*, budget: int = 64, prefix_cache: bool = True) -> Scheduler:
@@ -17,7 +17,7 @@ def scheduler(*, budget: int = 64, prefix_cache: bool = True) -> Scheduler:
 def advance(s: Scheduler) -> Step:
     step = s.plan()
     assert step is not None
-    s.commit(step, [Result(7) for _ in step.sampled()])
+    s.commit(step, [SampleResult(7) for _ in step.sampled()])
     s.blocks.check()
     return step
 
@@ -70,7 +70,7 @@ def test_when_the_first_one_is_lost_the_next_takes_over(how: str) -> None:
     assert step is not None
     if how == "abort":
         s.abort(first)
-    s.commit(step, [Result(None if how == "fail" else 7)])
+    s.commit(step, [SampleResult(None if how == "fail" else 7)])
     assert first.status is Status.FINISHED
     assert shape(advance(s)) == [("b", 0, 10)]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
 
 
 def scheduler(num_pages: int = 16, running: int = 2) -> Scheduler:
@@ -16,7 +16,7 @@ def scheduler(num_pages: int = 16, running: int = 2) -> Scheduler:
 def advance(s: Scheduler) -> Step:
     step = s.plan()
     assert step is not None
-    s.commit(step, [Result(7) for _ in step.sampled()])
+    s.commit(step, [SampleResult(7) for _ in step.sampled()])
     s.blocks.check()
     return step
 
@@ -61,7 +61,7 @@ def test_who_gave_way_is_the_first_of_its_priority_to_come_back() -> None:
     s.add(Sequence("second", [3], max_tokens=1))
     while first.status is Status.RUNNING:
         advance(s)
-    assert [sequence.sequence_id for sequence in s._roster.waiting] == ["first", "second"]
+    assert [sequence.sequence_id for sequence in s._queues.waiting] == ["first", "second"]
 
 
 @given(
@@ -78,7 +78,7 @@ def test_everybody_is_served_and_the_queues_stay_in_order(jobs: list[tuple[int, 
         if number % 3 == 0:
             advance(s)
     while s.num_running or s.num_waiting:
-        for queue in (s._roster.running, s._roster.waiting):
+        for queue in (s._queues.running, s._queues.waiting):
             assert [q.priority for q in queue] == sorted(q.priority for q in queue)
         advance(s)
     assert all(sequence.status is Status.FINISHED for sequence in sequences)

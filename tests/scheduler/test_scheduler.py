@@ -7,7 +7,7 @@ import pytest
 from octavo.block_manager import BlockManager
 from octavo.scheduler import (
     Limits,
-    Result,
+    SampleResult,
     Scheduler,
     Sequence,
     SequenceTooLong,
@@ -29,7 +29,7 @@ def plan(scheduler: Scheduler) -> Step:
 def advance(scheduler: Scheduler, token: int = 7) -> Step:
     """One whole step in which everybody draws the same token."""
     step = plan(scheduler)
-    scheduler.commit(step, [Result(token) for _ in step.sampled()])
+    scheduler.commit(step, [SampleResult(token) for _ in step.sampled()])
     scheduler.blocks.check()
     return step
 
@@ -202,7 +202,7 @@ def test_abort_frees_pages_at_once(in_flight: bool) -> None:
     s.abort(gone)  # it may be late or twice
     assert s.blocks.num_held == 1
     if step is not None:
-        s.commit(step, [Result(8), Result(9)])
+        s.commit(step, [SampleResult(8), SampleResult(9)])
         assert stays.tokens[-1] == 9
     assert gone.tokens == [1, 1, 1, 7]
     assert [name for name, *_ in shape(plan(s))] == ["stays"]
@@ -221,7 +221,7 @@ def test_a_failed_sequence_ends_and_publishes_nothing() -> None:
     s = scheduler(budget=16)
     failed = Sequence("a", [1] * 9, max_tokens=4)
     s.add(failed)
-    s.commit(plan(s), [Result(None)])
+    s.commit(plan(s), [SampleResult(None)])
     assert (failed.status, failed.tokens) == (Status.FINISHED, [1] * 9)
     assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
 
@@ -230,7 +230,7 @@ def test_the_engine_may_end_a_sequence_early() -> None:
     s = scheduler()
     sequence = Sequence("a", [1], max_tokens=100 // 2)
     s.add(sequence)
-    s.commit(plan(s), [Result(5, finished=True)])
+    s.commit(plan(s), [SampleResult(5, finished=True)])
     assert (sequence.status, sequence.tokens) == (Status.FINISHED, [1, 5])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager, PageCopy, PageId
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
 
 
 def group(size: int, num_prompt: int = 6, max_tokens: int = 4) -> list[Sequence]:
@@ -23,7 +23,7 @@ def plan(scheduler: Scheduler) -> Step:
 
 
 def commit(scheduler: Scheduler, step: Step, *tokens: int | None, ends: frozenset[int] = frozenset()) -> None:
-    scheduler.commit(step, [Result(token, finished=token in ends) for token in tokens])
+    scheduler.commit(step, [SampleResult(token, finished=token in ends) for token in tokens])
     scheduler.blocks.check()
 
 
@@ -161,7 +161,7 @@ def test_after_a_failed_row_nobody_trusts_its_pages() -> None:
     assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
     step = plan(s)
     assert [(w.sequence, w.start, w.stop) for w in step.work] == [(a, 0, 7)], "c waits for a's page"
-    s.commit(step, [Result(13)])
+    s.commit(step, [SampleResult(13)])
     assert [(w.sequence, w.start, w.stop) for w in plan(s).work] == [(a, 7, 8), (c, 4, 7)]
 
 

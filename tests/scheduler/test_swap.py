@@ -18,7 +18,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.request import Request
 from octavo.engine.kv_store.rate import Rate
-from octavo.scheduler import Limits, NoConnector, Result, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, NoConnector, SampleResult, Scheduler, Sequence, Status, Step
 from oracle import alone
 from swapping import wait_for_disk
 
@@ -121,9 +121,9 @@ def on_the_way_back() -> tuple[Watched, Request]:
     """A crowd, one of which has just left the queue for its pages."""
     harness = Watched(replace(CROWD, swap_memory=MIB))
     requests = [harness.add(prompt(number), MANY) for number in range(3)]
-    while not harness.core._scheduler._roster.loading:
+    while not harness.core._scheduler._queues.loading:
         harness.step()
-    (sequence,) = harness.core._scheduler._roster.loading
+    (sequence,) = harness.core._scheduler._queues.loading
     assert sequence.status is Status.WAITING_FOR_PAGES
     return harness, next(each for each in requests if each.samples[0].sequence is sequence)
 
@@ -176,7 +176,7 @@ def test_samples_that_wait_for_a_prompt_take_the_place_of_one_that_is_aborted_on
     behind = Sequence("behind", [1, 2, 3], 4)
     scheduler.add(behind)
     scheduler.abort(leader)
-    first, *_, last = scheduler._roster.waiting
+    first, *_, last = scheduler._queues.waiting
     assert (first, last) == (heir, behind)
 
 
@@ -214,7 +214,7 @@ def test_a_store_is_asked_once_for_each_time_that_one_gave_way() -> None:
             break
         step = scheduler.plan()
         if step is not None:
-            scheduler.commit(step, [Result(7)] * len(step.sampled()))
+            scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
             scheduler.observe(step, 0.01)
     assert all(sequence.status is Status.FINISHED for sequence in everyone)
     assert connector.num_asked == scheduler.num_preemptions > 0

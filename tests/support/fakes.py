@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from ledger_runner import EOS, LedgerRunner
 from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.engine_info import MemoryBudget, ModelInfo
+from octavo.engine.api.engine_info import EngineInfo, MemoryBudget
 from octavo.engine.api.stats import Observer, StepRecord
 from octavo.engine.core.build import assemble
 from octavo.engine.core.engine_core import EngineCore
@@ -52,8 +52,8 @@ def fake_info(
     max_model_len: int = 4096,
     groups: tuple[KVGroupSpec, ...] = (),
     states: RecurrentState | None = None,
-) -> ModelInfo:
-    return ModelInfo(
+) -> EngineInfo:
+    return EngineInfo(
         name="fake",
         path=Path("fake"),
         architecture="ledger",

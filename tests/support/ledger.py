@@ -19,7 +19,7 @@ from octavo.block_manager import (
     ResidualWindow,
 )
 from octavo.block_manager.types import GroupPageTable
-from octavo.scheduler import Sequence, Step, Work
+from octavo.scheduler import ScheduledChunk, Sequence, Step
 
 VOCABULARY = 5
 END = 0  # the token that ends a sequence
@@ -166,7 +166,7 @@ class Ledger:
                     salt=sequence.salt,
                 )
 
-    def _advance(self, item: Work, *, broken: bool) -> None:
+    def _advance(self, item: ScheduledChunk, *, broken: bool) -> None:
         """Bring the recurrent state of one sequence to the step's end, drafts included, with copies on the
         way; it must hold all that was computed before, and nothing else."""
         sequence, table = item.sequence, item.sequence.table

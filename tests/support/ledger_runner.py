@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from octavo.block_manager import FullAttention, KVGroupSpec
-from octavo.engine.api.engine_info import ModelInfo
+from octavo.engine.api.engine_info import EngineInfo
 from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.executor.base import Pending, RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
-from octavo.engine.kv_store.page_runs import PageKind, StateKind
+from octavo.engine.kv_store.page_runs import PageLayoutKey, StateKind
 from octavo.engine.structured_output.constraint import ConstraintFailed
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
@@ -78,7 +78,7 @@ class LedgerRunner:
 
     def __init__(
         self,
-        info: ModelInfo,
+        info: EngineInfo,
         *,
         ends_every: int = 0,
         poison: int | None = None,
@@ -167,10 +167,10 @@ class LedgerRunner:
         return RunOutput(tuple(samples), tuple(failed), scores)
 
     @property
-    def page_kind(self) -> PageKind:
+    def page_layout_key(self) -> PageLayoutKey:
         """16 bytes per position: the position, its token and the digest."""
         states = StateKind(self.info.page_size, (("digest", (8,), "uint8"),), STATE.size)
-        return PageKind(
+        return PageLayoutKey(
             "ledger", tuple(map(self._spec, self._groups)), states=states if self._states else None
         )
 

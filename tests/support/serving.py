@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ledger import END, VOCABULARY, Ledger, next_token, served_alone, slot_of
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Lookup, Result, Scheduler, Sequence, Status, Step, Work
+from octavo.scheduler import Limits, Lookup, SampleResult, ScheduledChunk, Scheduler, Sequence, Status, Step
 from octavo.scheduler.waiting import WaitingQueue
 from strategies import Event, Workload
 
@@ -116,7 +116,7 @@ class Served:
             assert self.scheduler._planned[0].sampled()[source] is sequence
         return AheadStep(step, [self._slots(item) for item in step.work])
 
-    def _slots(self, item: Work) -> list[tuple[int, int]]:
+    def _slots(self, item: ScheduledChunk) -> list[tuple[int, int]]:
         """Group and slot of all that a row will write."""
         assert item.sequence.table is not None
         return [
@@ -144,13 +144,13 @@ class Served:
             zip([item.sequence for item in kept], self._compute(replace(step, work=tuple(kept))), strict=True)
         )
         self._happen("abort_in_flight")
-        results = [drawn.get(item.sequence, Result(None, void=True)) for item in step.work]
+        results = [drawn.get(item.sequence, SampleResult(None, void=True)) for item in step.work]
         self.scheduler.commit(step, results)
         self.blocks.check()
         for sequence in self._running():
             sequence.drafts = guesses(sequence, self.workload.drafts)
 
-    def _check_rejected(self, item: Work, result: Result) -> None:
+    def _check_rejected(self, item: ScheduledChunk, result: SampleResult) -> None:
         """What was reserved for drafts that were wrong is given back."""
         self.num_accepted += len(result.more)
         self.num_rejected += len(item.drafts) - len(result.more)
@@ -163,7 +163,7 @@ class Served:
 
     def _running(self) -> list[Sequence]:
         """Oldest first: tests may look where callers may not."""
-        return list(self.scheduler._roster.running)
+        return list(self.scheduler._queues.running)
 
     def _arrive(self) -> None:
         first = len(self.sequences)
@@ -202,7 +202,7 @@ class Served:
                 self.scheduler.abort(sequence)
                 self.harmed.add(sequence)
                 assert sequence.table is None
-            elif sequence.table is not None and not self.scheduler._roster.copies:
+            elif sequence.table is not None and not self.scheduler._queues.copies:
                 self._roll_back(sequence, event.amount)
             self.blocks.check()
 
@@ -216,15 +216,15 @@ class Served:
         if table.state is not None and table.num_written:
             self.ledger.check_state(table, sequence.tokens, table.num_written, sequence.salt)
 
-    def _compute(self, step: Step) -> list[Result]:
+    def _compute(self, step: Step) -> list[SampleResult]:
         failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())
         self.harmed |= failing
         broken = frozenset(w.sequence for w in step.work if failing & {w.sequence, *w.siblings})
         self.ledger.run(step, self.everyone, broken)
         results = []
-        self._drafted: list[Result] = []
+        self._drafted: list[SampleResult] = []
         for sequence, drafts in step.draws():
-            results.append(Result(None) if sequence in failing else judge(sequence, drafts))
+            results.append(SampleResult(None) if sequence in failing else judge(sequence, drafts))
             if drafts:
                 self._drafted.append(results[-1])
         return results
@@ -238,14 +238,14 @@ class AheadStep:
     slots: list[list[tuple[int, int]]]
 
 
-def judge(sequence: Sequence, drafts: tuple[int, ...]) -> Result:
+def judge(sequence: Sequence, drafts: tuple[int, ...]) -> SampleResult:
     """The next token, and one more after each draft that holds."""
     tokens: list[int] = []
     for draft in (*drafts, None):
         tokens.append(next_token([*sequence.tokens, *tokens], sequence.sequence_id))
         if tokens[-1] != draft or tokens[-1] == END:
             break
-    return Result(tokens[0], tokens[-1] == END, tuple(tokens[1:]))
+    return SampleResult(tokens[0], tokens[-1] == END, tuple(tokens[1:]))
 
 
 def guesses(sequence: Sequence, most: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import Handle, HookError, LayerShim
+from .cache_adapter import HookError, LayerShim, PagedKV
 from .overrides import override
 from .sparse_latents import best_positions
 
@@ -39,7 +39,7 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(
         layer: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: mx.array | None
     ) -> mx.array:
-        if not isinstance(keys, Handle):
+        if not isinstance(keys, PagedKV):
             if mask is not None and mask.dtype == mx.bool_:
                 mask = mx.where(mask, 0.0, -mx.inf).astype(queries.dtype)
             return plain(layer, queries, keys, values, scale, mask)

@@ -3,7 +3,7 @@
 Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers
 see T rows and attention sees T queries of length 1. Each layer is handed a ``LayerShim`` in
 place of its cache: it gives per-row RoPE offsets, writes K/V into the pool and returns
-``Handle`` objects instead of dense K/V. mlx-lm's ``scaled_dot_product_attention`` is patched to
+``PagedKV`` objects instead of dense K/V. mlx-lm's ``scaled_dot_product_attention`` is patched to
 send queries that meet a handle to the pool; with real arrays it is mlx-lm's own, so plain
 mlx-lm goes on working in the same process.
 
@@ -84,7 +84,7 @@ class StepContext:
         return mx.expand_dims(visible, list(range(1, self.mask_dims - 1)))
 
 
-class Handle:
+class PagedKV:
     """K or V of one layer in pages: stands where mlx-lm expects dense [T, Hkv, L, D].
 
     It has the shape and dtype that model code looks at; arithmetic on it is a TypeError, which
@@ -106,13 +106,13 @@ class Handle:
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
         return context.metadata.num_tokens, heads, context.positions + 1, dim
 
-    def astype(self, dtype: mx.Dtype) -> Handle:
+    def astype(self, dtype: mx.Dtype) -> PagedKV:
         """Attention computes in the queries' dtype, whatever the pages hold."""
-        return Handle(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
+        return PagedKV(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
 
-    def tiled(self, count: int) -> Handle:
+    def tiled(self, count: int) -> PagedKV:
         """With its heads repeated ``count`` times."""
-        return Handle(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
+        return PagedKV(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
         """What a layer of latent attention does with its rotary keys; see latents.py."""
@@ -206,14 +206,14 @@ class LayerShim:
             keys, values = self.context.kv_cache.gather(self.layer)
             return keys.astype(self._dtypes[0]), values.astype(self._dtypes[1])
         return (
-            Handle(self, dtype=self._dtypes[0], is_value=False),
-            Handle(self, dtype=self._dtypes[1], is_value=True),
+            PagedKV(self, dtype=self._dtypes[0], is_value=False),
+            PagedKV(self, dtype=self._dtypes[1], is_value=True),
         )
 
 
 def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
     """mlx-lm's ``scaled_dot_product_attention`` for arrays, the pool's for handles."""
-    if isinstance(keys, Handle):
+    if isinstance(keys, PagedKV):
         return _paged_attention(queries, keys, values, *args, **kwargs)
     for observe in observers:
         observe(keys, kwargs.get("mask"))
@@ -222,8 +222,8 @@ def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -
 
 def _paged_attention(
     queries: mx.array,
-    keys: Handle,
-    values: Handle,
+    keys: PagedKV,
+    values: PagedKV,
     cache: object = None,
     scale: float = 1.0,
     mask: object = None,
@@ -234,7 +234,7 @@ def _paged_attention(
         return _latent_attention(queries, keys, values, scale=scale, scores=mask, sinks=sinks)
     if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
         raise HookError("the model gives attention a mask of its own")
-    if not isinstance(values, Handle) or values.shim is not keys.shim:
+    if not isinstance(values, PagedKV) or values.shim is not keys.shim:
         raise HookError("the model attends over K and V of different caches")
     if keys.is_value or not values.is_value:
         raise HookError("the model attends over K in the place of V, or V in the place of K")
@@ -246,7 +246,7 @@ def _paged_attention(
     return keys.shim.attend(rows, scale=scale, sinks=sinks)[:, :, None, :]
 
 
-def _tiled_attention(queries: mx.array, keys: Handle, *, scale: float) -> mx.array:
+def _tiled_attention(queries: mx.array, keys: PagedKV, *, scale: float) -> mx.array:
     """Queries [T, Hq, D], in the order of tiles and then KV heads; [T, Hq, Dv] in that order."""
     tokens, num_heads, dim = queries.shape
     tiles, heads = keys.tiles, keys.shim.spec.num_kv_heads
@@ -258,8 +258,8 @@ def _tiled_attention(queries: mx.array, keys: Handle, *, scale: float) -> mx.arr
 
 def _latent_attention(
     queries: mx.array,
-    keys: Handle,
-    values: Handle,
+    keys: PagedKV,
+    values: PagedKV,
     *,
     scale: float,
     scores: RotaryScores,

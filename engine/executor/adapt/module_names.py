@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import Handle, HookError, attention
+from .cache_adapter import HookError, PagedKV, attention
 
 
 class Changed:
@@ -30,7 +30,7 @@ class Changed:
 
 
 def _tile(array: Any, reps: Sequence[int]) -> Any:
-    if not isinstance(array, Handle):
+    if not isinstance(array, PagedKV):
         return mx.tile(array, reps)
     first, count, *rest = reps
     if first != 1 or rest != [1, 1]:
@@ -50,7 +50,7 @@ def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
 
 
 def _attend(queries: mx.array, keys: Any, values: Any, **options: Any) -> mx.array:
-    if isinstance(keys, Handle):
+    if isinstance(keys, PagedKV):
         return attention(queries, keys, values, **options)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, **options)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import Handle, HookError, LayerShim
+from .cache_adapter import HookError, LayerShim, PagedKV
 from .overrides import override
 
 GEMMA2 = "mlx_lm.models.gemma2"
@@ -40,7 +40,7 @@ def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(
         queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: mx.array | str | None
     ) -> mx.array:
-        if not isinstance(keys, Handle):
+        if not isinstance(keys, PagedKV):
             return plain(queries, keys, values, scale, softcap, mask)
         if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
             raise HookError("the model gives attention a mask of its own")

@@ -15,7 +15,7 @@ from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 
 from ...api.config import EngineConfig
-from ...api.engine_info import MemoryBudget, ModelInfo
+from ...api.engine_info import EngineInfo, MemoryBudget
 from ...api.errors import InvalidConfig
 from ...memory.budget import (
     format_size,
@@ -275,8 +275,8 @@ def _info(
     budget: MemoryBudget,
     max_model_len: int,
     groups: tuple[KVGroupSpec, ...],
-) -> ModelInfo:
-    return ModelInfo(
+) -> EngineInfo:
+    return EngineInfo(
         name=(config.served_model_name or (served_name(config.model),))[0],
         embeds=result.selects_rows,
         aliases=config.served_model_name[1:],

@@ -10,7 +10,7 @@ from octavo.proto import generation_pb2
 
 from ...api.errors import InvalidRequest
 from ...api.stats import Gauges
-from ...inspection.lookup_history import RememberedLookup
+from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
 from ..interface import Prompt
@@ -110,7 +110,7 @@ def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
 
 
 def explain_message(
-    found: RememberedLookup, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
+    found: LookupRecord, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
 ) -> pb.ExplainResponse:
     """``salt_prefix``: of the salts of the tenant who asks, and who must not learn of others' prompts."""
     miss = found.miss

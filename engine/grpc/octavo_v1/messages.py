@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import octavo
 from octavo.proto import generation_pb2 as pb
 
-from ...api.engine_info import ModelInfo
+from ...api.engine_info import EngineInfo
 from ...api.errors import InvalidRequest, RequestTooLong
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ...api.sampling_params import SamplingParams
@@ -153,7 +153,7 @@ def _prompt_logprobs_of(entries: Sequence[pb.PromptLogprob]) -> PromptLogprobs:
     return PromptLogprobs(entries[0].token_id, tuple(map(_logprob_of, entries[1:])))
 
 
-def model_info_message(info: ModelInfo, tokenizer: Tokenizer) -> pb.GetModelInfoResponse:
+def model_info_message(info: EngineInfo, tokenizer: Tokenizer) -> pb.GetModelInfoResponse:
     """What is being served. The model's path stays here: it is nobody's business outside."""
     return pb.GetModelInfoResponse(
         name=info.name,

@@ -249,14 +249,14 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
 }
 
 // Scores of the tile at `start` become weights.
-void soften(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
+void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
   const AttendItem& item = rows.item;
   const int group = group_size(args);
   float added[kTileTokens];
   for (int row = 0, token = item.first_token; token < item.first_token + item.num_tokens; ++token)
     for (int head = 0; head < group; ++head, ++row)
-      soften_row(args, row_in_tile(args, item, start, token, head, added), scores + row * kTileTokens,
-                 rows.result + int64_t(row) * width, width, rows.maxima[row], rows.sums[row]);
+      softmax_update_row(args, row_in_tile(args, item, start, token, head, added), scores + row * kTileTokens,
+                         rows.result + int64_t(row) * width, width, rows.maxima[row], rows.sums[row]);
 }
 
 // Dot products of the rotary queries of some rows with the tile's rotary keys, added to their scores.
@@ -313,7 +313,7 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
       const Tile tile = tile_of_head(work.layout, first, head, item.num_heads, bool(args.rotary));
       keys.score(work.layout, tile, rows.queries, num_rows, work.key_panel, work.scores);
       if (rotary) rotary->add(tile, head, num_rows);
-      soften(args, rows, start, width, work.scores);
+      softmax_update(args, rows, start, width, work.scores);
       values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.result);
     }
   for (int head = 0; item.partial < 0 && head < item.num_heads; ++head)

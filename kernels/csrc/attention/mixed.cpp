@@ -45,7 +45,8 @@ Part attend_part(AttendArgs args, const PageLayout& layout, const uint8_t* pool,
 }
 
 // One row of the call, of `dim` values: `row` is scratch of as many floats.
-void join_row(const AttendArgs& args, const Part& first, const Part& second, size_t index, int dim, float* row) {
+void join_row(const AttendArgs& args, const Part& first, const Part& second, size_t index, int dim,
+              float* row) {
   const int head = int(index % args.num_query_heads);
   const float sink = args.sinks != nullptr ? args.sinks[head] * kLog2E : kLowest;
   const float top = std::max(std::max(first.logsums[index], second.logsums[index]), sink);
@@ -98,15 +99,18 @@ class AttendMixed : public mx::Primitive {
     const uint8_t *pool = inputs[0].data<uint8_t>(), *twin_pool = inputs[1].data<uint8_t>();
     const int32_t *table = view_ints(inputs[3]), *twin_table = view_ints(inputs[4]);
     const int num_tokens = inputs[2].shape(0), dim = out.shape(2);
-    Encoder(stream()).dispatch([args, pool, twin_pool, table, twin_table, num_tokens, dim, rotary, twins = twins_] {
-      const Part first = attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens, rotary);
-      const Part second = attend_part(args, twins, twin_pool, twin_table, Residency::twins, num_tokens, rotary);
-      parallel_for(num_tokens, [&](int token) {
-        std::vector<float> row(size_t(dim), 0.0f);
-        for (int head = 0; head < args.num_query_heads; ++head)
-          join_row(args, first, second, size_t(token) * args.num_query_heads + head, dim, row.data());
-      });
-    });
+    Encoder(stream()).dispatch(
+        [args, pool, twin_pool, table, twin_table, num_tokens, dim, rotary, twins = twins_] {
+          const Part first =
+              attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens, rotary);
+          const Part second =
+              attend_part(args, twins, twin_pool, twin_table, Residency::twins, num_tokens, rotary);
+          parallel_for(num_tokens, [&](int token) {
+            std::vector<float> row(size_t(dim), 0.0f);
+            for (int head = 0; head < args.num_query_heads; ++head)
+              join_row(args, first, second, size_t(token) * args.num_query_heads + head, dim, row.data());
+          });
+        });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");

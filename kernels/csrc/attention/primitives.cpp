@@ -143,8 +143,8 @@ void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& ma
   inputs.push_back(mx::contiguous(mx::astype(*mask, dtype, stream), false, stream));
 }
 
-void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary, const PageLayout& layout,
-                const mx::array& queries, float softcap) {
+void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary,
+                const PageLayout& layout, const mx::array& queries, float softcap) {
   if (!rotary) return;
   require(layout.num_heads == 1 && softcap == 0, [] { return "latents have one KV head and no softcap"; });
   require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);

@@ -45,10 +45,10 @@ void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& ma
               mx::Stream stream);
 MaskView view_mask(const mx::array& mask);
 
-// Adds optional rotary queries [T, Hq, layout.v.dim] of the type of `queries` to a call's inputs; throws if the
-// layer cannot be one of latents.
-void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary, const PageLayout& layout,
-                const mx::array& queries, float softcap);
+// Adds optional rotary queries [T, Hq, layout.v.dim] of the type of `queries` to a call's inputs; throws if
+// the layer cannot be one of latents.
+void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary,
+                const PageLayout& layout, const mx::array& queries, float softcap);
 
 // To be called when the array has its data: views of any strides.
 RowsView view_rows(const mx::array& rows);

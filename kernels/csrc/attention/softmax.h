@@ -51,8 +51,8 @@ inline void raise_maximum(float top, float* accumulator, int width, float& maxim
 }
 
 // A row that sees the whole tile, and nothing is done to its logits.
-inline void soften_plain(float factor, float* scores, float* accumulator, int width, float& maximum,
-                         float& sum) {
+inline void softmax_update_plain(float factor, float* scores, float* accumulator, int width, float& maximum,
+                                 float& sum) {
   Vec highest[2] = {Vec{} + maximum, Vec{} + maximum};
 #pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i)
@@ -70,10 +70,10 @@ inline void soften_plain(float factor, float* scores, float* accumulator, int wi
 
 // Raw scores of one row and tile become weights 2^(logit - maximum), 0 where the row sees nothing; its
 // running maximum (log2 domain) and sum are brought up to date.
-inline void soften_row(const AttendArgs& args, const RowInTile& row, float* scores, float* accumulator,
-                       int width, float& maximum, float& sum) {
+inline void softmax_update_row(const AttendArgs& args, const RowInTile& row, float* scores,
+                               float* accumulator, int width, float& maximum, float& sum) {
   if (~row.bits == 0 && args.softcap <= 0 && row.slope == 0 && row.added == nullptr)
-    return soften_plain(args.scale * kLog2E, scores, accumulator, width, maximum, sum);
+    return softmax_update_plain(args.scale * kLog2E, scores, accumulator, width, maximum, sum);
   IntVec lane_bit, seen[kVectors];
   Vec lane_number;
   for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane, lane_number[lane] = float(lane);

@@ -63,7 +63,7 @@ def samples(llm: LLM) -> list[Command[Any]]:
         commands.UnsubscribeEvents(),
         commands.PageEventsSince(1, 10),
         commands.GetCachedContents(),
-        commands.GetPageKind(),
+        commands.GetPageLayout(),
         commands.FindPrefix(digests),
         commands.ReadPages(digests[:2], ((0, 1), (1,))),
         commands.InsertPages(tuple(PROMPT[:20]), full.pages, b"other", 0, 0),

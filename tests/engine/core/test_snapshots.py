@@ -20,7 +20,7 @@ from octavo.engine.core import snapshots as saved
 from octavo.engine.core.commands import AnswerT, Command, ReadPages
 from octavo.engine.core.snapshots import LoadedPages, below, load, save_all, save_prompt
 from octavo.engine.kv_store.page_files import read_run, write_run
-from octavo.engine.kv_store.page_runs import PageKind, PagePart
+from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart
 
 PROMPT = [number % 250 for number in range(101)]
 FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -165,8 +165,8 @@ def test_a_pool_that_is_too_small_takes_none_of_it(engine: Callable[..., LLM], t
 
 class OtherModel(LedgerRunner):
     @property
-    def page_kind(self) -> PageKind:
-        return replace(super().page_kind, model="another")
+    def page_layout_key(self) -> PageLayoutKey:
+        return replace(super().page_layout_key, model="another")
 
 
 def edit(path: Path, change: Callable[[bytearray], object]) -> None:

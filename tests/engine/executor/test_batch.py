@@ -20,7 +20,7 @@ from octavo.block_manager import (
 )
 from octavo.block_manager.types import GroupPageTable
 from octavo.engine.executor.batch import build_batch
-from octavo.scheduler import Limits, Result, Scheduler, Sequence, Step, Work
+from octavo.scheduler import Limits, SampleResult, ScheduledChunk, Scheduler, Sequence, Step
 
 
 def make_work(
@@ -33,14 +33,14 @@ def make_work(
     num_siblings: int,
     num_groups: int = 1,
     quantize_after: int = 0,
-) -> Work:
+) -> ScheduledChunk:
     sequence = Sequence("s", [7 * page + 3 for page in range(stop)], 4)
     parts = tuple(
         GroupPageTable(array("i", [(page + group) % 64 for page in pages])) for group in range(num_groups)
     )
     sequence.table = PageTable(size, parts=parts, num_written=start, quantize_after=quantize_after)
     siblings = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_siblings))
-    return Work(sequence, start, stop, samples, siblings)
+    return ScheduledChunk(sequence, start, stop, samples, siblings)
 
 
 @st.composite
@@ -149,7 +149,7 @@ def test_every_group_has_its_own_pages_in_the_batch() -> None:
         step = scheduler.plan()
         assert step is not None
         batch = build_batch(step, 4)
-        scheduler.commit(step, [Result(7) for _ in step.sampled()])
+        scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
     assert step is not None
     table = step.work[0].sequence.table
     assert table is not None

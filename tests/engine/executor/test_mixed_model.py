@@ -17,7 +17,7 @@ from octavo.engine.executor.base import ModelRunner, load_runner
 from octavo.engine.executor.batch import build_batch
 from octavo.engine.executor.model_runner import PagedRunner
 from octavo.engine.executor.sampling.sampler import SampleState
-from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 
 pytestmark = pytest.mark.parity
 
@@ -78,7 +78,7 @@ def serve(
         for sequence, drawn in zip(sampled, output.samples, strict=True):
             assert drawn.logprob is not None
             logprobs[sequence].append(drawn.logprob.logprob)
-        scheduler.commit(step, [Result(drawn.token) for drawn in output.samples])
+        scheduler.commit(step, [SampleResult(drawn.token) for drawn in output.samples])
         blocks.check()
     assert blocks.idle_pages() == tuple(group.num_pages for group in groups)
     return {sequence.sequence_id: (sequence.tokens, found) for sequence, found in logprobs.items()}

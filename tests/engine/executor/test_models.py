@@ -25,7 +25,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import ModelRunner, load_runner
 from octavo.engine.executor.batch import build_batch
 from octavo.engine.executor.sampling.sampler import SampleState
-from octavo.scheduler import Limits, Result, Scheduler
+from octavo.scheduler import Limits, SampleResult, Scheduler
 from octavo.scheduler import Sequence as Served
 from routing import RoutedModel, Routing, mixtures, served_model
 
@@ -108,7 +108,7 @@ def serve(
             own = outputs[sequences.index(sequence)]
             own.tokens.append(drawn.token)
             own.logprobs.append(drawn.logprob)
-            results.append(Result(drawn.token, finished=len(own.tokens) == MAX_TOKENS))
+            results.append(SampleResult(drawn.token, finished=len(own.tokens) == MAX_TOKENS))
         scheduler.commit(step, results)
         blocks.check()
     for sequence, own in zip(sequences, outputs, strict=True):

@@ -21,7 +21,7 @@ from octavo.engine.executor.batch import build_batch
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.engine.memory import sizing as page_groups
 from octavo.kernels.groups import LayerGroup
-from octavo.scheduler import Limits, Result, Scheduler, Sequence
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 
 pytestmark = pytest.mark.parity
 
@@ -75,7 +75,7 @@ def serve(
             break
         output = runner.run(build_batch(step, PAGE_SIZE), [states[sequence] for sequence in step.sampled()])
         logprobs += [drawn.logprob.logprob for drawn in output.samples if drawn.logprob is not None]
-        scheduler.commit(step, [Result(drawn.token) for drawn in output.samples])
+        scheduler.commit(step, [SampleResult(drawn.token) for drawn in output.samples])
         blocks.check()
         if number > 40 and scheduler.num_running:
             held.add(blocks.groups[-1].num_pages - blocks.idle_pages()[-1])

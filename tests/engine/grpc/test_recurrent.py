@@ -260,7 +260,7 @@ async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
 
         def broken() -> None:
             committed()
-            (running,) = [s.table.state.running for s in core.core._scheduler._roster.running if s.table][:1]  # type: ignore[union-attr]
+            (running,) = [s.table.state.running for s in core.core._scheduler._queues.running if s.table][:1]  # type: ignore[union-attr]
             for array in states._arrays.values():
                 array[running] = mx.array(float("nan"), array.dtype)
 

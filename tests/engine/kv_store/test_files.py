@@ -17,7 +17,7 @@ from safetensors import safe_open
 from octavo.block_manager import Digest
 from octavo.engine.kv_store.folder import STALE_S, ShardFolder
 from octavo.engine.kv_store.page_files import BadPages, read_run, write_run
-from octavo.engine.kv_store.page_runs import PageKind, PagePart, PageRun
+from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from page_shards import PAGE_SIZE, bytes_of, chain_of, make_kind, make_run, read_page
@@ -66,7 +66,7 @@ def test_any_run_of_pages_comes_back_bit_for_bit(
         specs.append(spec)
         parts.append(PagePart(indices, rng.integers(0, 256, (len(indices), spec.page_bytes), np.uint8)))
     run = PageRun(
-        PageKind("m", tuple(specs), data.draw(st.text(max_size=9))),
+        PageLayoutKey("m", tuple(specs), data.draw(st.text(max_size=9))),
         Digest(rng.bytes(32)),
         tuple(rng.integers(0, 1 << 32, num_pages * page_size).tolist()),
         tuple(parts),

@@ -30,9 +30,9 @@ from octavo.engine.api.store_counters import StoreCounts
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.snapshots import load, save_all
 from octavo.engine.kv_store.page_files import read_run, write_run
-from octavo.engine.kv_store.page_runs import PageKind, PagePart, PageRun, StateKind
-from octavo.engine.kv_store.prefetch import Fetch
-from octavo.engine.kv_store.segments import stretches
+from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun, StateKind
+from octavo.engine.kv_store.prefetch import PrefetchJob
+from octavo.engine.kv_store.segments import segments
 from octavo.kernels.interface import PoolSpec
 from oracle import alone
 
@@ -125,7 +125,7 @@ def test_states_of_another_kind_are_not_looked_at(tmp_path: Path) -> None:
     run = read_run(path)
     kind = run.kind
     assert kind.states is not None
-    other = PageKind(kind.model, (), kind.context, StateKind(4, (("digest", (8,), "int8"),), 16))
+    other = PageLayoutKey(kind.model, (), kind.context, StateKind(4, (("digest", (8,), "int8"),), 16))
     assert not kind.matches(other)
     assert kind.key != other.key
 
@@ -165,7 +165,7 @@ def test_a_plan_ends_where_there_is_a_state(data: st.DataObject) -> None:
     def reach(have: list[list[bool]]) -> int:
         return next(n for n in range(num_pages, -1, -1) if n == 0 or (all(have[0][:n]) and have[1][n - 1]))
 
-    fetch = Fetch(
+    fetch = PrefetchJob(
         [],
         digests,
         root=root(b""),
@@ -228,10 +228,12 @@ def test_states_keep_their_place_in_pages_of_another_size(engine: Callable[..., 
     engine().save_prompt(PROMPT[:33], tmp_path / "even.safetensors")  # the state stands after 32 tokens
     engine().save_prompt(PROMPT[:37], tmp_path / "odd.safetensors")  # after 36
     even, odd = (read_run(tmp_path / f"{name}.safetensors") for name in ("even", "odd"))
-    kind = PageKind(even.kind.model, (replace(even.kind.specs[0], page_size=8),), states=even.kind.states)
-    assert [(x.group, x.first, len(x.pages)) for x in stretches(even, kind, 0)] == [(0, 0, 4), (1, 3, 1)]
-    assert [(x.group, x.first, len(x.pages)) for x in stretches(odd, kind, 0)] == [(0, 0, 4)]
-    (*_, state) = stretches(even, kind, 0)
+    kind = PageLayoutKey(
+        even.kind.model, (replace(even.kind.specs[0], page_size=8),), states=even.kind.states
+    )
+    assert [(x.group, x.first, len(x.pages)) for x in segments(even, kind, 0)] == [(0, 0, 4), (1, 3, 1)]
+    assert [(x.group, x.first, len(x.pages)) for x in segments(odd, kind, 0)] == [(0, 0, 4)]
+    (*_, state) = segments(even, kind, 0)
     assert state.pages.tobytes() == even.parts[1].pages.tobytes()
 
 
@@ -241,7 +243,7 @@ def test_states_kept_in_another_way_are_refused(engine: Callable[..., LLM], tmp_
     run = read_run(path)
     assert run.kind.states is not None
     entries = (("another", (8,), "uint8"),)
-    kind = PageKind(run.kind.model, run.kind.specs, run.kind.context, StateKind(4, entries, 16))
+    kind = PageLayoutKey(run.kind.model, run.kind.specs, run.kind.context, StateKind(4, entries, 16))
     write_run(tmp_path / "y.safetensors", PageRun(kind, run.parent, run.token_ids, run.parts, run.salt))
     with pytest.raises(InvalidRequest, match="nothing was loaded: the states of recurrent layers"):
         engine().load_prompt(tmp_path / "y.safetensors")
@@ -250,12 +252,12 @@ def test_states_kept_in_another_way_are_refused(engine: Callable[..., LLM], tmp_
 def test_pages_without_bytes_are_files_too(tmp_path: Path) -> None:
     """Of a model without attention."""
     spec = PoolSpec(layers=(), num_pages=2, page_size=4, k_format="bf16", v_format="bf16")
-    kind = PageKind("m", (spec,), states=StateKind(4, (("s", (2,), "float32"),), 16))
+    kind = PageLayoutKey("m", (spec,), states=StateKind(4, (("s", (2,), "float32"),), 16))
     state = np.arange(16, dtype=np.uint8)[None]
     parts = (PagePart((0, 1), np.empty((2, 0), np.uint8)), PagePart((1,), state))
     write_run(tmp_path / "x.safetensors", PageRun(kind, root(b""), tuple(range(8)), parts, b""))
     run = read_run(tmp_path / "x.safetensors")
     assert run.kind.matches(kind)
-    assert [(x.group, x.first, x.pages.tobytes()) for x in stretches(run, kind, 0)] == [
+    assert [(x.group, x.first, x.pages.tobytes()) for x in segments(run, kind, 0)] == [
         (0, 0, b""), (1, 1, state.tobytes())
     ]  # fmt: skip

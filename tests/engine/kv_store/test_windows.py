@@ -27,7 +27,7 @@ from octavo.engine.core import snapshots as saved
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.snapshots import LoadedPages, load, save_all
 from octavo.engine.kv_store.page_files import read_run
-from octavo.engine.kv_store.prefetch import Fetch
+from octavo.engine.kv_store.prefetch import PrefetchJob
 from oracle import alone
 
 PAGE_SIZE = 4
@@ -187,7 +187,7 @@ def test_a_plan_reads_what_is_needed_and_no_more(data: st.DataObject) -> None:
 
     found = possible(known)
     blocks = BlockManager(groups, PAGE_SIZE)
-    fetch = Fetch(
+    fetch = PrefetchJob(
         [],
         digests,
         root=root(b""),

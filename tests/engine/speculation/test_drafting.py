@@ -8,8 +8,8 @@ import pytest
 
 from octavo.engine.speculation.drafter import Proposal
 from octavo.engine.speculation.drafting import Drafting, num_drafts
+from octavo.scheduler import ScheduledChunk, Step
 from octavo.scheduler import Sequence as Served
-from octavo.scheduler import Step, Work
 from octavo.scheduler.drafts import UNKNOWN_COST, draft_cost
 from octavo.scheduler.step_cost import StepCost
 from octavo.scheduler.types import StepShape
@@ -71,7 +71,7 @@ def test_there_is_always_room_for_the_token_after_the_last_draft() -> None:
 
 def test_the_cost_of_a_row_is_learned_from_steps() -> None:
     cost = StepCost()
-    step = Step(tuple(Work(Served(f"{i}", [1] * 9, 9), 8, 9, True) for i in range(2)))
+    step = Step(tuple(ScheduledChunk(Served(f"{i}", [1] * 9, 9), 8, 9, True) for i in range(2)))
     assert draft_cost(cost, step) == UNKNOWN_COST / 2
     for rows in (1, 2, 4, 8, 3, 5) * 20:
         cost.observe(StepShape(rows, 0, 9 * rows, 0), 0.010 + 0.002 * rows)

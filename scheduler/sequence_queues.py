@@ -8,7 +8,7 @@ from .types import Sequence, Status
 from .waiting import WaitingQueue
 
 
-class Roster:
+class SequenceQueues:
     """
     ::
 
@@ -82,34 +82,34 @@ class Roster:
             leader = next(s for s in leaders if sequence in s.siblings)
             leader.siblings.remove(sequence)
         elif sequence.siblings:
-            heir, *heir.siblings = sequence.siblings
+            successor, *successor.siblings = sequence.siblings
             sequence.siblings = []
             if runs:
-                self.running[self.running.index(sequence)] = heir
+                self.running[self.running.index(sequence)] = successor
             else:
-                self.waiting.replace(sequence, heir)
-            heir.status = sequence.status
-            _inherit(heir, sequence)
+                self.waiting.replace(sequence, successor)
+            successor.status = sequence.status
+            _take_over(successor, sequence)
         else:
             (self.running if runs else self.waiting).remove(sequence)
             self._release(sequence)
         sequence.status = Status.FINISHED
 
-    def share(self, leader: Sequence, survivors: list[Sequence], *, trusted: bool) -> None:
-        """After the first sample of a running leader with siblings, ``survivors`` go on: the first
+    def share(self, leader: Sequence, remaining: list[Sequence], *, kv_valid: bool) -> None:
+        """After the first sample of a running leader with siblings, ``remaining`` go on: the first
         with the leader's table, the others with forks of it. Those there is no room for, or all
-        of them if the table is not to be trusted, are computed again."""
-        if survivors and trusted:
-            heir, *others = survivors
-            if heir is not leader:
-                self.running[self.running.index(leader)] = heir
-                heir.status = Status.RUNNING
-                _inherit(heir, leader)
-            queued = [member for member in others if not self._fork(heir, member)]
+        of them where the K/V of the prompt is not valid, are computed again."""
+        if remaining and kv_valid:
+            successor, *others = remaining
+            if successor is not leader:
+                self.running[self.running.index(leader)] = successor
+                successor.status = Status.RUNNING
+                _take_over(successor, leader)
+            queued = [member for member in others if not self._fork(successor, member)]
         else:
             self.running.remove(leader)
             self._release(leader)
-            queued = survivors
+            queued = remaining
         for member in reversed(queued):
             member.digests = leader.digests.copy()
             self._put_back(member)
@@ -119,15 +119,15 @@ class Roster:
         sequence.status = Status.WAITING
         self.waiting.put_back(sequence)
 
-    def _fork(self, heir: Sequence, member: Sequence) -> bool:
-        """Let a sibling run beside the heir, on its pages; False if it has to wait."""
-        assert heir.table is not None
-        if len(self.running) == self.max_running or not (fork := self.blocks.fork(heir.table)):
+    def _fork(self, successor: Sequence, member: Sequence) -> bool:
+        """Let a sibling run beside the successor, on its pages; False if it has to wait."""
+        assert successor.table is not None
+        if len(self.running) == self.max_running or not (fork := self.blocks.fork(successor.table)):
             return False
         self.copies += fork.copies
         member.table, member.digests = fork.table, fork.table.digests
         member.status = Status.RUNNING
-        self.running.insert(self.running.index(heir) + 1, member)
+        self.running.insert(self.running.index(successor) + 1, member)
         return True
 
     def _release(self, sequence: Sequence) -> None:
@@ -151,9 +151,9 @@ def _behind(queue: list[Sequence], sequence: Sequence) -> int:
     return index
 
 
-def _inherit(heir: Sequence, leader: Sequence) -> None:
-    """The heir takes over where the leader stood."""
-    heir.table, leader.table = leader.table, None
-    heir.digests, heir.num_cached = leader.digests, leader.num_cached
-    heir.num_charged = leader.num_charged
-    heir.num_preempted, heir.may_load = leader.num_preempted, leader.may_load
+def _take_over(successor: Sequence, leader: Sequence) -> None:
+    """The successor takes over where the leader stood."""
+    successor.table, leader.table = leader.table, None
+    successor.digests, successor.num_cached = leader.digests, leader.num_cached
+    successor.num_charged = leader.num_charged
+    successor.num_preempted, successor.may_load = leader.num_preempted, leader.may_load
