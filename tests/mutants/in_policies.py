@@ -95,9 +95,9 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "an heir is as young as can be",
+        "a successor is as young as can be",
         AGE,
-        "            self._overtaken[heir] = overtaken\n",
+        "            self._overtaken[successor] = overtaken\n",
         "            pass\n",
     ),
     Mutant(

@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant(
         "a failed group keeps its pages",
         SCHEDULER,
-        "trusted = all(result.token is not None for result in results)",
-        "trusted = True",
+        "kv_valid = all(result.token is not None for result in results)",
+        "kv_valid = True",
     ),
     Mutant("siblings are served twice", SCHEDULER, "        leader.siblings = []\n", ""),
     Mutant(
@@ -171,12 +171,17 @@ MUTANTS = (
     ),
     Mutant("abort of a leader takes its siblings along", ROSTER, "elif sequence.siblings:", "elif False:"),
     Mutant(
-        "an heir forgets the other siblings",
+        "a successor forgets the other siblings",
         ROSTER,
-        "heir, *heir.siblings = sequence.siblings",
-        "heir = sequence.siblings[0]",
+        "successor, *successor.siblings = sequence.siblings",
+        "successor = sequence.siblings[0]",
     ),
-    Mutant("an heir does not get the pages", ROSTER, "heir.table, leader.table = leader.table, None", "pass"),
+    Mutant(
+        "a successor does not get the pages",
+        ROSTER,
+        "successor.table, leader.table = leader.table, None",
+        "pass",
+    ),
     Mutant("forks exceed max_running", ROSTER, "len(self.running) == self.max_running or not", "not"),
     Mutant("copies are not asked for", ROSTER, "self.copies += fork.copies", "pass"),
     Mutant(
