@@ -13,10 +13,12 @@ from .pool import MetalPool
 
 
 class MetalBackend:
-    """``library`` says who compiles the kernels: MLX, unless given."""
+    """``library`` says who compiles the kernels: MLX, unless given. ``dense_prompts`` as of
+    ``PagedAttention``, for pools without a residual window."""
 
-    def __init__(self, library: KernelLibrary | None = None) -> None:
+    def __init__(self, library: KernelLibrary | None = None, *, dense_prompts: int = 0) -> None:
         self._library = KernelLibrary() if library is None else library
+        self._dense_prompts = dense_prompts
         self._writes_in_place = False
 
     @property
@@ -37,7 +39,7 @@ class MetalBackend:
 
     def create_pool(self, spec: PoolSpec) -> MetalPool:
         kind = InPlacePool if self._writes_in_place else MetalPool
-        return kind(spec, self._library)
+        return kind(spec, self._library, self._dense_prompts)
 
     def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:
         if all(layer.window is None for layer in layers):

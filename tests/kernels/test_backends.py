@@ -103,6 +103,19 @@ def test_auto_on_a_mac_takes_kernels_that_are_right(monkeypatch: pytest.MonkeyPa
     assert "self-test" in choice.reason
 
 
+@pytest.mark.usefixtures("metal")
+def test_dense_prompts_are_metals_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = choose_backend("metal", dense_prompts=64)
+    assert "prompts from 64 rows on may go densely through MLX's attention: their bits" in choice.reason
+    assert "dense" not in choose_backend("metal").reason
+    refused = r"metal_dense_prompts is 64, but .* on the {} backend here, and only Metal has .*; leave it out"
+    with pytest.raises(ValueError, match=refused.format("reference")):  # the kernels fail their self-test
+        choose_backend("auto", dense_prompts=64)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=refused.format("cpu")):
+        choose_backend("auto", dense_prompts=64)
+
+
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ValueError, match="'cuda' is not known; use one of auto, metal, cpu, reference"):
         choose_backend("cuda")

@@ -555,8 +555,26 @@ IN_PLACE = (
     Mutant("V where K lies", "write", "target, v_codes,", "target + 1, v_codes,"),
 )
 
+DENSE = (
+    Mutant("dense keys of the first positions", "dense", "uint(run[3]) + key", "key"),
+    Mutant(
+        "dense rows of the next sequence",
+        "dense",
+        "page_table + uint(run[2])",
+        "page_table + uint(run[2] ^ 1)",
+    ),
+    Mutant(
+        "dense rows of the first KV head", "dense", "NUM_KV_HEADS + kv_head) * PAGE", "NUM_KV_HEADS) * PAGE"
+    ),
+    Mutant("dense rows stay rotated", "dense", "if (ROTATES) {", "if (false) {"),
+    Mutant("dense rows without their scale", "dense", "= high[i] * scale;", "= high[i];"),
+    Mutant("dense rows past the run", "dense", " && first + lane / LANES < count", ""),
+    Mutant("codes past the row", "dense", "reads ? octet : 0u), low", "octet), low"),
+)
+
 MUTANTS = (
     DECODE
+    + DENSE
     + RUNS
     + REDUCE
     + ATTENTION

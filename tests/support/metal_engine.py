@@ -20,9 +20,9 @@ from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.launch import KernelLibrary
 
 
-def writing_backend(device: WritingDevice) -> MetalBackend:
+def writing_backend(device: WritingDevice, dense_prompts: int = 0) -> MetalBackend:
     """That writes pages in place, as after its self-test."""
-    backend = MetalBackend(KernelLibrary(device.compile))
+    backend = MetalBackend(KernelLibrary(device.compile), dense_prompts=dense_prompts)
     backend._writes_in_place = True
     return backend
 
@@ -31,7 +31,11 @@ def writing_backend(device: WritingDevice) -> MetalBackend:
 def metal_engine(folder: Path, device: WritingDevice, **settings: Any) -> Iterator[LLM]:
     small: dict[str, Any] = {"page_size": 16, "num_pages": 40, "max_running": 6, "max_step_tokens": 48}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "choose_device", lambda _: Choice(writing_backend(device), "emulated"))
+        patch.setattr(
+            load,
+            "choose_device",
+            lambda config: Choice(writing_backend(device, config.metal_dense_prompts), "emulated"),
+        )
         if isinstance(device, LateDevice):
             resolve = DeviceStep.resolve
 

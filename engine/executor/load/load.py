@@ -36,7 +36,7 @@ from .discover import CacheLayout, discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
-from .prepare import choose_device, make_ready
+from .prepare import choose_device, describe_dense_prompts, make_ready
 from .probe import ProbeResult, describe, describe_states
 from .warm_up import warm_up
 
@@ -63,6 +63,8 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     elif config.residual is not None and config.residual_is_optional:
         refusal = choice.backend.residual_refusal(layout.layers)
         config = config if refusal is None else _without_residual(config, refusal)
+    if config.metal_dense_prompts:
+        log.info("%s: %s", config.model, describe_dense_prompts(config, layout))
     available = usable_memory(weight_bytes + draft_weight_bytes(config))
     beside = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
@@ -132,7 +134,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         head=head,
     )
     if choice.backend.name == "metal":  # kernels are compiled when they are first launched: not for a request
-        warm_up(runner, max_step_tokens=config.max_step_tokens)
+        warm_up(runner, max_step_tokens=config.max_step_tokens, dense_prompts=config.metal_dense_prompts)
     return runner
 
 

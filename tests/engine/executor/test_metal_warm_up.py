@@ -38,15 +38,19 @@ def compiled_while_serving(folder: Path, **settings: Any) -> set[str]:
         ("qwen3", {"kv_format": "fp4", "residual_pages": 0}),
         ("qwen3", {"kv_format": "fp4", "max_step_tokens": 32}),
         ("gemma3_text", {"kv_format": "fp4", "num_pages": 30}),
+        ("qwen3", {"kv_format": "fp4", "residual_pages": 0, "metal_dense_prompts": 32}),
     ],
-    ids=("split", "residual", "windows"),
+    ids=("split", "residual", "windows", "dense"),
 )
 def test_nothing_is_compiled_for_a_request(
     tmp_path: Path, architecture: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16)
+    dense = "metal_dense_prompts" in settings
+    wide = {"head_dim": 64} if dense else {}
+    folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16, **wide)
     assert compiled_while_serving(folder, **settings) == set()
     monkeypatch.setattr(load, "warm_up", lambda *_, **__: None)
     kinds = {name.split("_")[1] for name in compiled_while_serving(folder, **settings)}
     expected = {"write", "copy", "chunk", "decode", *(["reduce"] if "residual_pages" in settings else [])}
+    expected |= {"dense"} if dense else set()
     assert expected <= kinds, "the check at load compiles other kernels"
