@@ -176,7 +176,7 @@ class EngineConfig:
     )  # fmt: skip
     metal_dense_prompts: int = setting(
         0, "on Metal, compute prompts with so many rows in a step by MLX's own attention, over pages that "
-        "are dequantized once per layer: bits of a prompt then depend on its chunks, which is promised otherwise",
+        "are dequantized once per layer: bits of a prompt then depend on its chunks, unlike otherwise",
         shown="0: none", kind="int", metavar="ROWS", low=0, remedy="0 leaves all to Octavo's kernel",
         more="64 or 128, for chips whose matrix units MLX uses (M5); not yet measured on Apple hardware. It "
         "takes memory for one layer's K and V in 16 bits. Layers with other head dims than 64, 80 and 128, "

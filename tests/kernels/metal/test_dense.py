@@ -139,8 +139,8 @@ def test_dense_rows_are_the_stored_ones_rounded_once(
 
 
 @needs_compiler
-def test_in_place_the_dense_launch_has_its_place_in_the_order() -> None:
-    """Two steps of one graph: the second one's write waits for the first one's dense rows."""
+def test_pages_written_in_place() -> None:
+    """test_in_flight.py has their order."""
     case = shape("", 64, 2, 16, sequences=((0, 30), (3, 1)))
     device = WritingDevice()
     pools = [InPlacePool(case.spec("fp4", "fp4"), KernelLibrary(device.compile), rows) for rows in (ROWS, 0)]
