@@ -126,6 +126,11 @@ def _choose_metal(*, asked_for: bool, dense_prompts: int) -> Choice:
             if asked_for
             else "Metal kernels, right on a short self-test on this device"
         )
+        if dense_prompts and (problem := backend.dense_problem()) is not None:
+            raise ValueError(
+                f"metal_dense_prompts is {dense_prompts}, but its self-test fails on this device "
+                f"({problem}); leave it out, or set it to 0"
+            )
         dense = (
             f"; prompts from {dense_prompts} rows on may go densely through MLX's attention: their bits then "
             "depend on their chunks"

@@ -211,8 +211,6 @@ class PagedAttention:
             outs += attend_densely(
                 routes.dense, queries, (keys, values), scale=options.scale, sinks=options.sinks
             )
-            if read:
-                inputs["after"] = read[0]
         if outs:
             inputs["decoded"] = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         if not routes.num_tiles:

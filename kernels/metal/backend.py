@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..interface import LayerSpec, PagedKVCache, PoolSpec
 from ..verify.selftest import first_failure
+from .dense_check import LIMIT, dense_error
 from .in_place import InPlacePool
 from .in_place_check import copies_pages, overlaps_steps
 from .launch import KernelLibrary
@@ -63,6 +64,17 @@ class MetalBackend:
         from .residual import MetalResidualCache
 
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
+
+    def dense_problem(self) -> str | None:
+        """What is wrong with long prompts that go densely through MLX's attention on this device, by a
+        self-test; None: nothing."""
+        try:
+            error = dense_error(self._library)
+        except RuntimeError as failed:  # a kernel that does not compile, or launch
+            return (str(failed).strip() or type(failed).__name__).splitlines()[0]
+        if error < LIMIT:
+            return None
+        return f"outputs differ from the kernel's by {error:.2g} of the largest, {LIMIT} is the most"
 
     def try_in_place(self) -> str:
         """Write pages in place from now on, if a self-test passes on this device that writes, reads back,

@@ -14,6 +14,7 @@ import pytest
 from octavo.kernels import FORMAT_NAMES, backends, mlx_pin
 from octavo.kernels.backends import choose_backend
 from octavo.kernels.interface import AttendOptions, PoolSpec
+from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 from octavo.kernels.verify.selftest import run_selftest
 
@@ -105,6 +106,9 @@ def test_auto_on_a_mac_takes_kernels_that_are_right(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("metal")
 def test_dense_prompts_are_metals_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"is 64, but its self-test fails .*No Metal back-end.*; leave"):
+        choose_backend("metal", dense_prompts=64)
+    monkeypatch.setattr(MetalBackend, "dense_problem", lambda _: None)
     choice = choose_backend("metal", dense_prompts=64)
     assert "prompts from 64 rows on may go densely through MLX's attention: their bits" in choice.reason
     assert "dense" not in choose_backend("metal").reason

@@ -569,7 +569,7 @@ DENSE = (
     Mutant("dense rows stay rotated", "dense", "if (ROTATES) {", "if (false) {"),
     Mutant("dense rows without their scale", "dense", "= high[i] * scale;", "= high[i];"),
     Mutant("dense rows past the run", "dense", " && first + lane / LANES < count", ""),
-    Mutant("codes past the row", "dense", "reads ? octet : 0u), low", "octet), low"),
+    Mutant("dense codes past the row", "dense", "reads ? octet : 0u), low", "octet), low"),
 )
 
 MUTANTS = (

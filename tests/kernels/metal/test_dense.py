@@ -162,6 +162,23 @@ def test_pages_written_in_place() -> None:
         assert np.abs(as_numpy(got) - as_numpy(want)).max() < 1e-5
 
 
+@needs_compiler
+def test_the_self_test_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Emulator()
+    backend = device.backend()
+    assert backend.dense_problem() is None
+    assert len(device.ran("dense")) == 2
+    attend = mx.fast.scaled_dot_product_attention
+
+    def unmasked(q, k, v, *, scale, mask, sinks):  # type: ignore[no-untyped-def]
+        return attend(q, k, v, scale=scale, mask=mask if mask == "causal" else None, sinks=sinks)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", unmasked)
+    problem = backend.dense_problem()
+    assert problem is not None
+    assert "outputs differ from the kernel's by" in problem
+
+
 def step(*sequences: tuple[int, int]) -> AttentionMetadata:
     tables = [np.arange(-(-(old + new) // 16), dtype=np.int32) for old, new in sequences]
     return build_metadata(sequences, tables, 16)
