@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,6 +53,16 @@ def paged_model(folder: Path, architecture: str, backend: MetalBackend) -> Paged
     spec = PoolSpec(layers=layout.layers, num_pages=0, page_size=16, k_format="fp4", v_format="fp4")
     cache = create_kv_cache(backend, spec, groups, [NUM_PAGES] * len(groups))
     return PagedModel(loaded.model, layout, cache, selection=selection)
+
+
+@pytest.fixture(autouse=True)
+def mlx_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where native operations fall through to MLX's: another test of this process may have
+    replaced them, which lasts as long as the process, and they cannot be exported."""
+    with contextlib.suppress(ImportError):  # without the extension nothing is replaced
+        from octavo.engine.executor.native import activations
+
+        monkeypatch.setattr(activations, "on_cpu", lambda: False)
 
 
 def primitives_of(model: PagedModel, lengths: Sequence[int]) -> list[dict[str, Any]]:
