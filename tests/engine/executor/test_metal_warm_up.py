@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+import tiny_heads
 import tiny_models
 from metal_backend import needs_compiler
 from metal_engine import metal_engine
@@ -30,6 +31,12 @@ def compiled_while_serving(folder: Path, **settings: Any) -> set[str]:
         llm.generate([list(range(150)), [6] * 21], params, progress=False)
         llm.generate([[1, 2]], params[0], progress=False)
     return device.signatures - before
+
+
+def test_a_head_for_several_tokens_needs_no_kernels_of_its_own(tmp_path: Path) -> None:
+    """Its layer is as those of the model, whose steps have compiled what it launches."""
+    folder = tiny_heads.make_model(tmp_path / "glm4_moe", "glm4_moe", dtype=mx.float32)
+    assert compiled_while_serving(folder, kv_format="fp4", residual_pages=0, speculate="mtp") == set()
 
 
 @pytest.mark.parametrize(
