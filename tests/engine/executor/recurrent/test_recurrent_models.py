@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import recurrent_models
 from native import require_extension
-from octavo.engine.executor.adapt.cache_adapter import install_hook
+from octavo.engine.executor.adapt.install import adapt_models
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.paged_model import PagedModel, slice_rows
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
@@ -198,7 +198,7 @@ def released(run: Run) -> Iterator[Run]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_mixed_steps_give_the_logits_of_mlx_lm(name: str) -> None:
     model, tokens = recurrent_models.build(name), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
     tier: StateTier = "ragged"
@@ -217,7 +217,7 @@ def test_mixed_steps_give_the_logits_of_mlx_lm(name: str) -> None:
 @pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def test_segments_give_the_logits_of_mlx_lm(name: str) -> None:
     model, tokens = recurrent_models.build(name), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
     with released(Run(model, name, "segments", tokens)) as run:
@@ -227,7 +227,7 @@ def test_segments_give_the_logits_of_mlx_lm(name: str) -> None:
 
 def test_a_step_computed_twice_is_refused() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     with released(Run(model, "lfm2", "ragged", tokens)) as run:
         run.open(0, 0)
@@ -242,7 +242,7 @@ def test_a_step_computed_twice_is_refused() -> None:
 
 def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     wanted = plain_logits(model, tokens[0])
     with released(Run(model, "lfm2", "ragged", tokens)) as run:
@@ -256,7 +256,7 @@ def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
 
 def test_a_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     with released(Run(model, "lfm2", "ragged", tokens)) as run:
         run.open(0, 0)
@@ -295,7 +295,7 @@ def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
     from octavo.engine.executor.native.recurrences import NativeRecurrences
 
     model, tokens = recurrent_models.build(name), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
     kernels = NativeRecurrences()
@@ -317,7 +317,7 @@ def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
     from octavo.engine.executor.native.recurrences import NativeRecurrences
 
     model, tokens = recurrent_models.build(name, mx.bfloat16), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
     with released(Run(model, name, "ragged", tokens, NativeRecurrences())) as run:
@@ -331,7 +331,7 @@ def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
     from octavo.engine.executor.native.recurrences import NativeRecurrences
 
     model, tokens = recurrent_models.build("lfm2"), sequences()
-    install_hook()
+    adapt_models()
     install_cut_points()
     with released(Run(model, "lfm2", "ragged", tokens, NativeRecurrences())) as run:
         run.open(0, 0)
