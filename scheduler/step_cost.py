@@ -13,6 +13,8 @@ _FORGETTING = 0.995  # weight of one step's observation per step after it: some 
 _PRIOR = 1e-3  # of the inverse covariance: what is known before the first step, next to nothing
 _MAX_COVARIANCE = 1e6  # without news in some direction, forgetting would let it grow without bound
 
+_PARTNERS = ((1, 0), (3, 0), (4, 2), (2, 4), (0, 1))  # of terms, see ``_terms``: rows and the constant, ...
+
 
 class StepCost:
     """A linear model of a step's seconds, fitted by recursive least squares with forgetting.
@@ -74,6 +76,19 @@ class StepCost:
         ]
         if max(p[0], p[2], p[5], p[9], p[14]) > _MAX_COVARIANCE:
             self._bound()
+        if min(self._weights) < 0.0:
+            self._shift(_terms(shape))
+
+    def _shift(self, terms: tuple[float, ...]) -> None:
+        """Make negative coefficients zero, and change their partners so that a step of these terms is
+        predicted as before. Terms that hardly vary, such as the constant and as many rows in every step,
+        cannot be told apart: one becomes too large and the other negative, and steps would be predicted by
+        what is too large alone."""
+        for each, partner in _PARTNERS:
+            weight = self._weights[each]
+            if weight < 0.0 and terms[each] > 0.0 and terms[partner] > 0.0:
+                self._weights[each] = 0.0
+                self._weights[partner] += weight * terms[each] / terms[partner]
 
     def _bound(self) -> None:
         """Halve the rows and columns of the covariance whose diagonal has grown too large."""

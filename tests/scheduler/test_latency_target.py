@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from typing import Literal
 
 import pytest
@@ -14,6 +15,7 @@ from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.latency_target import (
     AUTO_MOST_S,
     AUTO_ROOM,
+    HEADROOM,
     MIN_CHUNK,
     MIN_RUNNING,
     LatencyTarget,
@@ -366,3 +368,29 @@ def test_times_that_are_none_teach_nothing(seconds: float) -> None:
     cost.observe(StepShape(1, 0, 10, 0), seconds)
     assert cost.num_steps == 0
     assert cost.predict(StepShape(1, 0, 10, 0)) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_as_many_decodes_in_every_step_leave_the_prediction_right(seed: int) -> None:
+    """The constant and the rows cannot be told apart then. Whole chunks, for which a token costs less, are
+    seen first: they make the constant too large and the rows negative."""
+
+    def seconds(shape: StepShape) -> float:
+        tokens = shape.num_chunk_tokens
+        return 0.028 + 0.00125 * min(tokens, 64) + 0.0006 * max(0, tokens - 64) + 1e-7 * shape.chunk_positions
+
+    rng, target = random.Random(seed), LatencyTarget(0.15)
+    for _ in range(4):
+        shape = with_chunk(StepShape(0, 0, 0, 0), 0, 512)
+        target.observe(shape, seconds(shape) * rng.uniform(0.9, 1.1))
+    taken, predicted = [], []
+    for step in range(600):
+        start, decodes = step * 37 % 2000, StepShape(8, 0, 800 + 8 * step, 0)
+        time = target.limit(decodes)
+        assert time is not None
+        shape = with_chunk(decodes, start, time.most(start, 512))
+        taken.append(seconds(shape))
+        predicted.append(target.predict(shape))
+        target.observe(shape, taken[-1] * rng.uniform(0.85, 1.15))
+    assert statistics.median(taken[200:]) > 0.8 * 0.15 * HEADROOM, "the time that there is, is used"
+    assert max(p / t for p, t in zip(predicted[200:], taken[200:], strict=True)) < 1.6
