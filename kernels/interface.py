@@ -198,6 +198,11 @@ class AttentionBackend(Protocol):
         """Whether pages are written without new arrays: a step in flight does not make MLX copy its pool."""
         ...
 
+    @property
+    def compiles_at_launch(self) -> bool:
+        """Whether a kernel is compiled when it is first launched, so that the first request would wait."""
+        ...
+
     def create_pool(self, spec: PoolSpec) -> KVPool:
         """Allocate a pool; ValueError names what the backend cannot hold."""
         ...

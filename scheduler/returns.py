@@ -16,9 +16,9 @@ class Returns:
     computing, once each time. Until then the room is its own: nobody of its priority is let in.
     """
 
-    def __init__(self, connector: KVConnector, roster: SequenceQueues, pace: PromptPace) -> None:
+    def __init__(self, connector: KVConnector, queues: SequenceQueues, pace: PromptPace) -> None:
         self._connector = connector
-        self._queues = roster
+        self._queues = queues
         self._pace = pace
         self._loading: set[Sequence] = set()
 

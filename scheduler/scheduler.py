@@ -103,9 +103,9 @@ class Scheduler:
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
         """Sequences of each tenant that run, and that ``num_waiting`` counts."""
-        roster = self._queues
-        running = Counter(sequence.tenant for sequence in roster.running)
-        waiting = Counter(sequence.tenant for sequence in chain(roster.waiting, roster.loading))
+        queues = self._queues
+        running = Counter(sequence.tenant for sequence in queues.running)
+        waiting = Counter(sequence.tenant for sequence in chain(queues.waiting, queues.loading))
         return {tenant: (running[tenant], waiting[tenant]) for tenant in {**running, **waiting}}
 
     def on_news(self, wake: Callable[[], None]) -> None:
@@ -183,7 +183,6 @@ class Scheduler:
             stuck = self._queues.running or (self._queues.waiting and not self._returns.holds_up_all())
             assert not stuck, "somebody waits and nothing is computed"
             return None
-        roster = self._queues
         if self.blocks.takes_snapshots:
             for item in work:
                 sequence, drafts = item.sequence, len(item.drafts)
@@ -191,7 +190,7 @@ class Scheduler:
                 self.blocks.plan_snapshots(
                     sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
                 )
-        copies, roster.copies = tuple(roster.copies), []
+        copies, self._queues.copies = tuple(self._queues.copies), []
         shape = predicted_s = None
         if self._latency is not None and decodes is not None:
             shape = decodes if len(work) == decodes.num_decodes and not drafted else shape_of(work)

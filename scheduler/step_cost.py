@@ -77,13 +77,13 @@ class StepCost:
         if max(p[0], p[2], p[5], p[9], p[14]) > _MAX_COVARIANCE:
             self._bound()
         if min(self._weights) < 0.0:
-            self._shift(_terms(shape))
+            self._shift(x)
 
-    def _shift(self, terms: tuple[float, ...]) -> None:
-        """Make negative coefficients zero, and change their partners so that a step of these terms is
-        predicted as before. Terms that hardly vary, such as the constant and as many rows in every step,
-        cannot be told apart: one becomes too large and the other negative, and steps would be predicted by
-        what is too large alone."""
+    def _shift(self, terms: Run[float]) -> None:
+        """Make negative coefficients zero, and change their partners so that a step of these terms, or of
+        multiples of them, is predicted as before. Terms that hardly vary, such as the constant and as many
+        rows in every step, cannot be told apart: one becomes too large and the other negative, and steps
+        would be predicted by what is too large alone."""
         for each, partner in _PARTNERS:
             weight = self._weights[each]
             if weight < 0.0 and terms[each] > 0.0 and terms[partner] > 0.0:

@@ -301,6 +301,10 @@ class CpuBackend:
     def writes_in_place(self) -> bool:
         return True
 
+    @property
+    def compiles_at_launch(self) -> bool:
+        return False
+
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec, exact=self._exact)
 

@@ -38,6 +38,10 @@ class MetalBackend:
     def writes_in_place(self) -> bool:
         return self._writes_in_place
 
+    @property
+    def compiles_at_launch(self) -> bool:
+        return True
+
     def create_pool(self, spec: PoolSpec) -> MetalPool:
         kind = InPlacePool if self._writes_in_place else MetalPool
         return kind(spec, self._library, self._dense_prompts)

@@ -318,6 +318,10 @@ class ReferenceBackend:
     def writes_in_place(self) -> bool:
         return False
 
+    @property
+    def compiles_at_launch(self) -> bool:
+        return False
+
     def create_pool(self, spec: PoolSpec) -> ReferencePool:
         return ReferencePool(spec)
 

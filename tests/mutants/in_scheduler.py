@@ -102,8 +102,8 @@ MUTANTS = (
     Mutant(
         "copies are carried out twice",
         SCHEDULER,
-        "copies, roster.copies = tuple(roster.copies), []",
-        "copies = tuple(roster.copies)",
+        "copies, self._queues.copies = tuple(self._queues.copies), []",
+        "copies = tuple(self._queues.copies)",
     ),
     Mutant("copies are dropped", SCHEDULER, "Step(tuple(work), copies,", "Step(tuple(work), (),"),
     Mutant(

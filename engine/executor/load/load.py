@@ -133,7 +133,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
         head=head,
     )
-    if choice.backend.name == "metal":  # kernels are compiled when they are first launched: not for a request
+    if choice.backend.compiles_at_launch:
         warm_up(runner, max_step_tokens=config.max_step_tokens, dense_prompts=config.metal_dense_prompts)
     return runner
 

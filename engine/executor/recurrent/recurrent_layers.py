@@ -107,9 +107,7 @@ class RecurrentLayers:
         self.mixers = tuple(mixers)
         self.kernels = kernels
         self.tier = tier
-        self.computed_by: dict[
-            str, bool
-        ] = {}  # cut points that a step has come to: whether a kernel computes it
+        self.computed_by: dict[str, bool] = {}  # of cut points that a step came to: whether by a kernel
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
         for mixer in mixers:

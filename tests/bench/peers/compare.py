@@ -1,8 +1,8 @@
 """One engine's speed on the work that `workload.py` defines; the last line is one JSON object.
 
-    python tests/bench/peers/compare.py octavo    --model /tmp/q06-4
-    python tests/bench/peers/compare.py openvino  --model /tmp/ov-int4 --tokenizer /tmp/ov-int4
-    python tests/bench/peers/compare.py llama.cpp --model /tmp/q06-Q4_0.gguf
+    python tests/bench/peers/compare.py octavo    --model q06-4
+    python tests/bench/peers/compare.py openvino  --model ov-int4 --tokenizer ov-int4
+    python tests/bench/peers/compare.py llama.cpp --model q06-Q4_0.gguf
 
 Each engine runs in a process, and may have a Python environment, of its own; README.md beside this file
 says how to make them and the models. Figures are comparable only if nothing else runs on the machine.
