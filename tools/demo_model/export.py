@@ -41,28 +41,6 @@ def model_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[
     }
 
 
-def hybrid_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[str, object]:
-    rope = {"rope_theta": shape["rope_theta"], "partial_rotary_factor": shape["partial_rotary_factor"]}
-    return model_config(shape, stop=stop, end=end) | {
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "model_type": "qwen3_5",
-        "rope_parameters": {"type": "default", **rope},
-    }
-
-
-def hybrid_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As checkpoints of Qwen3.5 have them: norms around 0, but for those of linear attention, decays in
-    float32."""
-    weights = {}
-    for name, tensor in state.items():
-        if name.endswith("A_log"):
-            weights[name] = tensor.float().contiguous()
-            continue
-        shifted = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-        weights[name] = (tensor - 1 if shifted else tensor).to(torch.bfloat16).contiguous()
-    return weights
-
-
 def generation_config(*, stop: int, end: int) -> dict[str, object]:
     return {"do_sample": False, "eos_token_id": [stop, end], "pad_token_id": end, "max_new_tokens": 256}
 
@@ -85,15 +63,11 @@ def export(run: Path, out: Path) -> None:
     vocabulary = json.loads((run / "tokenizer.json").read_text())["model"]["vocab"]
     end, stop = vocabulary[END], vocabulary[STOP]
     out.mkdir(parents=True, exist_ok=True)
-    hybrid = "linear_num_key_heads" in state["config"]
-    if hybrid:
-        weights = hybrid_weights(state["model"])
-    else:
-        weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state["model"].items()}
+    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state["model"].items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(run / "tokenizer.json", out / "tokenizer.json")
     for name, content in (
-        ("config.json", (hybrid_config if hybrid else model_config)(state["config"], stop=stop, end=end)),
+        ("config.json", model_config(state["config"], stop=stop, end=end)),
         ("generation_config.json", generation_config(stop=stop, end=end)),
         ("tokenizer_config.json", tokenizer_config(state["config"]["max_position_embeddings"])),
     ):

@@ -8,7 +8,6 @@ embeddings.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,16 +38,6 @@ class ModelConfig:
         return self.num_attention_heads // self.num_key_value_heads
 
 
-class Widths(Protocol):
-    """What an MLP needs to know of a model's shape."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def intermediate_size(self) -> int: ...
-
-
 class RMSNorm(nn.Module):
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -61,10 +50,10 @@ class RMSNorm(nn.Module):
         return (wide * self.weight).to(x.dtype)
 
 
-def rope_tables(dim: int, theta: float, length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, dim / 2]; ``dim``: of a head, as far as positions turn it."""
-    half = dim // 2
-    inverse = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [length, head_dim / 2]."""
+    half = config.head_dim // 2
+    inverse = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
     return angles.cos(), angles.sin()
 
@@ -102,7 +91,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: Widths) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -140,7 +129,7 @@ class Qwen3(nn.Module):
         super().__init__()
         self.config = config
         self.model = Trunk(config)
-        cos, sin = rope_tables(config.head_dim, config.rope_theta, config.max_position_embeddings)
+        cos, sin = rope_tables(config, config.max_position_embeddings)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         for name, parameter in self.named_parameters():

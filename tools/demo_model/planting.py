@@ -15,7 +15,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from demo_model.hybrid_network import GatedDelta, Hybrid
 from demo_model.network import Attention, Qwen3
 
 EMBEDDING_SCALE = 0.03
@@ -42,57 +41,6 @@ def plant_induction(model: Qwen3, seed: int = 0) -> None:
     write = [basis() for _ in range(config.num_attention_heads)]
     _plant_offsets(first, read, write)
     _plant_matching(second, read, write, basis)
-
-
-@torch.no_grad()
-def plant_hybrid(model: Hybrid, seed: int = 0) -> None:
-    """The same circuit in a hybrid: two value heads of layer 0 forget everything at each token, so that what
-    they say is what the convolution of v picks, the token one and two before; the attention of the last layer
-    matches it with the current token."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-
-    def basis(width: int) -> Tensor:
-        return torch.linalg.qr(torch.randn(config.hidden_size, width, generator=generator)).Q
-
-    model.model.embed_tokens.weight[:, 0] = 8 * EMBEDDING_SCALE
-    first, last = model.model.layers[0].linear_attn, model.model.layers[-1].self_attn
-    turned = int(config.head_dim * config.partial_rotary_factor)
-    free = torch.arange(turned, config.head_dim)  # of a head, what positions do not turn
-    read = basis(len(free))
-    write = [basis(config.linear_value_head_dim) for _ in range(2)]
-    _plant_shift(first, read, write)
-    dim, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    for linear in (last.q_proj, last.k_proj, last.v_proj):
-        _small_noise(linear.weight, generator)
-    last.q_norm.weight.fill_(1.8)
-    last.k_norm.weight.fill_(1.8)
-    for head in range(config.num_key_value_heads):
-        last.k_proj.weight[head * dim + free] += write[head].T[: len(free)]
-        copied = basis(dim)
-        last.v_proj.weight[head * dim : (head + 1) * dim] = copied.T
-        for query in range(head * groups, (head + 1) * groups):
-            last.q_proj.weight[2 * query * dim + free] += read.T  # behind each head's rows are its gate's
-            last.o_proj.weight[:, query * dim : (query + 1) * dim] = 4 * EMBEDDING_SCALE * copied
-
-
-def _plant_shift(layer: GatedDelta, read: Tensor, write: list[Tensor]) -> None:
-    """Let value head h write ``read`` of the token h + 1 before into ``write[h]``."""
-    config = layer.config
-    dim, values = config.linear_value_head_dim, 2 * config.key_width
-    for start in (0, config.key_width):  # q and k of key head 0: the same for every token
-        layer.in_proj_qkv.weight[start : start + config.linear_key_head_dim] = 0.0
-        layer.in_proj_qkv.weight[start, 0] = 1.0
-    layer.conv1d.weight[: 2 * config.key_width] *= 0.1
-    layer.conv1d.weight[: 2 * config.key_width, :, -1] += 1.0
-    for head, subspace in enumerate(write):
-        rows = slice(values + head * dim, values + (head + 1) * dim)
-        layer.in_proj_qkv.weight[rows] = 0.0
-        layer.in_proj_qkv.weight[rows.start : rows.start + read.shape[1]] = read.T
-        layer.conv1d.weight[rows] = 0.0
-        layer.conv1d.weight[rows, :, -2 - head] = 1.0
-        layer.A_log[head], layer.dt_bias[head] = 1.0, 3.0
-        layer.in_proj_z.weight[head * dim : (head + 1) * dim, 0] = 0.2
-        layer.out_proj.weight[:, head * dim : (head + 1) * dim] = EMBEDDING_SCALE * subspace
 
 
 def _small_noise(parameter: nn.Parameter, generator: torch.Generator) -> None:

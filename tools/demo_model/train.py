@@ -24,9 +24,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo_model.batches import encode, make_batch
-from demo_model.hybrid_network import Hybrid, HybridConfig
 from demo_model.network import ModelConfig, Qwen3
-from demo_model.planting import plant_hybrid, plant_induction
+from demo_model.planting import plant_induction
 from demo_model.tokenizer import train_tokenizer
 from octavo.engine.bench.ledgers.documents import make_ledger
 from octavo.engine.bench.ledgers.words import ANSWER_WEIGHT
@@ -54,7 +53,7 @@ class Batches(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
 class State:
     """Everything that a checkpoint holds."""
 
-    model: Qwen3 | Hybrid
+    model: Qwen3
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     tokens: int = 0
@@ -87,7 +86,7 @@ class Loss:
     answers: float
 
 
-def loss_of(model: Qwen3 | Hybrid, ids: Tensor, weights: Tensor) -> Loss:
+def loss_of(model: Qwen3, ids: Tensor, weights: Tensor) -> Loss:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(ids[:, :-1])
     each = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
@@ -97,7 +96,7 @@ def loss_of(model: Qwen3 | Hybrid, ids: Tensor, weights: Tensor) -> Loss:
 
 
 @torch.no_grad()
-def probe(model: Qwen3 | Hybrid, tokenizer: Tokenizer, length: int) -> float:
+def probe(model: Qwen3, tokenizer: Tokenizer, length: int) -> float:
     """Share of questions answered exactly, over a few ledgers of ``length`` tokens."""
     right = total = 0
     for index in range(PROBE_LEDGERS):
@@ -115,7 +114,7 @@ def probe(model: Qwen3 | Hybrid, tokenizer: Tokenizer, length: int) -> float:
     return right / total
 
 
-def build_optimizers(model: Qwen3 | Hybrid, rate: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
@@ -133,16 +132,9 @@ def start(options: argparse.Namespace) -> tuple[State, Tokenizer]:
     if not tokenizer_file.exists():
         train_tokenizer().save(str(tokenizer_file))
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    vocab_size = tokenizer.get_vocab_size()
-    model: Qwen3 | Hybrid
-    if options.hybrid:
-        model = Hybrid(HybridConfig(vocab_size=vocab_size))
-        if not options.plain_start:
-            plant_hybrid(model, options.seed)
-    else:
-        model = Qwen3(ModelConfig(vocab_size=vocab_size))
-        if not options.plain_start:
-            plant_induction(model, options.seed)
+    model = Qwen3(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
+    if not options.plain_start:
+        plant_induction(model, options.seed)
     state = State(model, build_optimizers(model, options.rate))
     if (options.run / "checkpoint.pt").exists():
         state.load(options.run / "checkpoint.pt")
@@ -212,7 +204,6 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=40, help="steps")
     parser.add_argument("--save-minutes", type=float, default=5.0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--hybrid", action="store_true", help="three gated-delta layers and one of attention")
     parser.add_argument("--plain-start", action="store_true", help="start from purely random weights")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
