@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
@@ -99,8 +101,9 @@ def assemble(
     tokenizer: Tokenizer,
     observer: Observer | None = None,
     draft_model: BatchDrafter | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """An engine around a runner that is ready."""
+    """An engine around a runner that is ready. ``clock``: seconds, by which steps are timed."""
     info = runner.info
     try:
         blocks = BlockManager(
@@ -142,6 +145,7 @@ def assemble(
         draft_model=draft_model,
         draft_tokens=config.draft_tokens,
         overlaps=config.async_steps != "off",  # where the runner can
+        clock=clock,
     )
 
 

@@ -22,7 +22,9 @@ FORCED = 10**6
 _MATCHES = (4, 8, 16, FORCED)  # bounds of the kinds of proposals, by what speaks for them
 _HOLD = (0.3, 0.5, 0.7, 0.8, 0.9)  # how often a draft of each kind holds, to begin with
 _LEARNING = 0.1  # weight of the latest draft
-_TRY_EVERY = 32  # tokens: as often a model guesses one token of a sample that nothing is guessed for
+_TRY_EVERY = 32  # tokens: as often one token is guessed for a sample whose guesses seem to cost too much
+
+_CHEAP = 0.1  # a row's share of a step of one sequence, where rows are cheap
 
 
 class Grammar(Protocol):
@@ -77,7 +79,11 @@ class Drafting:
         drafts = self._last.tokens
         if not drafts:
             return ()
-        worth = num_drafts(self._hold[_kind(self._last)], most=len(drafts), cost=cost, others=others)
+        hold = self._hold[_kind(self._last)]
+        worth = num_drafts(hold, most=len(drafts), cost=cost, others=others)
+        if not worth and len(tokens) % _TRY_EVERY == 0:
+            # What a row costs is learned from steps that have some: without, an estimate once too high stays.
+            worth = num_drafts(hold, most=1, cost=_CHEAP / (1 + others), others=others)
         return tuple(drafts[:worth])
 
     def finished(self, tokens: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,9 @@ class FakeCore:
         max_model_len: int = 4096,
         groups: tuple[KVGroupSpec, ...] = (),
         states: RecurrentState | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._options = {
             "ends_every": ends_every,
             "poison": poison,
@@ -119,7 +122,7 @@ class FakeCore:
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
         info = fake_info(config, max_model_len=self._max_model_len, groups=self._groups, states=self._states)
         self.runner = LedgerRunner(info, **self._options)  # type: ignore[arg-type]
-        self.core = assemble(config, self.runner, byte_tokenizer(), observer)
+        self.core = assemble(config, self.runner, byte_tokenizer(), observer, clock=self._clock)
         return self.core
 
 

@@ -53,6 +53,19 @@ def test_what_never_holds_is_soon_not_computed_any_more_and_still_watched() -> N
     assert min(computed[120:]) >= 1, "it begins again without having been tried"
 
 
+def test_an_estimate_of_a_row_that_is_too_high_is_tried_now_and_then() -> None:
+    drafting, tokens, computed = Drafting(Always(), most=4), [0], []
+    for _ in range(128):
+        computed.append(len(drafting.propose(tokens, 1000, cost=1.5)))
+        tokens.append(tokens[-1] + 1)
+    assert sum(computed) == len(computed) / 32, "one row tells what rows cost"
+    drafting, tokens, computed = Drafting(Always(), most=4), [0], []
+    for _ in range(128):
+        computed.append(len(drafting.propose(tokens, 1000, cost=1.5)))
+        tokens.append(tokens[-1] + 5)
+    assert not any(computed[64:]), "what does not hold is not tried"
+
+
 def test_kinds_of_proposals_are_told_apart() -> None:
     """Chance finds of three tokens say nothing about a long quotation."""
     drafter = Always(match=3)
