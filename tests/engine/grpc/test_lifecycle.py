@@ -56,7 +56,7 @@ async def test_reflection_describes_the_service() -> None:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
 
         async def ask(
-            request: Question,
+            request: reflection_pb2.ServerReflectionRequest,
         ) -> reflection_pb2.ServerReflectionResponse:
             async for reply in stub.ServerReflectionInfo(iter([request])):
                 return reply
