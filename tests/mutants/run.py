@@ -47,7 +47,7 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_fair_queue.py",
         "tests/scheduler/test_long_prompts.py",
         "tests/scheduler/test_prefix_in_flight.py",
-        "tests/scheduler/test_siblings.py",
+        "tests/scheduler/test_parallel_samples.py",
         "tests/scheduler/test_priority.py",
         "tests/scheduler/test_latency_target.py",
         "tests/scheduler/test_deadlines.py",

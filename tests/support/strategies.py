@@ -18,7 +18,7 @@ from octavo.block_manager.spec import pages_touched
 
 @dataclass(frozen=True)
 class Request:
-    """``max_tokens`` has one entry per sample: the leader's, then its siblings'."""
+    """``max_tokens`` has one entry per sample: the parent's, then its parallel samples'."""
 
     prompt: tuple[int, ...]
     max_tokens: tuple[int, ...]
