@@ -52,7 +52,7 @@ class HostTier:
         *,
         max_bytes: int,
         behind: KVConnector | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """InvalidConfig without a prefix cache."""
         try:
