@@ -6,13 +6,14 @@ its state, or None where no kernel fits: mlx-lm's operations are used then. Stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.cpu import recurrent
+from octavo.kernels.cpu.backend import CpuPrograms
 from octavo.kernels.cpu.recurrent import DeltaGates, SsdParameters, StateArrays
 from octavo.kernels.state_segments import StateSegments
 
@@ -44,6 +45,15 @@ class NativeRecurrences:
 
     def arrays(self, segments: StateSegments) -> StateArrays:
         return StateArrays.of(segments)
+
+    def bind(self, arrays: Sequence[mx.array]) -> StateArrays:
+        return StateArrays(*arrays)
+
+    def mark(self, flags: mx.array, arrays: StateArrays, y: mx.array) -> mx.array:
+        return recurrent.mark_nonfinite(flags, arrays, y)
+
+    def programs(self) -> CpuPrograms:
+        return CpuPrograms()
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
         kernel = _FUNCTIONS.get(name)

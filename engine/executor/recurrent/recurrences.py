@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from octavo.kernels.replay import Programs
 from octavo.kernels.state_segments import StateSegments
 
 
@@ -35,6 +36,19 @@ class Recurrences(Protocol):
 
     def arrays(self, segments: StateSegments) -> Any:
         """The segments of a step as its kernels take them."""
+        ...
+
+    def bind(self, arrays: Sequence[mx.array]) -> Any:
+        """The same of int32 arrays [B, 4] and [C, 2] like those of ``StateSegments``."""
+        ...
+
+    def mark(self, flags: mx.array, arrays: Any, y: mx.array) -> mx.array:
+        """``flags`` int32 [T], 1 where a state is NaN or infinite that a step leaves somewhere, by what it
+        gave for its row of y [T, ..]."""
+        ...
+
+    def programs(self) -> Programs | None:
+        """What records steps as programs; None where nothing does."""
         ...
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
