@@ -20,7 +20,7 @@ from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes
 
 from ...api.config import StateSnapshots
-from .entries import EntrySpec, slot_bytes
+from .entries import EntrySpec, bytes_of, fitting, slot_bytes
 from .mixers import MixerError
 from .recurrences import Advance, Recurrences
 from .segments import SegmentGroup, StateStep
@@ -169,7 +169,7 @@ class StatePool:
         if entry is None and self._fixed:
             raise MixerError(f"the model writes a state {name!r} that it did not write when it was probed")
         if entry is not None:
-            value = _fitting(value, entry.shape[1:])
+            value = fitting(value, entry.shape[1:])
             if self._fixed:
                 value = value.astype(entry.dtype)
         self._written.setdefault(name, []).append((group, value))
@@ -338,7 +338,7 @@ class StatePool:
         if not self._fixed:
             self._widen(name, parts)
         shape = self._arrays[name].shape[1:]
-        values = [_fitting(value, shape) for _, value in parts]
+        values = [fitting(value, shape) for _, value in parts]
         rows = values[0] if len(values) == 1 else mx.concatenate(values)
         if places != list(range(first)):
             rows = rows[mx.array(np.array(places, np.int32))]
@@ -354,20 +354,4 @@ class StatePool:
                 array = mx.zeros((self.num_slots, *value.shape[1:]), value.dtype)
                 self.computed_by[name] = False
             shape = tuple(map(max, array.shape[1:], value.shape[1:]))
-            self._arrays[name] = _fitting(array, shape).astype(mx.result_type(array, value))
-
-
-def bytes_of(array: mx.array) -> Any:
-    """The memory of an evaluated array [N, ..] without gaps, as NumPy's uint8 [N, bytes]."""
-    return np.asarray(array.reshape(array.shape[0], -1).view(mx.uint8))
-
-
-def _fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """States [B, ..] of a shape. Windows of inputs may be shorter at first: the missing past is zeros in
-    front. MixerError if it is not that."""
-    if value.shape[1:] == shape:
-        return value
-    if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):
-        raise MixerError(f"a state of shape {value.shape[1:]} where slots have room for {shape}")
-    widths = [(0, 0), *((b - a, 0) for a, b in zip(value.shape[1:], shape, strict=True))]
-    return mx.pad(value, widths)
+            self._arrays[name] = fitting(array, shape).astype(mx.result_type(array, value))
