@@ -108,7 +108,8 @@ def assemble(
     draft_model: BatchDrafter | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """An engine around a runner that is ready. ``clock``: seconds, by which steps are timed."""
+    """An engine around a runner that is ready. ``clock``: seconds, by which steps and copies of pages to
+    memory beside the pool are timed."""
     info = runner.info
     try:
         blocks = BlockManager(
@@ -136,7 +137,7 @@ def assemble(
     disk = _disk_tier(config, runner, blocks, transfer)
     swap = None
     if config.swap_memory:
-        swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk)
+        swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
     return EngineCore(
         runner,
         tokenizer,

@@ -133,7 +133,7 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
         first, *others = request.samples
-        first.sequence.siblings.extend(sample.sequence for sample in others)
+        first.sequence.parallel_samples.extend(sample.sequence for sample in others)
         self._scheduler.add(first.sequence)
         self._samples.update((sample.sequence, sample) for sample in request.samples)
         made = self._speculation.begin(
@@ -148,7 +148,7 @@ class EngineCore:
 
     def abort(self, request: Request) -> None:
         """End what is left of a request: its pages are idle when this returns."""
-        for sample in reversed(request.samples):  # siblings first, so that none takes the first's place
+        for sample in reversed(request.samples):  # the parent last: none takes its place
             if sample.sequence in self._samples:
                 self._scheduler.abort(sample.sequence)
                 self._tell(sample, sample.abort())

@@ -4,8 +4,8 @@ whose pages are on disk wait until the reader has brought them."""
 from __future__ import annotations
 
 import threading
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +158,9 @@ class DiskTier:
         gained = fetch.gain(parts, has) * self._blocks.page_size
         return gained > 0 and self._reader.rate.is_within(num_bytes, gained * token_s)
 
-    def _may_be_there(self, digests: Run[Digest], known: Run[Run[bool]], found: int) -> bool:
+    def _may_be_there(
+        self, digests: abc.Sequence[Digest], known: abc.Sequence[abc.Sequence[bool]], found: int
+    ) -> bool:
         """Whether it is worth to look: beyond what is found there is a state, if states are needed, and the
         first page that a group lacks there is on disk."""
         for states in known[self._states :]:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence as Run
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.block_manager import Digest
@@ -69,7 +69,7 @@ class ShardWriter:
             self._pages.append(_Page(digest, group, run))
             self._changed.notify_all()
 
-    def used(self, digests: Run[Digest]) -> None:
+    def used(self, digests: Sequence[Digest]) -> None:
         """These pages were wanted just now; if they are on disk they stay longer."""
         with self._changed:
             self._uses.extend(digests[: max(0, MAX_USES - len(self._uses))])

@@ -179,20 +179,20 @@ def test_one_that_waits_for_pages_is_aborted_like_any_other(n: int) -> None:
     assert engine.scheduler.num_waiting == engine.blocks.num_held == 0
 
 
-def test_the_sibling_of_one_that_is_aborted_while_it_waits_is_served() -> None:
+def test_the_parallel_sample_of_one_that_is_aborted_while_it_waits_is_served() -> None:
     store: Store = {}
     first = Engine(store)
     first.add(PROMPT)
     first.run()
     engine = Engine(store, delay=10)
-    sibling = Sequence("b", list(PROMPT), 1)
-    leader = Sequence("a", list(PROMPT), 1, siblings=[sibling])
-    engine.scheduler.add(leader)
-    engine.scheduler.abort(leader)
-    assert (leader.status, sibling.status) == (Status.FINISHED, Status.WAITING)
+    parallel_sample = Sequence("b", list(PROMPT), 1)
+    parent = Sequence("a", list(PROMPT), 1, parallel_samples=[parallel_sample])
+    engine.scheduler.add(parent)
+    engine.scheduler.abort(parent)
+    assert (parent.status, parallel_sample.status) == (Status.FINISHED, Status.WAITING)
     step = engine.scheduler.plan()
     assert step is not None
-    assert [item.sequence for item in step.work] == [sibling]
+    assert [item.sequence for item in step.work] == [parallel_sample]
 
 
 @given(

@@ -73,13 +73,16 @@ async def test_a_priority_that_is_none_is_refused() -> None:
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_waiting_too_long_is_resource_exhausted_with_a_time_to_come_back() -> None:
+async def test_waiting_too_long_is_resource_exhausted_with_a_time_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate = Gate()
-    config = small_config(max_running=1, queue_timeout=0.2)
+    config = small_config(max_running=1, queue_timeout=30)
     async with served(FakeCore(before_step=gate), config=config) as its:
         first = its.client.stub.Generate(pb.GenerateRequest(text="a", sampling=ONE))
         await eventually(lambda: its.server.intake.num_active == 1, "the first is in")
-        gate.allow(0)
+        await eventually(lambda: gate.is_waiting, "it is being computed")
+        monkeypatch.setattr(its.engine._open.gate, "_timeout_s", 0.2)
         with pytest.raises(grpc.aio.AioRpcError, match="queue_timeout") as caught:
             await its.client.stub.Generate(pb.GenerateRequest(text="b", sampling=ONE)).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
