@@ -13,7 +13,7 @@ from octavo.kernels.interface import PagedKVCache
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
 from octavo.kernels.replay import ReplayablePool
 
-from .adapt.cache_adapter import HookError, LayerShim, StepContext
+from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
 from .capture.graph_runner import Build, Replay
 from .load.discover import AttentionCache, CacheLayout, CachePlace, StateCache
@@ -66,7 +66,7 @@ class PagedModel:
         self._model = model
         self._context = StepContext(kv_cache, mask_dims=mask_dims)
         self._layout = layout
-        self._layer_shims: list[LayerShim] = []
+        self._layer_shims: list[LayerCache] = []
         self._shims = [self._shim(place) for place in layout.caches]
         self.replay: Replay | None = None
         if replay and mask_dims is None and (pools := self._replayable()):
@@ -77,17 +77,16 @@ class PagedModel:
         pools = list(self.kv_cache.replayable)
         if self.states is None or (self._layout.layers and not pools):
             return pools
-        kernels = None if self._recurrent is None else self._recurrent.kernels
-        programs = None if kernels is None else kernels.programs()
-        if self._recurrent is None or not self._recurrent.all_native or kernels is None or programs is None:
+        if self._recurrent is None or self._recurrent.kernels is None or not self._recurrent.all_native:
             return []
-        return [StateReplay(self.states, kernels, programs), *pools]
+        recorder = self._recurrent.kernels.recorder()
+        return [] if recorder is None else [StateReplay(self.states, recorder), *pools]
 
     def _shim(self, place: CachePlace) -> object:
         """What the model gets in place of a cache."""
         match place:
             case AttentionCache(layer):
-                shim = LayerShim(self._context, layer, self._layout.layers[layer])
+                shim = LayerCache(self._context, layer, self._layout.layers[layer])
                 self._layer_shims.append(shim)
                 return shim
             case StateCache(index, size):
@@ -147,7 +146,7 @@ class PagedModel:
         """Whether layers collected K or V of whole sequences, in the steps so far."""
         return self._context.gathers
 
-    def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerShim:
+    def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerCache:
         """Begin a step in which nothing but one layer's attention is computed, by what stands for its
         cache."""
         self._context.begin(metadata)

@@ -111,6 +111,12 @@ class StateStep:
         order = np.concatenate([group.rows for group in self.groups])
         self._inverse = None if _rises(order) else mx.array(np.argsort(order).astype(np.int32))
 
+    @functools.cached_property
+    def last_row_ids(self) -> mx.array | None:
+        """The last rows of all segments; None: every row is one."""
+        rows = sorted(row for group in self.groups for row in group.last_rows)
+        return None if len(rows) == self.num_rows else mx.array(np.array(rows, np.int32))
+
     def arrays(self, kernels: Recurrences) -> Any:
         """The segments as kernels take them: the same for all layers."""
         if self._arrays is None:

@@ -189,7 +189,7 @@ class StatePool:
         self._advanced[name], y = advance.run(array, arrays)
         if self._flags is None:
             self._flags = mx.array(np.zeros(self.step.num_rows, np.int32))
-        self._flags = kernels.mark(self._flags, arrays, y)
+        self._flags = kernels.mark(self._flags, arrays, y, self.step)
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
