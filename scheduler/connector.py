@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as Run
 from typing import Protocol
 
 from .types import Sequence, Step
@@ -43,7 +43,7 @@ class KVConnector(Protocol):
         seconds for each token (None: it does not matter)."""
         ...
 
-    def poll(self) -> Run[Sequence]:
+    def poll(self) -> abc.Sequence[Sequence]:
         """Put what has come into the pool, a bounded amount, where it is cached and held by nobody.
 
         Returns the sequences that need wait no longer, in the order they came.
@@ -76,7 +76,7 @@ class NoConnector:
     def start_load(self, _sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         return False
 
-    def poll(self) -> Run[Sequence]:
+    def poll(self) -> abc.Sequence[Sequence]:
         return ()
 
     def cancel_load(self, sequence: Sequence) -> None:

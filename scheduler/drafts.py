@@ -79,7 +79,7 @@ def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
 
 
 def _decodes(item: ScheduledChunk) -> bool:
-    return item.samples and item.stop - item.start == 1 and not item.siblings
+    return item.samples and item.stop - item.start == 1 and not item.parallel_samples
 
 
 def _tokens_left(sequence: Sequence) -> int:

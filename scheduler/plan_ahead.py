@@ -22,8 +22,8 @@ def next_tokens(
     it computes is dropped, and the room for it is given back with the sequence's own.
     """
     places: dict[Sequence, tuple[int, int]] = {}  # where each will stand, and which sample it gets
-    for index, (sequence, _, stop, samples, siblings, drafts) in enumerate(before.work):
-        if not samples or siblings or drafts:
+    for index, (sequence, _, stop, samples, parallel_samples, drafts) in enumerate(before.work):
+        if not samples or parallel_samples or drafts:
             return None
         places[sequence] = stop, index
     work: list[ScheduledChunk] = []

@@ -42,16 +42,16 @@ def has_headroom(
 
 
 def _growth(sequence: Sequence, table: PageTable | None, blocks: BlockManager, most: int) -> list[int]:
-    """Pages of each group that a sequence and its siblings take from now on: for the tokens they have, and
-    ``most`` pages each beyond these, if they grow so far."""
+    """Pages of each group that a sequence and its parallel samples take from now on: for the tokens they
+    have, and ``most`` pages each beyond these, if they grow so far."""
     table = table or sequence.table
     assert table is not None, f"{sequence.sequence_id} does not run"
     num_tokens = len(sequence.tokens)
     known = blocks.growth(table, num_tokens)
     growth = blocks.growth(table, sequence.num_prompt + sequence.max_tokens)
     pages = [now + min(most, end - now) for now, end in zip(known, growth, strict=True)]
-    for sibling in sequence.siblings:  # shares the full pages of the prompt
+    for sample in sequence.parallel_samples:  # shares the full pages of the prompt
         shared = num_tokens // blocks.page_size
-        end = -(-(sibling.num_prompt + sibling.max_tokens) // blocks.page_size)
+        end = -(-(sample.num_prompt + sample.max_tokens) // blocks.page_size)
         pages = [count + min(most + 1, end - shared) for count in pages]
     return pages

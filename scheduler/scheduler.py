@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter, deque
+from collections import Counter, abc, deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Run
 from itertools import chain
 
 from octavo.block_manager import BlockManager, Digest, Miss, PageTable
@@ -90,7 +89,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue or waiting for pages; siblings that wait for another sequence are not
+        """Sequences in the queue or waiting for pages; parallel samples that wait for their parent are not
         counted."""
         return len(self._queues.waiting) + len(self._queues.loading)
 
@@ -113,14 +112,14 @@ class Scheduler:
         self._connector.on_news(wake)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence and its siblings; SequenceTooLong if one could never fit, even alone."""
+        """Queue a sequence and its parallel samples; SequenceTooLong if one could never fit, even alone."""
         self.check_fits(sequence)
-        for member in (sequence, *sequence.siblings):
+        for member in (sequence, *sequence.parallel_samples):
             assert member.status is Status.WAITING, "a sequence is served once"
-            assert member.tokens == sequence.tokens, "siblings share one prompt"
-            assert member.salt == sequence.salt, "siblings share one salt"
-            assert member.priority == sequence.priority, "siblings share one priority"
-            assert member.tenant == sequence.tenant, "siblings share one tenant"
+            assert member.tokens == sequence.tokens, "parallel samples share one prompt"
+            assert member.salt == sequence.salt, "parallel samples share one salt"
+            assert member.priority == sequence.priority, "parallel samples share one priority"
+            assert member.tenant == sequence.tenant, "parallel samples share one tenant"
             self._has_deadlines = self._has_deadlines or member.first_token_by is not None
             if member.target_itl is not None:
                 self._has_targets = True
@@ -131,8 +130,8 @@ class Scheduler:
             self._queues.enqueue(sequence)
 
     def check_fits(self, sequence: Sequence) -> None:
-        """SequenceTooLong if a sequence or one of its siblings could never fit, even alone."""
-        for member in (sequence, *sequence.siblings):
+        """SequenceTooLong if a sequence or one of its parallel samples could never fit, even alone."""
+        for member in (sequence, *sequence.parallel_samples):
             need = member.num_prompt + member.max_tokens
             after = member.quantize_after
             capacity = self.blocks.capacity if after is None else self.blocks.capacity_with(after)
@@ -145,10 +144,10 @@ class Scheduler:
                 )
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence now and free its pages; its siblings live on. Ended ones stay ended."""
+        """End a sequence now and free its pages; its parallel samples live on. Ended ones stay ended."""
         if sequence.status is Status.WAITING_FOR_PAGES:
             self._connector.cancel_load(sequence)
-            self._stop_loading(sequence)  # a sibling that takes its place there computes the rest
+            self._stop_loading(sequence)  # a parallel sample that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
             self._refused = None
             self._queues.abort(sequence)
@@ -229,7 +228,7 @@ class Scheduler:
         self._weighs_drafts = True
         return draft_cost(self._cost, step)
 
-    def commit(self, step: Step, results: Run[SampleResult]) -> None:
+    def commit(self, step: Step, results: abc.Sequence[SampleResult]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.
 
         results   in the order of ``step.sampled()``
@@ -239,13 +238,13 @@ class Scheduler:
         self.blocks.copied(step.copies)
         commit_pages, running = self.blocks.commit, Status.RUNNING
         ended: list[Sequence] = []
-        groups: list[tuple[ScheduledChunk, Run[SampleResult]]] = []
+        groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
         index = 0
         for item in step.work:
-            sequence, _, stop, samples, siblings, drafts = item
+            sequence, _, stop, samples, parallel_samples, drafts = item
             table = sequence.table
-            if siblings:
-                first, index = index, index + samples + len(siblings)
+            if parallel_samples:
+                first, index = index, index + samples + len(parallel_samples)
                 groups.append((item, results[first:index]))
                 continue
             if not samples:
@@ -301,7 +300,7 @@ class Scheduler:
             return True
         num_rows = num_positions = 0
         for each in running if sequence is None else (*running, sequence):
-            members = 1 + len(each.siblings)
+            members = 1 + len(each.parallel_samples)
             num_rows += members
             num_positions += members * len(each.tokens)
         if sequence is None:
@@ -321,8 +320,8 @@ class Scheduler:
             if stop - start != 1:
                 chunks.append(sequence)
             elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):
-                siblings = sequence.siblings
-                row = (sequence, start, stop, True, tuple(siblings) if siblings else (), ())
+                parallel_samples = sequence.parallel_samples
+                row = (sequence, start, stop, True, tuple(parallel_samples) if parallel_samples else (), ())
                 work.append(new(ScheduledChunk, row))
         return chunks
 
@@ -490,28 +489,28 @@ class Scheduler:
             self.num_preemptions += 1
         return True
 
-    def _commit_group(self, item: ScheduledChunk, results: Run[SampleResult]) -> None:
-        """First sample of a prompt with siblings. If one failed, so did the row they all share."""
-        members = zip((item.sequence, *item.siblings), results, strict=True)
+    def _commit_group(self, item: ScheduledChunk, results: abc.Sequence[SampleResult]) -> None:
+        """First sample of a prompt with parallel samples. If one failed, so did the row they all share."""
+        members = zip((item.sequence, *item.parallel_samples), results, strict=True)
         drawn = [(member, result) for member, result in members if member.status is not Status.FINISHED]
         if not drawn:
             return
-        leader = drawn[0][0]  # or, if that was aborted, the one that took its place
-        assert leader.table is not None
-        leader.siblings = []
+        parent = drawn[0][0]  # or, if that was aborted, the one that took its place
+        assert parent.table is not None
+        parent.parallel_samples = []
         kv_valid = all(result.token is not None for result in results)  # of aborted members, too
         if kv_valid:
-            self.blocks.commit(leader.table, leader.tokens, item.stop)
+            self.blocks.commit(parent.table, parent.tokens, item.stop)
         remaining: list[Sequence] = []
         for member, result in drawn:
-            member.num_cached = leader.num_cached
+            member.num_cached = parent.num_cached
             if result.token is not None:
                 member.tokens.append(result.token)
             if result.token is None or _is_done(member, result):
                 member.status = Status.FINISHED
             else:
                 remaining.append(member)
-        self._queues.share(leader, remaining, kv_valid=kv_valid)
+        self._queues.share(parent, remaining, kv_valid=kv_valid)
 
 
 def _next_digest(table: PageTable) -> Digest | None:
@@ -525,7 +524,9 @@ def _append(work: list[ScheduledChunk], sequence: Sequence, num_tokens: int) -> 
     start = sequence.num_written
     stop = start + num_tokens
     samples = stop == len(sequence.tokens)
-    work.append(ScheduledChunk(sequence, start, stop, samples, tuple(sequence.siblings) if samples else ()))
+    work.append(
+        ScheduledChunk(sequence, start, stop, samples, tuple(sequence.parallel_samples) if samples else ())
+    )
     return num_tokens
 
 

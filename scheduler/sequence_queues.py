@@ -16,7 +16,7 @@ class SequenceQueues:
         ----> loading <---------> waiting -----> running(table) ---> finished
                       (or at once)   ^   preempt |      | fork          ^
                                      '-----------'      v               |
-                                                 siblings ---- abort ---'   (and from anywhere else)
+                                             parallel samples -- abort -'   (and from anywhere else)
 
     loading       a connector brings pages of their prompts, or those they gave back
     waiting       in the order to let them in, see WaitingQueue
@@ -74,16 +74,16 @@ class SequenceQueues:
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence that runs or waits, or a sibling of any other; of its own siblings one takes
-        its place."""
+        """End a sequence that runs or waits, or a parallel sample of any other; of its own parallel samples
+        one takes its place."""
         runs = sequence.status is Status.RUNNING
         if sequence not in (self.running if runs else self.waiting):
-            leaders = (*self.running, *self.waiting, *self.loading)
-            leader = next(s for s in leaders if sequence in s.siblings)
-            leader.siblings.remove(sequence)
-        elif sequence.siblings:
-            successor, *successor.siblings = sequence.siblings
-            sequence.siblings = []
+            parents = (*self.running, *self.waiting, *self.loading)
+            parent = next(s for s in parents if sequence in s.parallel_samples)
+            parent.parallel_samples.remove(sequence)
+        elif sequence.parallel_samples:
+            successor, *successor.parallel_samples = sequence.parallel_samples
+            sequence.parallel_samples = []
             if runs:
                 self.running[self.running.index(sequence)] = successor
             else:
@@ -95,23 +95,23 @@ class SequenceQueues:
             self._release(sequence)
         sequence.status = Status.FINISHED
 
-    def share(self, leader: Sequence, remaining: list[Sequence], *, kv_valid: bool) -> None:
-        """After the first sample of a running leader with siblings, ``remaining`` go on: the first
-        with the leader's table, the others with forks of it. Those there is no room for, or all
+    def share(self, parent: Sequence, remaining: list[Sequence], *, kv_valid: bool) -> None:
+        """After the first sample of a running parent with parallel samples, ``remaining`` go on: the first
+        with the parent's table, the others with forks of it. Those there is no room for, or all
         of them where the K/V of the prompt is not valid, are computed again."""
         if remaining and kv_valid:
             successor, *others = remaining
-            if successor is not leader:
-                self.running[self.running.index(leader)] = successor
+            if successor is not parent:
+                self.running[self.running.index(parent)] = successor
                 successor.status = Status.RUNNING
-                _take_over(successor, leader)
+                _take_over(successor, parent)
             queued = [member for member in others if not self._fork(successor, member)]
         else:
-            self.running.remove(leader)
-            self._release(leader)
+            self.running.remove(parent)
+            self._release(parent)
             queued = remaining
         for member in reversed(queued):
-            member.digests = leader.digests.copy()
+            member.digests = parent.digests.copy()
             self._put_back(member)
 
     def _put_back(self, sequence: Sequence) -> None:
@@ -120,7 +120,7 @@ class SequenceQueues:
         self.waiting.put_back(sequence)
 
     def _fork(self, successor: Sequence, member: Sequence) -> bool:
-        """Let a sibling run beside the successor, on its pages; False if it has to wait."""
+        """Let a parallel sample run beside the successor, on its pages; False if it has to wait."""
         assert successor.table is not None
         if len(self.running) == self.max_running or not (fork := self.blocks.fork(successor.table)):
             return False
@@ -151,9 +151,9 @@ def _behind(queue: list[Sequence], sequence: Sequence) -> int:
     return index
 
 
-def _take_over(successor: Sequence, leader: Sequence) -> None:
-    """The successor takes over where the leader stood."""
-    successor.table, leader.table = leader.table, None
-    successor.digests, successor.num_cached = leader.digests, leader.num_cached
-    successor.num_charged = leader.num_charged
-    successor.num_preempted, successor.may_load = leader.num_preempted, leader.may_load
+def _take_over(successor: Sequence, parent: Sequence) -> None:
+    """The successor takes over where the parent stood."""
+    successor.table, parent.table = parent.table, None
+    successor.digests, successor.num_cached = parent.digests, parent.num_cached
+    successor.num_charged = parent.num_charged
+    successor.num_preempted, successor.may_load = parent.num_preempted, parent.may_load

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Run
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from .types import ScheduledChunk, StepShape
@@ -79,7 +78,7 @@ class StepCost:
         if min(self._weights) < 0.0:
             self._shift(x)
 
-    def _shift(self, terms: Run[float]) -> None:
+    def _shift(self, terms: Sequence[float]) -> None:
         """Make negative coefficients zero, and change their partners so that a step of these terms, or of
         multiples of them, is predicted as before. Terms that hardly vary, such as the constant and as many
         rows in every step, cannot be told apart: one becomes too large and the other negative, and steps
@@ -126,7 +125,7 @@ _STOP = itemgetter(
 )  # three times as fast as the attribute, for each row of each step
 
 
-def decode_shape(work: Run[ScheduledChunk]) -> StepShape:
+def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:
     """``shape_of`` for work of one token each and no drafts."""
     return StepShape(len(work), 0, sum(map(_STOP, work)), 0)
 

@@ -25,10 +25,10 @@ class Sequence:
     max_tokens   tokens to generate at most
     priority     smaller numbers are let in first, and give their pages up last
     salt         pages are shared only with sequences of the same salt
-    siblings     sequences with the same prompt (n > 1) that wait for this one's prompt: at its
-                 first sample they are forked from it and get a token each
-    num_cached   prompt tokens found in the prefix cache at first admission (a sibling's: those
-                 of the one it waited for); None before
+    parallel_samples  sequences with the same prompt (n > 1) that wait for their parent's, this one: at
+                 its first sample they are forked from it and get a token each
+    num_cached   prompt tokens found in the prefix cache at first admission (a parallel sample's: its
+                 parent's); None before
     quantize_after  see BlockManager.open (None: the block manager's); sequences of another number have
                  another salt
     recompute    never start from cached pages: somebody wants to see the whole prompt computed
@@ -48,7 +48,7 @@ class Sequence:
     max_tokens: int
     salt: bytes = b""
     priority: int = 0
-    siblings: list[Sequence] = field(default_factory=list)
+    parallel_samples: list[Sequence] = field(default_factory=list)
     recompute: bool = False
     quantize_after: int | None = None
     tenant: str = ""
@@ -83,7 +83,7 @@ class Sequence:
 
 class ScheduledChunk(NamedTuple):
     """Compute ``tokens[start:stop]`` of one sequence; ``samples`` if that reaches its end,
-    once for the sequence itself and once for each of the siblings that wait for it.
+    once for the sequence itself and once for each of the parallel samples that wait for it.
 
     ``drafts`` are rows behind ``stop``, one for each guess at the tokens that follow: as many further
     samples, of which those count that were drawn after guesses that hold.
@@ -95,7 +95,7 @@ class ScheduledChunk(NamedTuple):
     start: int
     stop: int
     samples: bool
-    siblings: tuple[Sequence, ...] = ()  # those that waited when the step was planned
+    parallel_samples: tuple[Sequence, ...] = ()  # those that waited when the step was planned
     drafts: tuple[int, ...] = ()
 
     @property
@@ -168,7 +168,7 @@ class Step:
             (sequence, item.drafts)
             for item in self.work
             if item.samples
-            for sequence in (item.sequence, *item.siblings)
+            for sequence in (item.sequence, *item.parallel_samples)
         ]
 
     def sampled(self) -> list[Sequence]:

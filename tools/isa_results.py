@@ -52,14 +52,12 @@ def comparison(runs: Sequence[dict[str, Any]], notes: Sequence[str]) -> dict[str
     clock = (
         "One thread, processor time" if last["quick"] else "Wall time, all threads"
     ) + f"; the best of {last['rounds']} rounds, levels in turns. One layer of Qwen3-0.6B's shape."
-    flags = " --quick" if last["quick"] else ""
     return {
         "title": "The kernels at each instruction set",
         "date": last["date"],
         "machine": last["machine"],
         "commit": last["commit"] or "unknown",
-        "commands": [f"octavo bench kernels --compare-isa{flags} --rounds {last['rounds']} --json"]
-        * len(runs),
+        "commands": [run["command"] for run in runs],
         "notes": [clock, *notes],
         "labels": ["kernel", "of", "positions or rows"],
         "columns": {level: f"{level}, us" for level in last["levels"]},

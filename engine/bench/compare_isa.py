@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -63,6 +64,18 @@ def compare_levels(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "bench": "kernels-compare-isa",
         **_origin(),
+        "command": shlex.join(
+            [
+                "octavo",
+                "bench",
+                "kernels",
+                "--compare-isa",
+                *_flags(args),
+                "--rounds",
+                str(args.rounds),
+                "--json",
+            ]
+        ),
         "quick": args.quick,
         "levels": list(levels),
         "rounds": args.rounds,
@@ -161,8 +174,8 @@ def commit_of_checkout() -> str | None:
     return done.stdout.strip()
 
 
-def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
-    """One run of the benchmark, in a process at that level."""
+def _flags(args: argparse.Namespace) -> list[str]:
+    """What decides what is measured, whether it was given or is the default."""
     flags = {
         "--contexts": args.contexts and _joined(args.contexts),
         "--formats": _joined(args.formats),
@@ -173,9 +186,14 @@ def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
         "--rows": args.rows and _joined(args.rows),
     }
     given = ["--quick"] if args.quick else []
-    given += [str(part) for flag, value in flags.items() if value is not None for part in (flag, value)]
+    return given + [str(part) for flag, value in flags.items() if value is not None for part in (flag, value)]
+
+
+def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
+    """One run of the benchmark, in a process at that level."""
+    command = [sys.executable, "-m", "octavo.engine.cli", "bench", "kernels", "--backend", "cpu", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "octavo.engine.cli", "bench", "kernels", "--backend", "cpu", "--json", *given],
+        command + _flags(args),
         env=os.environ | {"OCTAVO_CPU_ISA": level},
         stdout=subprocess.PIPE,
         text=True,

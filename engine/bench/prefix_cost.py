@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence as Run
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class Share:
     high: float
 
 
-def share(times: Run[float], base: Run[float]) -> Share:
+def share(times: Sequence[float], base: Sequence[float]) -> Share:
     """Of times over those measured beside them. The interval is that of the sign test: order statistics,
     whatever the distribution; all of the range where there are too few pairs for less."""
     ratios = sorted(time / other - 1 for time, other in zip(times, base, strict=True))

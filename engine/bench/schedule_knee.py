@@ -7,8 +7,7 @@ their goodput is largest: beyond it more requests are late the more of them come
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as Run
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,7 +34,7 @@ class Service:
 
     def goodput(
         self,
-        arrivals: Run[Arrival],
+        arrivals: Sequence[Arrival],
         step_tokens: int,
         target_itl: float | Literal["auto"] | None,
         target_ttft: float | None,
@@ -52,7 +51,7 @@ class Service:
 def compare(
     service: Service,
     traffic: Callable[[random.Random, float], list[Arrival]],
-    rates: Run[float],
+    rates: Sequence[float],
     num_seeds: int,
     *,
     target_itl: float | Literal["auto"],
@@ -87,5 +86,5 @@ def compare(
     return rows
 
 
-def _mean(values: Run[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

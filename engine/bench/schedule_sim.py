@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence as Run
+from collections import abc, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,7 +118,7 @@ class _Gap:
 
 
 def simulate(
-    arrivals: Run[Arrival],
+    arrivals: abc.Sequence[Arrival],
     blocks: BlockManager,
     limits: Limits,
     queue: WaitingQueue,
@@ -166,7 +165,7 @@ def simulate(
     )  # fmt: skip
 
 
-def quantile(values: Run[float], q: float) -> float:
+def quantile(values: abc.Sequence[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 

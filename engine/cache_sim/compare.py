@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from collections.abc import Sequence as Run
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,7 @@ class Row:
     hit_ratios: dict[str, float]
 
 
-def compare(workloads: Mapping[str, Run[TraceRequest]], sizes: Run[int] = SIZES) -> list[Row]:
+def compare(workloads: Mapping[str, Sequence[TraceRequest]], sizes: Sequence[int] = SIZES) -> list[Row]:
     """Replay each workload at each size with each policy."""
     rows = []
     todo = [(name, size) for name in workloads for size in sizes]
@@ -44,7 +43,7 @@ def compare(workloads: Mapping[str, Run[TraceRequest]], sizes: Run[int] = SIZES)
     return rows
 
 
-def render(rows: Run[Row]) -> str:
+def render(rows: Sequence[Row]) -> str:
     """The rows as a table for people."""
     names = [*POLICIES, OPTIMUM]
     lines = [f"{'workload':24} {'pages':>7}" + "".join(f"{name:>10}" for name in names)]
@@ -54,7 +53,7 @@ def render(rows: Run[Row]) -> str:
     return "\n".join(lines)
 
 
-def plot(rows: Run[Row], path: Path) -> None:
+def plot(rows: Sequence[Row], path: Path) -> None:
     """Hit ratio against pool size for every policy, and the offline bound; needs matplotlib."""
     sizes = [row.num_pages for row in rows]
     with picture(path) as (axis,):

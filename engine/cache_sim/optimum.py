@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence as Run
+from collections.abc import Sequence
 
 from .trace import TraceRequest
 
 NEVER = 1 << 60
 
 
-def optimal_hits(requests: Run[TraceRequest], num_pages: int) -> int:
+def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
     """Pages found in a pool of this size when the page that is needed last always goes first.
 
     Offline: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer",
@@ -47,7 +47,7 @@ def optimal_hits(requests: Run[TraceRequest], num_pages: int) -> int:
     return num_hit
 
 
-def _next_uses(requests: Run[TraceRequest]) -> tuple[list[list[int]], list[list[int]]]:
+def _next_uses(requests: Sequence[TraceRequest]) -> tuple[list[list[int]], list[list[int]]]:
     """Per request its pages, named by the whole chain up to them, and the request that uses each next."""
     names: dict[tuple[int | bytes, int], int] = {}
     chains = []

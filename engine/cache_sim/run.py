@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence as Run
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Replayed:
 
 
 def replay(
-    requests: Run[TraceRequest],
+    requests: Sequence[TraceRequest],
     num_pages: int | None,
     *,
     policy: str = DEFAULT_POLICY,

@@ -37,8 +37,13 @@ from .engine_core import EngineCore
 from .mtp_drafts import MTPDrafts
 
 
-def build_core(config: EngineConfig, observer: Observer | None = None) -> EngineCore:
-    """Load the model and its tokenizer; call it on the thread that will run the steps.
+def build_core(
+    config: EngineConfig,
+    observer: Observer | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """Load the model and its tokenizer; call it on the thread that will run the steps. ``clock``: seconds, by
+    which steps are timed.
 
     Raises ModelLoadError or InvalidConfig with one clear line.
     """
@@ -57,7 +62,7 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
         elif head is not None:
             blocks = BlockManager(head.num_pages, head.page_size, prefix_cache=False)
             drafts = MTPDrafts(head, blocks, max_tokens=config.max_step_tokens)
-        return assemble(config, runner, tokenizer, observer, drafts)
+        return assemble(config, runner, tokenizer, observer, drafts, clock)
     except BaseException:
         if drafts is not None:
             drafts.shut_down()
@@ -103,7 +108,8 @@ def assemble(
     draft_model: BatchDrafter | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """An engine around a runner that is ready. ``clock``: seconds, by which steps are timed."""
+    """An engine around a runner that is ready. ``clock``: seconds, by which steps and copies of pages to
+    memory beside the pool are timed."""
     info = runner.info
     try:
         blocks = BlockManager(
@@ -131,7 +137,7 @@ def assemble(
     disk = _disk_tier(config, runner, blocks, transfer)
     swap = None
     if config.swap_memory:
-        swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk)
+        swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
     return EngineCore(
         runner,
         tokenizer,

@@ -111,7 +111,7 @@ class MTPDrafts:
         first = 0
         for item in step.work:
             stop = first + item.end - item.start
-            sharing = [each for each in (item.sequence, *item.siblings) if each in self._readers]
+            sharing = [each for each in (item.sequence, *item.parallel_samples) if each in self._readers]
             if sharing:
                 rows += range(first, stop)
                 self._owners.append((sharing, item.start, stop - first))

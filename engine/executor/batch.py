@@ -86,7 +86,7 @@ def _build_decodes(step: Step, page_size: int) -> Batch:
         quantize_after=_quantize_after(work),
         states=_states(work),
     )
-    every = all(samples and not siblings for _, _, _, samples, siblings, _ in work)
+    every = all(samples and not parallel_samples for _, _, _, samples, parallel_samples, _ in work)
     is_ahead = step.sources is not None
     return Batch(
         token_ids=np.zeros(len(work), np.int32) if is_ahead else _token_ids(work),
@@ -198,7 +198,7 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
     for item, end in zip(work, q_start[1:].tolist(), strict=True):
         if item.samples:
             first = end - 1 - len(item.drafts)
-            sample_rows += [first] * (1 + len(item.siblings))
+            sample_rows += [first] * (1 + len(item.parallel_samples))
             sample_rows += range(first + 1, end)
     return np.array(sample_rows, np.int32)
 

@@ -12,7 +12,7 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.interface import PagedKVCache
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
 
-from .adapt.cache_adapter import HookError, LayerShim, StepContext
+from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
 from .capture.graph_runner import Build, Replay
 from .load.discover import AttentionCache, CacheLayout, CachePlace, StateCache
@@ -63,7 +63,7 @@ class PagedModel:
         self._model = model
         self._context = StepContext(kv_cache, mask_dims=mask_dims)
         self._layout = layout
-        self._layer_shims: list[LayerShim] = []
+        self._layer_shims: list[LayerCache] = []
         self._shims = [self._shim(place) for place in layout.caches]
         replays = replay and states is None and mask_dims is None and kv_cache.replayable
         self.replay: Replay | None = Replay(kv_cache.replayable) if replays else None
@@ -72,7 +72,7 @@ class PagedModel:
         """What the model gets in place of a cache."""
         match place:
             case AttentionCache(layer):
-                shim = LayerShim(self._context, layer, self._layout.layers[layer])
+                shim = LayerCache(self._context, layer, self._layout.layers[layer])
                 self._layer_shims.append(shim)
                 return shim
             case StateCache(index, size):
@@ -132,7 +132,7 @@ class PagedModel:
         """Whether layers collected K or V of whole sequences, in the steps so far."""
         return self._context.gathers
 
-    def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerShim:
+    def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerCache:
         """Begin a step in which nothing but one layer's attention is computed, by what stands for its
         cache."""
         self._context.begin(metadata)

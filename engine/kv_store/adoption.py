@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Run
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from .transfer import PageTransfer
 
 
 def adopt(
-    transfer: PageTransfer, fetch: PrefetchJob, pages: Run[FetchedPage], salt: bytes
+    transfer: PageTransfer, fetch: PrefetchJob, pages: Sequence[FetchedPage], salt: bytes
 ) -> tuple[int, bool]:
     """Put a prompt's next pages into the pools, where they are cached and held by nobody. Returns how many
     are new, and False if it goes no further: there is no room, or what comes before is gone."""
@@ -32,7 +32,7 @@ def adopt(
     return num_new, True
 
 
-def _runs(pages: Run[FetchedPage]) -> list[list[FetchedPage]]:
+def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
     """Cut where the group changes or a page is left out."""
     runs: list[list[FetchedPage]] = []
     for page in pages:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict, abc, deque
 from collections.abc import Callable
-from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +25,7 @@ STEP_BYTES = 64 * 1024**2  # put into the pool per step
 class ReadPages(Protocol):
     """Copies pages of a group out of the pool, between two steps."""
 
-    def read_pages(self, pages: Run[int], group: int) -> PageBytes: ...
+    def read_pages(self, pages: abc.Sequence[int], group: int) -> PageBytes: ...
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class HostTier:
         *,
         max_bytes: int,
         behind: KVConnector | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """InvalidConfig without a prefix cache."""
         try:
@@ -166,10 +165,10 @@ class HostTier:
             for index in sorted(self._blocks.needed_pages(count, group=group, quantize_after=quantize_after))
         ]
 
-    def _bytes_of(self, parts: Run[tuple[int, int]]) -> int:
+    def _bytes_of(self, parts: abc.Sequence[tuple[int, int]]) -> int:
         return sum(self._page_bytes[group] for group, _ in parts)
 
-    def _copy_out(self, digests: Run[Digest], parts: Run[tuple[int, int]]) -> None:
+    def _copy_out(self, digests: abc.Sequence[Digest], parts: abc.Sequence[tuple[int, int]]) -> None:
         began, num_bytes = self._clock(), 0
         for group in range(len(self._page_bytes)):
             indices = [index for number, index in parts if number == group]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Run
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +20,9 @@ class PageAccess(Protocol):
     @property
     def page_layout_key(self) -> PageLayoutKey: ...
 
-    def read_pages(self, pages: Run[int], group: int) -> PageBytes: ...
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes: ...
 
-    def write_pages(self, pages: Run[int], data: PageBytes, group: int) -> None: ...
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PageTransfer:
         if not self._blocks.prefix_cache:
             raise NotConfigured("the prefix cache is off, so no page is found; leave --no-prefix-cache out")
 
-    def find_prefix(self, digests: Run[Digest]) -> CachedPrefix:
+    def find_prefix(self, digests: Sequence[Digest]) -> CachedPrefix:
         """How much is cached of a sequence with these pages."""
         self.check()
         blocks = self._blocks
@@ -82,7 +82,9 @@ class PageTransfer:
         needed = (tuple(sorted(blocks.needed_pages(count, group=group))) for group in groups)
         return CachedPrefix(count, tuple(needed))
 
-    def read(self, digests: Run[Digest], wanted: Run[Run[int]] | None = None) -> tuple[PagePart, ...]:
+    def read(
+        self, digests: Sequence[Digest], wanted: Sequence[Sequence[int]] | None = None
+    ) -> tuple[PagePart, ...]:
         """Copies of what can be found now, per group of layers, states behind them; ``wanted`` says which
         of ``digests`` in each (None: all). What is gone is left out."""
         parts = []
@@ -95,7 +97,7 @@ class PageTransfer:
 
     def insert(
         self,
-        tokens: Run[int],
+        tokens: Sequence[int],
         pages: PageBytes,
         salt: bytes,
         *,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ..formats import page_format
 from ..interface import LayerSpec
+from .page_reader import PageReaderConfig
 from .units import (
     Unit,
     check_dim,
-    format_source,
     has_scales,
     in_runs,
     lane_dim,
@@ -42,22 +42,13 @@ def chunk_tokens(layer: LayerSpec, group: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConfig:
+class AttentionConfig(PageReaderConfig):
     """What an attention kernel is compiled for.
 
     group     query heads per KV head
-    ordered   input `after` orders it after writes that MLX does not see, and output `read` what follows
     """
 
-    layer: LayerSpec
     group: int
-    page_size: int
-    k_format: str
-    v_format: str
-    sinks: bool
-    softcap: bool
-    alibi: bool
-    ordered: bool = False
 
     def __post_init__(self) -> None:
         check_dim("head_dim", self.layer.head_dim)
@@ -100,20 +91,12 @@ class AttentionConfig:
         return next(
             keys
             for keys in (32, 16, 8)
-            if keys == 8 or sum(self._tile_bytes(keys)) + keys * products <= CHUNK_BYTES
+            if keys == 8 or sum(self.tile_bytes(keys)) + keys * products <= CHUNK_BYTES
         )
 
     @property
     def chunk_tokens(self) -> int:
         return chunk_tokens(self.layer, self.group)
-
-    def _tile_bytes(self, keys: int) -> tuple[int, int]:
-        """Of K and of V in threadgroup memory, rows padded."""
-        layer = self.layer
-        return (
-            keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes,
-            keys * (layer.value_dim + 8) * format_source(self.v_format).tile_bytes,
-        )
 
     @property
     def _widest(self) -> int:
@@ -121,16 +104,7 @@ class AttentionConfig:
 
     @property
     def _suffix(self) -> str:
-        layer = self.layer
-        flags = "".join(
-            letter
-            for letter, on in zip("scao", (self.sinks, self.softcap, self.alibi, self.ordered), strict=True)
-            if on
-        )
-        return (
-            f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_h{layer.num_kv_heads}"
-            f"_g{self.group}_p{self.page_size}_w{layer.window or 0}_k{layer.keep}_{flags}"
-        )
+        return self.name_with(f"h{self.layer.num_kv_heads}_g{self.group}")
 
     def _macros(self) -> dict[str, int | str]:
         layer = self.layer
@@ -143,14 +117,7 @@ class AttentionConfig:
             "GROUP": self.group,
             "NUM_KV_HEADS": layer.num_kv_heads,
             "NUM_HEADS": layer.num_kv_heads * self.group,
-            "PAGE_SIZE": self.page_size,
-            "WINDOW": layer.window or 0,
-            "KEEP": layer.keep,
-            "SOFTCAP": int(self.softcap),
-            "SINKS": int(self.sinks),
-            "SINK(head)": "sinks[head]" if self.sinks else "0.0f",
-            "ALIBI": int(self.alibi),
-            "SLOPE(head)": "slopes[head]" if self.alibi else "0.0f",
+            **self.visibility_macros(),
             "ROTATE_KEYS": rotates(k_format, layer.head_dim),
             "ROTATE_VALUES": rotates(v_format, layer.value_dim),
             "KEY_NORM_BITS": norm_bits(layer.head_dim),
@@ -264,7 +231,7 @@ class AttentionConfig:
     def chunk_unit(self, *, split: bool) -> Unit:
         """See sources/chunk.metal; with ``split`` as of ``decode_unit``."""
         keys = self.chunk_keys
-        key_bytes, value_bytes = self._tile_bytes(keys)
+        key_bytes, value_bytes = self.tile_bytes(keys)
         row_group = 8 * (self._widest + 4) * 4  # bytes of its queries, or outputs
         shared = max(key_bytes + value_bytes, row_group)
         macros = self._macros() | {

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ..formats import page_format
 from ..interface import LayerSpec
 from .attention_units import CHUNK_BYTES, REDUCE_SIMDGROUPS
+from .page_reader import PageReaderConfig
 from .units import (
     Unit,
     check_dim,
-    format_source,
     has_scales,
     lane_dim,
     make_unit,
@@ -31,22 +31,14 @@ def may_hold_latents(layer: LayerSpec) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig:
+class LatentConfig(PageReaderConfig):
     """What a kernel over latents is compiled for: ``head_dim`` of the layer is theirs, and ``value_dim`` that
     of rotary keys.
 
     num_heads  query heads
-    ordered    as of ``AttentionConfig``
     """
 
-    layer: LayerSpec
     num_heads: int
-    page_size: int
-    k_format: str
-    v_format: str
-    sinks: bool
-    alibi: bool
-    ordered: bool
 
     def __post_init__(self) -> None:
         check_dim("latents", self.layer.head_dim, MAX_LATENT)
@@ -69,26 +61,11 @@ class LatentConfig:
         return next(keys for keys in (32, 16, 8) if keys == 8 or self._bytes(keys) <= CHUNK_BYTES)
 
     def _bytes(self, keys: int) -> int:
-        return sum(self._tile_bytes(keys)) + 32 * self.simdgroups * keys
-
-    def _tile_bytes(self, keys: int) -> tuple[int, int]:
-        """Of latents and of rotary keys in threadgroup memory, rows padded."""
-        layer = self.layer
-        return (
-            keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes,
-            keys * (layer.value_dim + 8) * format_source(self.v_format).tile_bytes,
-        )
+        return sum(self.tile_bytes(keys)) + 32 * self.simdgroups * keys
 
     @property
     def _suffix(self) -> str:
-        layer = self.layer
-        flags = "".join(
-            letter for letter, on in zip("sao", (self.sinks, self.alibi, self.ordered), strict=True) if on
-        )
-        return (
-            f"latents_{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_h{self.num_heads}"
-            f"_p{self.page_size}_w{layer.window or 0}_k{layer.keep}_{flags}"
-        )
+        return f"latents_{self.name_with(f'h{self.num_heads}')}"
 
     def _macros(self) -> dict[str, int | str]:
         layer = self.layer
@@ -102,14 +79,7 @@ class LatentConfig:
             "ROTARY_LANE": lane_dim(layer.value_dim),
             "NUM_KV_HEADS": 1,
             "NUM_HEADS": self.num_heads,
-            "PAGE_SIZE": self.page_size,
-            "WINDOW": layer.window or 0,
-            "KEEP": layer.keep,
-            "SOFTCAP": 0,
-            "SINKS": int(self.sinks),
-            "SINK(head)": "sinks[head]" if self.sinks else "0.0f",
-            "ALIBI": int(self.alibi),
-            "SLOPE(head)": "slopes[head]" if self.alibi else "0.0f",
+            **self.visibility_macros(),
             "ROTATE_KEYS": rotates(latents, layer.head_dim),
             "ROTATE_VALUES": rotates(latents, layer.head_dim),
             "ROTATE_ROTARY": rotates(rotary, layer.value_dim),
@@ -131,7 +101,7 @@ class LatentConfig:
             ("after", self.ordered),
         )
         inputs = ("queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes")
-        latent_bytes, rotary_bytes = self._tile_bytes(keys)
+        latent_bytes, rotary_bytes = self.tile_bytes(keys)
         row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4  # bytes of its queries
         macros = self._macros() | {
             "NUM_SIMDGROUPS": self.simdgroups,

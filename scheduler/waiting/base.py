@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Set
-from collections.abc import Sequence as Run
 
 from ..types import ScheduledChunk, Sequence
 from .age_order import AgeOrder
@@ -73,7 +73,7 @@ class WaitingQueue(ABC):
         return ()
 
     def ends_step(
-        self, _sequence: Sequence, _work: Run[ScheduledChunk], _next_one: Sequence | None = None
+        self, _sequence: Sequence, _work: abc.Sequence[ScheduledChunk], _next_one: Sequence | None = None
     ) -> bool:
         """Whether a step goes without a piece of this prompt, so that others, who get their first token in
         it, get it sooner: those in ``work``, or ``next_one``, which waits and has first claims."""

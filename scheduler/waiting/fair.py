@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -92,7 +92,7 @@ class FairQueue(TenantLanes):
         return super().victim(served, lost_work)
 
     def ends_step(
-        self, sequence: Sequence, work: Run[ScheduledChunk], next_one: Sequence | None = None
+        self, sequence: Sequence, work: abc.Sequence[ScheduledChunk], next_one: Sequence | None = None
     ) -> bool:
         """Once in ``SHORT_STEPS`` steps another tenant gets its first token without waiting for a chunk of
         a longer prompt beside it. Oftener would cost: each step has costs of its own."""
@@ -133,9 +133,9 @@ class FairQueue(TenantLanes):
                     service[tenant] = service.get(tenant, 0.0) + cost
             elif item.samples:
                 self._charge(sequence, len(sequence.tokens))
-                for sibling in item.siblings:
-                    sibling.num_charged = max(sibling.num_charged, sibling.num_prompt)
-                    self._charge(sibling, len(sibling.tokens))
+                for sample in item.parallel_samples:
+                    sample.num_charged = max(sample.num_charged, sample.num_prompt)
+                    self._charge(sample, len(sample.tokens))
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
         """For tokens up to a position, as far as nobody has paid for them."""
@@ -193,7 +193,7 @@ class FairQueue(TenantLanes):
         service = priority_class.service
         heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(priority_class.lanes)]
         heapq.heapify(heap)
-        lines: dict[str, Run[Sequence]] = {}  # of those who have come first so far, as they were then
+        lines: dict[str, abc.Sequence[Sequence]] = {}  # of those that came first so far, as they were then
         while heap:
             _, index, tenant, passed = heap[0]
             line = lines.get(tenant)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
+from collections import abc, deque
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -111,7 +110,7 @@ class TenantLanes(WaitingQueue):
         behind = (lane for lane in others if self._goes_first(lane[0], running))
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
-    def _line(self, lane: deque[Sequence]) -> Run[Sequence]:
+    def _line(self, lane: deque[Sequence]) -> abc.Sequence[Sequence]:
         """The first ``LOOK_AHEAD`` of a lane at least, in their order."""
         return self._order.in_order(islice(lane, LOOK_AHEAD)) if self._order.late else lane
 

@@ -36,16 +36,16 @@ MUTANTS = (
         "kv_len = np.array([item.start for item in work], np.int32)\n    rows =",
     ),
     Mutant(
-        "a decode step draws once for all siblings",
+        "a decode step draws once for all parallel samples",
         BATCH,
-        "all(samples and not siblings for _, _, _, samples, siblings, _ in work)",
+        "all(samples and not parallel_samples for _, _, _, samples, parallel_samples, _ in work)",
         "all(samples for _, _, _, samples, *_ in work)",
     ),
     Mutant(
         "a decode step draws for everybody",
         BATCH,
-        "all(samples and not siblings for _, _, _, samples, siblings, _ in work)",
-        "not any(siblings for _, _, _, _, siblings, _ in work)",
+        "all(samples and not parallel_samples for _, _, _, samples, parallel_samples, _ in work)",
+        "not any(parallel_samples for _, _, _, _, parallel_samples, _ in work)",
     ),
     Mutant(
         "a page table ends where a page begins",

@@ -25,9 +25,9 @@ MUTANTS = (
         "len(self._queues.running) == self.limits.max_running:",
     ),
     Mutant(
-        "siblings count as one row",
+        "parallel samples count as one row",
         SCHEDULER,
-        "members = 1 + len(each.siblings)\n",
+        "members = 1 + len(each.parallel_samples)\n",
         "members = 1\n",
     ),
     Mutant(
@@ -81,7 +81,12 @@ MUTANTS = (
         "table.num_written - blocks.num_shared(table)",
         "table.num_written",
     ),
-    Mutant("siblings take no room", PREEMPTION, "for sibling in sequence.siblings:", "for sibling in ():"),
+    Mutant(
+        "parallel samples take no room",
+        PREEMPTION,
+        "for sample in sequence.parallel_samples:",
+        "for sample in ():",
+    ),
     Mutant(
         "room is counted for the newcomer alone",
         PREEMPTION,

@@ -6,7 +6,7 @@ from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
 PLAN_AHEAD = "scheduler/plan_ahead.py"
-ROSTER = "scheduler/sequence_queues.py"
+QUEUES = "scheduler/sequence_queues.py"
 FAIR = "scheduler/waiting/fair.py"
 TYPES = "scheduler/types.py"
 
@@ -118,7 +118,7 @@ MUTANTS = (
         "kv_valid = all(result.token is not None for result in results)",
         "kv_valid = True",
     ),
-    Mutant("siblings are served twice", SCHEDULER, "        leader.siblings = []\n", ""),
+    Mutant("parallel samples are served twice", SCHEDULER, "        parent.parallel_samples = []\n", ""),
     Mutant(
         "the check at submission counts the prompt only",
         SCHEDULER,
@@ -126,9 +126,9 @@ MUTANTS = (
         "need = member.num_prompt",
     ),
     Mutant(
-        "sampled() forgets siblings",
+        "sampled() forgets parallel samples",
         TYPES,
-        "for sequence in (item.sequence, *item.siblings)",
+        "for sequence in (item.sequence, *item.parallel_samples)",
         "for sequence in (item.sequence,)",
     ),
     Mutant(
@@ -147,46 +147,51 @@ MUTANTS = (
     Mutant("wrong drafts keep their pages", SCHEDULER, "if drafts and len(more) < len(drafts):", "if False:"),
     Mutant(
         "preempted sequences keep their pages",
-        ROSTER,
+        QUEUES,
         "self.running.remove(victim)\n        self._release(victim)",
         "self.running.remove(victim)",
     ),
     Mutant(
         "preempted sequences queue at the end",
-        ROSTER,
+        QUEUES,
         "        self._release(victim)\n        self._put_back(victim)",
         "        self._release(victim)\n        victim.status = Status.WAITING\n        self.enqueue(victim)",
     ),
     Mutant(
         "ended sequences keep their pages",
-        ROSTER,
+        QUEUES,
         "        for sequence in sequences:\n            self._release(sequence)\n",
         "        for sequence in sequences:\n",
     ),
     Mutant(
         "abort keeps the pages",
-        ROSTER,
+        QUEUES,
         ").remove(sequence)\n            self._release(sequence)",
         ").remove(sequence)",
     ),
-    Mutant("abort of a leader takes its siblings along", ROSTER, "elif sequence.siblings:", "elif False:"),
     Mutant(
-        "a successor forgets the other siblings",
-        ROSTER,
-        "successor, *successor.siblings = sequence.siblings",
-        "successor = sequence.siblings[0]",
+        "abort of a parent takes its parallel samples along",
+        QUEUES,
+        "elif sequence.parallel_samples:",
+        "elif False:",
+    ),
+    Mutant(
+        "a successor forgets the other parallel samples",
+        QUEUES,
+        "successor, *successor.parallel_samples = sequence.parallel_samples",
+        "successor = sequence.parallel_samples[0]",
     ),
     Mutant(
         "a successor does not get the pages",
-        ROSTER,
-        "successor.table, leader.table = leader.table, None",
+        QUEUES,
+        "successor.table, parent.table = parent.table, None",
         "pass",
     ),
-    Mutant("forks exceed max_running", ROSTER, "len(self.running) == self.max_running or not", "not"),
-    Mutant("copies are not asked for", ROSTER, "self.copies += fork.copies", "pass"),
+    Mutant("forks exceed max_running", QUEUES, "len(self.running) == self.max_running or not", "not"),
+    Mutant("copies are not asked for", QUEUES, "self.copies += fork.copies", "pass"),
     Mutant(
         "unwanted copies stay",
-        ROSTER,
+        QUEUES,
         "if (copy.group, copy.target) in held]",
         "if copy is None]",
     ),
@@ -211,7 +216,7 @@ MUTANTS = (
     Mutant(
         "samples pay for the prompt again",
         FAIR,
-        "sibling.num_charged = max(sibling.num_charged, sibling.num_prompt)",
+        "sample.num_charged = max(sample.num_charged, sample.num_prompt)",
         "pass",
     ),
     Mutant(

@@ -17,7 +17,7 @@ from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
-from octavo.engine.frontend.input_processor import Admission
+from octavo.engine.frontend.input_processor import InputProcessor
 from octavo.engine.kv_store.transfer import PageTransfer
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import KVConnector, Limits, Scheduler, Sequence, Status, Step
@@ -106,12 +106,12 @@ class Engine:
         self.scheduler = Scheduler(blocks, limits, connector)
         self.blocks = blocks
         self.core = EngineCore(runner, byte_tokenizer(), blocks, self.scheduler, transfer=transfer)
-        self._admission = Admission(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
+        self._input = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
         self.tokens: dict[Request, list[int]] = {}
         self.ended: dict[Request, FinishReason] = {}
 
     def add(self, prompt: list[int], params: SamplingParams = FOUR_TOKENS) -> Request:
-        request = self._admission.admit(prompt, params)
+        request = self._input.admit(prompt, params)
         self.core.add(request)
         self.tokens[request] = []
         return request
@@ -179,20 +179,20 @@ def test_one_that_waits_for_pages_is_aborted_like_any_other(n: int) -> None:
     assert engine.scheduler.num_waiting == engine.blocks.num_held == 0
 
 
-def test_the_sibling_of_one_that_is_aborted_while_it_waits_is_served() -> None:
+def test_the_parallel_sample_of_one_that_is_aborted_while_it_waits_is_served() -> None:
     store: Store = {}
     first = Engine(store)
     first.add(PROMPT)
     first.run()
     engine = Engine(store, delay=10)
-    sibling = Sequence("b", list(PROMPT), 1)
-    leader = Sequence("a", list(PROMPT), 1, siblings=[sibling])
-    engine.scheduler.add(leader)
-    engine.scheduler.abort(leader)
-    assert (leader.status, sibling.status) == (Status.FINISHED, Status.WAITING)
+    parallel_sample = Sequence("b", list(PROMPT), 1)
+    parent = Sequence("a", list(PROMPT), 1, parallel_samples=[parallel_sample])
+    engine.scheduler.add(parent)
+    engine.scheduler.abort(parent)
+    assert (parent.status, parallel_sample.status) == (Status.FINISHED, Status.WAITING)
     step = engine.scheduler.plan()
     assert step is not None
-    assert [item.sequence for item in step.work] == [sibling]
+    assert [item.sequence for item in step.work] == [parallel_sample]
 
 
 @given(

@@ -96,7 +96,7 @@ def test_cached_tokens_are_free() -> None:
 def test_samples_share_a_prompt_and_pay_for_each_token() -> None:
     s = scheduler()
     first, *others = (request("a", 8, max_tokens=2) for _ in range(3))
-    first.siblings = others
+    first.parallel_samples = others
     s.add(first)
     advance(s)
     assert fair(s).service_of("a") == 8 + 3 * 2
@@ -252,11 +252,11 @@ def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)
     s.add(Sequence("first", [9] * 17, 1))
     advance(s)
-    cold, heir = Sequence("cold", [1] * 17, 1), Sequence("heir", [1] * 17, 1)
-    cold.siblings = [heir]
+    cold, successor = Sequence("cold", [1] * 17, 1), Sequence("successor", [1] * 17, 1)
+    cold.parallel_samples = [successor]
     s.add(cold)
     overtaken = 0
-    while heir.status is Status.WAITING:
+    while successor.status is Status.WAITING:
         if overtaken == 3 and cold.status is Status.WAITING:
             s.abort(cold)  # whoever takes its place has waited as long
         s.add(Sequence("warm", [9] * 17, 1))

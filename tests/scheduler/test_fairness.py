@@ -112,13 +112,13 @@ class Backlogged:
         members = [
             Sequence(f"{name}.{number}.{i}", list(prompt), outputs, tenant=name) for i in range(samples)
         ]
-        members[0].siblings = members[1:]
+        members[0].parallel_samples = members[1:]
         self.scheduler.add(members[0])
 
     def _note_at_once(self) -> None:
         tokens: dict[str, int] = defaultdict(int)
         for sequence in self.scheduler._queues.running:
-            for member in (sequence, *sequence.siblings):
+            for member in (sequence, *sequence.parallel_samples):
                 tokens[member.tenant] += member.num_prompt + member.max_tokens
         self.most_at_once = max(self.most_at_once, *tokens.values(), 0)
 

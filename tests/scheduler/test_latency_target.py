@@ -303,13 +303,13 @@ def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
     for _ in range(40):
         advance_by_rows()
     many, one = Sequence("many", [8, 1], 100), Sequence("one", [9, 1], 100)
-    many.siblings = [Sequence(f"many {index}", [8, 1], 100) for index in range(5)]
+    many.parallel_samples = [Sequence(f"many {index}", [8, 1], 100) for index in range(5)]
     scheduler.add(many)
     advance_by_rows()
     assert many.status.name == "WAITING"
     scheduler.abort(many)
-    for sibling in list(many.siblings):
-        scheduler.abort(sibling)
+    for parallel_sample in list(many.parallel_samples):
+        scheduler.abort(parallel_sample)
     while scheduler.num_waiting:
         scheduler.abort(next(iter(scheduler._queues.waiting)))
     scheduler.add(one)

@@ -88,7 +88,7 @@ def test_samples_that_wait_for_a_prompt_need_room_to_grow() -> None:
     table = blocks.open(back.tokens)
     back.num_preempted = 3
     assert has_headroom(back, table, [running], blocks)
-    back.siblings = [Sequence("sibling", [2] * 3, 20)]
+    back.parallel_samples = [Sequence("parallel sample", [2] * 3, 20)]
     assert not has_headroom(back, table, [running], blocks)
 
 

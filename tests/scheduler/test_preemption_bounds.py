@@ -104,7 +104,7 @@ def sequences(crowd: Crowd, number: int) -> list[Sequence]:
     members = [
         Sequence(f"{number}.{i}", list(prompt), outputs, tenant=str(number % 3)) for i in range(samples)
     ]
-    members[0].siblings = members[1:]
+    members[0].parallel_samples = members[1:]
     return members
 
 

@@ -239,9 +239,9 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     s.add(Sequence("fits", [1] * 5, max_tokens=3))
     with pytest.raises(SequenceTooLong, match=r"big needs 9 .*5 of prompt.* 4 generated.* holds 8; .*memory"):
         s.add(Sequence("big", [1] * 5, max_tokens=4))
-    sibling = Sequence("sibling", [1] * 5, max_tokens=4)
-    with pytest.raises(SequenceTooLong, match="sibling"):
-        s.add(Sequence("leader", [1] * 5, max_tokens=1, siblings=[sibling]))
+    parallel_sample = Sequence("parallel sample", [1] * 5, max_tokens=4)
+    with pytest.raises(SequenceTooLong, match="parallel sample"):
+        s.add(Sequence("parent", [1] * 5, max_tokens=1, parallel_samples=[parallel_sample]))
     assert s.num_waiting == 1
 
 

@@ -51,7 +51,7 @@ def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> N
     size = workload.page_size
     for sequence in served.everyone:
         if any(sequence in samples and served.harmed & set(samples) for samples in served.sequences):
-            continue  # the pages it shared with a failed sibling are not trusted, nor published
+            continue  # the pages it shared with a failed parallel sample are not trusted, nor published
         found = served.blocks.open(
             sequence.tokens, salt=sequence.salt, quantize_after=sequence.quantize_after
         )

@@ -50,7 +50,7 @@ class Watched(Harness):
 
     def run_to_the_end(self) -> None:
         """Also while all that is left waits for a thread."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         scheduler = self.core._scheduler
         while scheduler.num_running or scheduler.num_waiting:
             assert time.monotonic() < end, "the engine gets nowhere"
@@ -170,14 +170,14 @@ def test_who_is_on_its_way_back_may_be_aborted() -> None:
 
 def test_samples_that_wait_for_a_prompt_take_the_place_of_one_that_is_aborted_on_its_way_back() -> None:
     harness, back = on_the_way_back()
-    scheduler, leader = harness.core._scheduler, back.samples[0].sequence
-    heir = Sequence("heir", list(leader.tokens), 4)
-    leader.siblings.append(heir)
+    scheduler, parent = harness.core._scheduler, back.samples[0].sequence
+    successor = Sequence("successor", list(parent.tokens), 4)
+    parent.parallel_samples.append(successor)
     behind = Sequence("behind", [1, 2, 3], 4)
     scheduler.add(behind)
-    scheduler.abort(leader)
+    scheduler.abort(parent)
     first, *_, last = scheduler._queues.waiting
-    assert (first, last) == (heir, behind)
+    assert (first, last) == (successor, behind)
 
 
 class Promises(NoConnector):

@@ -69,11 +69,10 @@ async def running(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
         await asyncio.sleep(0.002)
-    raise AssertionError("it never came true")
 
 
 async def turns() -> None:

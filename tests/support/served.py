@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from engines import Gate
 from fakes import FakeCore, small_config
 from octavo.engine.api.address import Address
 from octavo.engine.api.config import EngineConfig
@@ -62,14 +63,17 @@ class Served:
 async def served(
     core: FakeCore | None = None,
     *,
+    gate: Gate | None = None,
     observer: Observer | None = None,
     config: EngineConfig | None = None,
     security: Security | None = None,
     credentials: ClientCredentials | None = None,
     **server_options: Any,
 ) -> AsyncIterator[Served]:
-    """Started, and stopped whatever happens. ``server_options`` are those of GrpcServer."""
-    core = core or FakeCore()
+    """Started, and stopped whatever happens. ``gate``: lets the steps of a core of ours through;
+    ``server_options`` are those of GrpcServer."""
+    assert core is None or gate is None, "a core has its own gate"
+    core = core or FakeCore(before_step=gate)
     engine = AsyncEngine(config or small_config(), core_factory=core, observer=observer)
     await engine.start()
     server = GrpcServer(engine, security, **server_options)
@@ -78,6 +82,8 @@ async def served(
         async with Client(address, credentials) as client:
             yield Served(engine, server, core, address, client)
     finally:
+        if gate is not None:
+            gate.open()
         await server.stop()
 
 

@@ -180,7 +180,7 @@ class Served:
                 )
                 for sample, max_tokens in enumerate(request.max_tokens)
             ]
-            samples[0].siblings = samples[1:]
+            samples[0].parallel_samples = samples[1:]
             self.sequences.append(samples)
             self.scheduler.add(samples[0])
 
@@ -219,7 +219,7 @@ class Served:
     def _compute(self, step: Step) -> list[SampleResult]:
         failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())
         self.harmed |= failing
-        broken = frozenset(w.sequence for w in step.work if failing & {w.sequence, *w.siblings})
+        broken = frozenset(w.sequence for w in step.work if failing & {w.sequence, *w.parallel_samples})
         self.ledger.run(step, self.everyone, broken)
         results = []
         self._drafted: list[SampleResult] = []

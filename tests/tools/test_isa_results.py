@@ -17,6 +17,7 @@ RUN: dict[str, Any] = {
     "machine": "Some CPU, 2 CPUs",
     "date": "2026-11-23",
     "commit": "abc1234",
+    "command": "octavo bench kernels --compare-isa --quick --formats fp4 --rounds 2 --json",
     "quick": True,
     "rounds": 2,
     "levels": ["generic", "avx2"],
@@ -35,6 +36,7 @@ def test_cases_that_all_runs_have_at_all_levels_become_rows(
 ) -> None:
     second = copy.deepcopy(RUN)
     second["cases"]["avx2"][0]["us"] = 12.0
+    second["command"] = second["command"].replace("fp4", "fp4,bf16")
     files = [tmp_path / "1.txt", tmp_path / "2.txt"]
     for path, run in zip(files, (RUN, second), strict=True):
         path.write_text("slower than at a lower level: nothing\n" + json.dumps(run) + "\n")
@@ -50,7 +52,8 @@ def test_cases_that_all_runs_have_at_all_levels_become_rows(
     page = Comparison(name="isa", **written).markdown()
     assert "| decode | fp4 | 1024 |" in page
     assert "processor time" in page
-    assert "--compare-isa --quick" in page
+    assert written["commands"] == [RUN["command"], second["command"]]
+    assert all(f"--compare-isa --quick --formats {names} --rounds 2" in page for names in ("fp4", "fp4,bf16"))
 
 
 def test_runs_of_two_machines_are_refused() -> None:

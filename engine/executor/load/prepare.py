@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from octavo.kernels.backends import Choice, choose_backend, num_dense_layers, set_up_device
+from octavo.kernels.backends import BackendSelection, choose_backend, num_dense_layers, set_up_device
 from octavo.kernels.interface import PoolSpec
 
 from ...api.config import EngineConfig
@@ -51,7 +51,7 @@ class ReadyModel:
         return self.fusion is not None and not self.fusion.not_chosen
 
 
-def choose_device(config: EngineConfig) -> Choice:
+def choose_device(config: EngineConfig) -> BackendSelection:
     """The backend, with MLX set up for it. InvalidConfig if it cannot run here."""
     try:
         choice = choose_backend(
@@ -81,7 +81,7 @@ def describe_dense_prompts(config: EngineConfig, layout: CacheLayout) -> str:
 def make_ready(
     loaded: LoadedModel,
     layout: CacheLayout,
-    choice: Choice,
+    choice: BackendSelection,
     *,
     exact: bool,
     fuse: bool,
@@ -110,7 +110,11 @@ def make_ready(
 
 
 def _checked_fusion(
-    fusing: Fusion, loaded: LoadedModel, layout: CacheLayout, choice: Choice, selection: RowSelection | None
+    fusing: Fusion,
+    loaded: LoadedModel,
+    layout: CacheLayout,
+    choice: BackendSelection,
+    selection: RowSelection | None,
 ) -> FusionResult:
     """Leaves modules fused only if that changes no bit."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"

@@ -103,6 +103,8 @@ def probe(
             worst = float(np.concatenate(errors).max())
             selects = _selects_rows(paged, selection, reference)
             entries = paged.states.entries if paged.states is not None else {}
+            if recurrent is not None and paged.states is not None:
+                recurrent.settle(paged.states.computed_by)
             reason = "; ".join(refusals)
             return ProbeResult(
                 tier=tier,

@@ -55,6 +55,7 @@ class StatePool:
         self._to_compress: list[tuple[int, int]] = []  # after this step: a slot, and the snapshot's
         self.num_slots = num_slots  # of states as the model keeps them
         self._fixed = entries is not None
+        self.computed_by: dict[str, bool] = {}  # of entries made as the model wrote them: whether by a kernel
         self._arrays = {
             name: mx.zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
         }
@@ -174,6 +175,7 @@ class StatePool:
             if self._fixed:
                 raise MixerError(f"a kernel writes a state {name!r} that none did when the model was probed")
             array = self._arrays[name] = mx.zeros((self.num_slots, *entry.shape), entry.dtype)
+            self.computed_by[name] = True
         if (array.shape[1:], array.dtype) != (entry.shape, entry.dtype) or name in self._advanced:
             raise MixerError(f"a kernel's state {name!r} has changed since the model was probed")
         self._advanced[name], y = advance.run(array, self.step.arrays(kernels))
@@ -326,6 +328,7 @@ class StatePool:
             array = self._arrays.get(name)
             if array is None:
                 array = mx.zeros((self.num_slots, *value.shape[1:]), value.dtype)
+                self.computed_by[name] = False
             shape = tuple(map(max, array.shape[1:], value.shape[1:]))
             self._arrays[name] = _fitting(array, shape).astype(mx.result_type(array, value))
 

@@ -26,7 +26,7 @@ void run_avx2(const LinearCall& call) {
 
 // Rows that repay unpacking codes to bytes, as measured; the bits of the two kernels are the same.
 void run_other_integers(const LinearCall& call) {
-  const int enough_rows = call.weight->shape.affine() ? 5 : 2;
+  const int enough_rows = call.weight->shape.kind == WeightKind::mxfp4 ? 4 : 2;
   if (call.rows < enough_rows) avx2::linear_integer(call);
   else avx512::linear_planes(call);
 }
@@ -39,10 +39,11 @@ void run_avx512(const LinearCall& call) {
   else avx512::linear_float32(call);
 }
 
-// Few rows do not repay what tiles take to load. (By counting instructions: it was not measured.)
+// Few rows do not repay what tiles take to load, and 4-bit codes to be spread for them, as measured; the bits
+// of the two kernels are the same.
 void run_amx_int8(const LinearCall& call) {
-  constexpr int kTiledRows = 5;
-  if (call.rows < kTiledRows) avx512::linear_int8(call);
+  const int enough_rows = call.weight->shape.bits == 8 ? 5 : 20;
+  if (call.rows < enough_rows) avx512::linear_int8(call);
   else amx::linear_int8(call);
 }
 

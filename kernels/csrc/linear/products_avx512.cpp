@@ -6,6 +6,10 @@ namespace {
 
 constexpr int kItemRows = 96;
 
+// Rows for which 4-bit codes are spread to bytes first, as measured: in one tile of so many rows, sums and both
+// halves of the codes do not fit into the registers.
+constexpr int kWidenedRows = 2;
+
 // sums[R][64] = x[R][padded] panel, in bf16 pairs.
 template <int R>
 void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
@@ -109,7 +113,7 @@ void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
   for (int g = 0; g < groups; ++g, block += shape.block_bytes()) {
     Parameters parameters;
     load_parameters(shape, block + shape.code_bytes(), parameters);
-    const bool widened = kBits == 4 && last_tile - first_tile > 1;
+    const bool widened = kBits == 4 && rows >= kWidenedRows;
     if (widened) widen_codes(block, shape.group, bytes);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,26 @@ def test_quick_runs_are_of_one_thread_and_native_kernels() -> None:
         bench_kernels.run(parser.parse_args(["--quick", "--threads", "2"]))
     with pytest.raises(InvalidConfig, match="of the reference backend"):
         bench_kernels.run(parser.parse_args(["--quick", "--backend", "reference"]))
+
+
+def test_the_command_that_is_told_measures_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_isa, "available_levels", lambda: ("generic",))
+    measured: list[dict[str, Any]] = []
+
+    def measure(args: argparse.Namespace, _level: str) -> dict[str, Any]:
+        measured.append(vars(args))
+        return {"attention": [], "linear": []}
+
+    monkeypatch.setattr(compare_isa, "_measure", measure)
+    parser = argparse.ArgumentParser()
+    bench_kernels.add_arguments(parser)
+    flags = (
+        "--compare-isa --rounds 1 --contexts 64,128 --formats fp4 --weights int4 --page-size 16 --threads 1"
+    )
+    told = bench_kernels.run(parser.parse_args(flags.split()))["command"].split()
+    assert told[:3] + told[-1:] == ["octavo", "bench", "kernels", "--json"]
+    bench_kernels.run(parser.parse_args(told[3:-1]))
+    assert measured[0] == measured[1]
 
 
 @pytest.mark.slow

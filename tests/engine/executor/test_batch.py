@@ -30,7 +30,7 @@ def make_work(
     stop: int,
     *,
     samples: bool,
-    num_siblings: int,
+    num_parallel_samples: int,
     num_groups: int = 1,
     quantize_after: int = 0,
 ) -> ScheduledChunk:
@@ -39,8 +39,8 @@ def make_work(
         GroupPageTable(array("i", [(page + group) % 64 for page in pages])) for group in range(num_groups)
     )
     sequence.table = PageTable(size, parts=parts, num_written=start, quantize_after=quantize_after)
-    siblings = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_siblings))
-    return ScheduledChunk(sequence, start, stop, samples, siblings)
+    parallel_samples = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_parallel_samples))
+    return ScheduledChunk(sequence, start, stop, samples, parallel_samples)
 
 
 @st.composite
@@ -54,7 +54,7 @@ def steps(draw: st.DrawFn) -> tuple[Step, int]:
         stop = draw(st.integers(1, count * size))
         start = stop - 1 if decodes else draw(st.integers(0, stop - 1))
         samples = draw(st.booleans())
-        siblings = draw(st.integers(0, 3)) if samples else 0
+        parallel_samples = draw(st.integers(0, 3)) if samples else 0
         work.append(
             make_work(
                 list(pages),
@@ -62,7 +62,7 @@ def steps(draw: st.DrawFn) -> tuple[Step, int]:
                 start,
                 stop,
                 samples=samples,
-                num_siblings=siblings,
+                num_parallel_samples=parallel_samples,
                 num_groups=num_groups,
                 quantize_after=draw(st.sampled_from([0, 0, 50])),
             )
@@ -83,7 +83,7 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
             slots.append(slot_of(item.sequence.table, position))
         q_start.append(len(tokens))
         if item.samples:
-            sample_rows += [len(tokens) - 1] * (1 + len(item.siblings))
+            sample_rows += [len(tokens) - 1] * (1 + len(item.parallel_samples))
     assert batch.token_ids.tolist() == tokens
     assert batch.attention.positions.tolist() == positions
     assert batch.attention.groups[0].slots.tolist() == slots
@@ -118,7 +118,7 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
 
 def test_page_tables_can_grow_after_their_step_was_built() -> None:
     """The batch copies a table: a live view would pin the array and break the next reservation."""
-    item = make_work([3, 4], 4, 0, 6, samples=True, num_siblings=0)
+    item = make_work([3, 4], 4, 0, 6, samples=True, num_parallel_samples=0)
     batch = build_batch(Step((item,)), 4)
     assert item.sequence.table is not None
     item.sequence.table.pages.append(5)
@@ -128,13 +128,13 @@ def test_page_tables_can_grow_after_their_step_was_built() -> None:
 
 @pytest.mark.parametrize("start", [0, 1], ids=["chunks", "decodes"])
 def test_two_writers_of_one_slot_are_our_own_bug(start: int) -> None:
-    work = [make_work([3], 4, start, 2, samples=True, num_siblings=0) for _ in range(2)]
+    work = [make_work([3], 4, start, 2, samples=True, num_parallel_samples=0) for _ in range(2)]
     with pytest.raises(AssertionError, match="one slot"):
         build_batch(Step(tuple(work)), 4)
 
 
 def test_nobody_can_change_what_later_steps_are_built_from() -> None:
-    item = make_work([3], 4, 1, 2, samples=True, num_siblings=0)
+    item = make_work([3], 4, 1, 2, samples=True, num_parallel_samples=0)
     batch = build_batch(Step((item,)), 4)
     for shared in (batch.sample_rows, batch.attention.q_start):
         with pytest.raises(ValueError, match="read-only"):

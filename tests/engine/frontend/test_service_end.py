@@ -24,6 +24,7 @@ from octavo.engine import (
 )
 from octavo.engine.api.stats import Observer
 from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.core.request import Request
 from octavo.engine.frontend import async_engine
 from oracle import alone
 
@@ -46,14 +47,24 @@ async def test_stopping_lets_running_requests_finish() -> None:
         await stop
 
 
-async def test_what_does_not_finish_in_time_is_aborted() -> None:
+async def test_what_does_not_finish_in_time_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
+    aborted = asyncio.Event()
     async with running(gate=gate) as (engine, _, _):
         task = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=200, n=2))))
         gate.allow(4)
         await until(lambda: engine.gauges().num_running == 2)
+        thread = engine._thread
+        assert thread is not None
+        abort = thread.abort
+
+        def aborting(request: Request) -> None:
+            abort(request)
+            aborted.set()
+
+        monkeypatch.setattr(thread, "abort", aborting)
         stop = asyncio.create_task(engine.stop(drain_timeout=0.05))
-        await asyncio.sleep(0.2)
+        await aborted.wait()
         gate.open()
         result = await task
         assert {sample.finish_reason for sample in result.values()} == {FinishReason.ABORT}

@@ -115,21 +115,26 @@ async def test_a_long_prompt_is_let_in_where_nobody_waits() -> None:
         assert await collect(engine.generate([1] * 100, SamplingParams(max_tokens=1)))
 
 
-async def test_who_waits_too_long_is_refused_and_who_runs_is_not() -> None:
+async def test_who_waits_too_long_is_refused_and_who_runs_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    config = small_config(max_running=1, queue_timeout=0.2)
+    config = small_config(max_running=1, queue_timeout=30)
     async with running(config, gate) as (engine, _, observer):
         runs = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=3))))
         await asyncio.sleep(0)
         gate.allow(1)
         await until(lambda: engine.gauges().num_running == 1)
+        limiter = engine._open.limiter
+        (first,) = limiter._timers.values()
+        monkeypatch.setattr(limiter, "_timeout_s", 0.2)
         with pytest.raises(QueueTimeout, match=r"waited for 0.2 s .* \(queue_timeout\)"):
             await anext(engine.generate([2]))
         assert observer.reasons == ["queue_timeout"]
+        assert not first.cancelled()
+        first._run()  # as if its time had passed, too
         gate.open()
         assert (await runs)[0].finish_reason is FinishReason.LENGTH
         await until(lambda: engine.gauges().num_waiting == 0)
-        assert not engine._open.gate._timers
+        assert not engine._open.limiter._timers
 
 
 async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> None:

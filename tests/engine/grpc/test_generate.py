@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 import octavo
+from engines import Gate, SlowSteps
 from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer
 from ledger_runner import EOS
 from octavo.engine.api.outputs import FinishReason
@@ -39,10 +39,15 @@ async def test_over_the_wire_equals_in_process(prompt: Prompt) -> None:
 
 
 async def test_a_stream_brings_tokens_as_they_come_and_counts_them() -> None:
-    async with served(FakeCore(before_step=_pause)) as its:
+    async with served(gate=(gate := Gate())) as its:
         request = pb.GenerateRequest(request_id="r", text="hello", sampling=pb.SamplingParams(max_tokens=12))
-        responses = [response async for response in its.client.stub.Generate(request)]
-    assert len(responses) > 2, "everything came at once"
+        stream, responses = aiter(its.client.stub.Generate(request)), []
+        for _ in range(3):
+            gate.allow(1)
+            responses.append(await anext(stream))
+            assert len(responses[-1].token_ids) == 1
+        gate.open()
+        responses += [response async for response in stream]
     assert {response.request_id for response in responses} == {"r"}
     running = 0
     for response in responses:
@@ -58,7 +63,7 @@ async def test_final_mode_gives_one_response_per_sample() -> None:
     request = pb.GenerateRequest(
         text="hello", sampling=pb.SamplingParams(max_tokens=12, n=2), output_mode=pb.OUTPUT_MODE_FINAL
     )
-    async with served(FakeCore(before_step=_pause)) as its:
+    async with served(gate=SlowSteps()) as its:
         responses = [response async for response in its.client.stub.Generate(request)]
         alone = await collect(its.client.generate("hello", SamplingParams(max_tokens=12)))
     assert sorted(response.index for response in responses) == [0, 1]
@@ -104,11 +109,13 @@ async def test_tokenize_and_detokenize() -> None:
 
 
 async def test_abort_ends_the_stream_normally() -> None:
-    async with served(FakeCore(before_step=_pause)) as its:
+    async with served(gate=(gate := Gate())) as its:
         deltas = its.client.generate("hello", SamplingParams(), request_id="long")
+        gate.allow(1)
         first = await anext(deltas)
         assert first.finish_reason is None
         assert await its.client.abort("unknown", "long") == ["long"]
+        gate.open()
         rest = await collect(deltas)
         assert rest[0].finish_reason is FinishReason.ABORT
         assert await its.client.abort("long") == []
@@ -126,7 +133,3 @@ async def test_model_and_server_info() -> None:
     assert not before.draining
     assert before.pages.idle_empty == 64
     assert after.uptime_seconds > before.uptime_seconds
-
-
-def _pause() -> None:
-    time.sleep(0.002)

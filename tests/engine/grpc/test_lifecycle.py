@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 
 import grpc
 import grpc.aio
@@ -12,6 +12,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from engines import Gate
 from fakes import FakeCore
 from octavo.engine.api.address import parse_address
 from octavo.engine.api.errors import EngineDead, InvalidConfig
@@ -19,6 +20,7 @@ from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Gauges
 from octavo.engine.cli import serve
+from octavo.engine.core.request import Request
 from octavo.engine.grpc.server import GrpcServer
 from served import LOCAL, Served, collect, eventually, served
 
@@ -46,7 +48,7 @@ async def test_every_service_is_healthy_and_unknown_ones_are_unknown() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-Request = reflection_pb2.ServerReflectionRequest
+Question = reflection_pb2.ServerReflectionRequest
 
 
 async def test_reflection_describes_the_service() -> None:
@@ -60,8 +62,8 @@ async def test_reflection_describes_the_service() -> None:
                 return reply
             raise AssertionError("no reply")
 
-        listed = await ask(Request(list_services=""))
-        described = await ask(Request(file_containing_symbol=GENERATION))
+        listed = await ask(Question(list_services=""))
+        described = await ask(Question(file_containing_symbol=GENERATION))
     names = {service.name for service in listed.list_services_response.service}
     assert names == {
         GENERATION, "octavo.v1.Cache", VLLM, "grpc.health.v1.Health",
@@ -78,7 +80,9 @@ async def test_reflection_describes_the_service() -> None:
 
 
 async def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
-    async with served(FakeCore(before_step=lambda: time.sleep(0.002))) as its:
+    gate = Gate()
+    gate.allow(1)
+    async with served(gate=gate) as its:
         deltas = its.client.generate("hello", SamplingParams(max_tokens=100))
         first = await anext(deltas)
         async with its.channel() as channel:
@@ -91,36 +95,50 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
         assert await _health(its) == NOT_SERVING
         with pytest.raises(EngineDead, match="draining"):
             await collect(its.client.generate("other", SamplingParams(max_tokens=1)))
+        gate.open()
         rest = await collect(deltas)
         assert rest[0].finish_reason is FinishReason.LENGTH
         assert len(first.token_ids) + len(rest[0].token_ids) == 100
         await stopping
 
 
-async def test_a_drain_that_takes_too_long_aborts() -> None:
-    async with served(FakeCore(before_step=lambda: time.sleep(0.01))) as its:
+async def test_a_drain_that_takes_too_long_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    gate.allow(3)
+    async with served(gate=gate) as its:
         task = asyncio.create_task(collect(its.client.generate("hello", SamplingParams(max_tokens=200))))
         await eventually(lambda: its.engine.gauges().num_running == 1, "it runs")
+        thread = its.engine._thread
+        assert thread is not None
+        abort = thread.abort
+
+        def aborting(request: Request) -> None:
+            abort(request)
+            gate.open()
+
+        monkeypatch.setattr(thread, "abort", aborting)
         await its.server.stop(drain_timeout=0.05)
         whole = await task
         assert whole[0].finish_reason is FinishReason.ABORT
-        assert 0 < len(whole[0].token_ids) < 200
+        assert 0 < len(whole[0].token_ids) <= 4
 
 
 async def test_a_dead_engine_fails_every_stream_and_the_health_check() -> None:
-    died = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    gate, dying = Gate(), threading.Event()
 
     def step() -> None:
-        time.sleep(0.002)
-        if died.is_set():
+        gate()
+        if dying.is_set():
             raise MemoryError("out of luck")
 
     async with served(FakeCore(before_step=step)) as its:
         streams = [its.client.generate(f"hello {i}", SamplingParams(max_tokens=200)) for i in range(3)]
-        for stream in streams:
-            await anext(stream)
-        loop.call_soon(died.set)
+        firsts = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await eventually(lambda: len(its.engine._open.streams()) == 3, "all are in")
+        gate.allow(5)
+        await asyncio.gather(*firsts)
+        dying.set()
+        gate.open()
         for stream in streams:
             with pytest.raises(EngineDead, match="out of luck"):
                 await collect(stream)

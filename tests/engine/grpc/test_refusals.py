@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, cast
 
 import grpc
@@ -12,7 +11,8 @@ import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from fakes import VOCAB_SIZE, FakeCore
+from engines import Gate
+from fakes import VOCAB_SIZE, FakeCore, small_config
 from octavo.engine.api.errors import EngineDead, InvalidRequest, RequestFailed
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.proto import generation_pb2 as pb
@@ -99,26 +99,27 @@ async def test_wrong_unary_requests() -> None:
 
 
 async def test_a_request_id_that_is_being_served_is_refused() -> None:
-    async with served(FakeCore(before_step=_pause)) as its:
+    async with served(gate=(gate := Gate())) as its:
         deltas = its.client.generate("hello", SamplingParams(), request_id="same")
+        gate.allow(1)
         await anext(deltas)
         with pytest.raises(InvalidRequest, match="same"):
             await collect(its.client.generate("other", SamplingParams(max_tokens=1), request_id="same"))
+        gate.allow(1)
         assert (await anext(deltas)).finish_reason is None, "the first one goes on"
         await deltas.aclose()
-        await eventually(lambda: its.server.intake.num_active == 0, "the first one is forgotten")
+        await eventually(lambda: its.server.handler.num_active == 0, "the first one is forgotten")
+        gate.open()
         again = await collect(its.client.generate("other", SamplingParams(max_tokens=1), request_id="same"))
         assert again[0].finish_reason is not None
 
 
 async def test_a_full_server_refuses_with_resource_exhausted() -> None:
-    from fakes import small_config
-
     config = small_config(max_running=1, max_waiting=1)
-    async with served(FakeCore(before_step=_pause), config=config) as its:
+    async with served(gate=Gate(), config=config) as its:
         streams = [its.client.generate("hello", SamplingParams()) for _ in range(2)]
         firsts = [asyncio.create_task(anext(stream)) for stream in streams]
-        await eventually(lambda: its.server.intake.num_active == 2, "both are in")
+        await eventually(lambda: its.server.handler.num_active == 2, "both are in")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _drain(its, _request())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -189,7 +190,3 @@ def _status(error: grpc.aio.AioRpcError) -> Any:
 async def _drain(its: Served, request: pb.GenerateRequest) -> None:
     async for _ in its.client.stub.Generate(request):
         pass
-
-
-def _pause() -> None:
-    time.sleep(0.002)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-from fakes import FakeCore, small_config
+from engines import Gate
+from fakes import small_config
 from octavo.engine.api.errors import (
     EngineDead,
     InvalidConfig,
@@ -187,10 +187,10 @@ async def test_tenants_share_neither_pages_nor_request_ids(tmp_path: Path) -> No
     security = Security(token_file=token_file(tmp_path, f"a {ALICE}\na {ALICE}2\nb {BOB}\n"))
     tokens = [ClientCredentials(token_file=token_file(tmp_path, t, t[:3])) for t in (ALICE, BOB)]
     second = ClientCredentials(token_file=token_file(tmp_path, f"{ALICE}2", "second"))
-    core = FakeCore(before_step=lambda: time.sleep(0.002))
-    prompt = list(range(20, 40))
-    async with served(core, security=security, credentials=tokens[0]) as its, \
+    gate, prompt = Gate(), list(range(20, 40))
+    async with served(gate=gate, security=security, credentials=tokens[0]) as its, \
             Client(its.address, tokens[1]) as bob, Client(its.address, second) as also_alice:  # fmt: skip
+        gate.allow(30)
         for client, cached in ((its.client, 0), (bob, 0), (bob, 16), (also_alice, 16)):
             whole = await collect(client.generate(prompt, SHORT))
             assert whole[0].cached_tokens == cached
@@ -198,16 +198,21 @@ async def test_tenants_share_neither_pages_nor_request_ids(tmp_path: Path) -> No
             client.generate([9], SamplingParams(max_tokens=200), request_id="same")
             for client in (its.client, bob)
         ]
-        firsts = [await anext(stream) for stream in streams]
+        opened = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await eventually(lambda: len(its.engine._open.streams()) == 2, "both are in")
+        gate.allow(5)
+        firsts = await asyncio.gather(*opened)
         assert [first.request_id for first in firsts] == ["same", "same"]
         with pytest.raises(InvalidRequest, match="same"):
             await collect(also_alice.generate([9], SHORT, request_id="same"))
         assert await bob.abort("same", "other") == ["same"]
+        gate.allow(3)
         assert (await collect(streams[1]))[0].finish_reason is FinishReason.ABORT
         assert await bob.abort("same") == []
-        assert its.server.intake.num_active == 1
+        assert its.server.handler.num_active == 1
+        gate.open()
         assert (await collect(streams[0]))[0].finish_reason is FinishReason.LENGTH
-        await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
+        await eventually(lambda: its.server.handler.num_active == 0, "nobody is served")
 
 
 @pytest.mark.parametrize(("lines", "most"), [(f"a {ALICE}\nb {BOB}\n", 2), (f"a {ALICE}\n", 4)])
@@ -216,19 +221,21 @@ async def test_a_tenant_has_a_share_of_the_queue_where_there_are_several(
 ) -> None:
     security = Security(token_file=token_file(tmp_path, lines))
     alice = ClientCredentials(token_file=token_file(tmp_path, ALICE, "alice"))
-    core = FakeCore(before_step=lambda: time.sleep(0.002))
-    config = small_config(max_running=1, max_waiting=3)
-    async with served(core, config=config, security=security, credentials=alice) as its:
+    gate, config = Gate(), small_config(max_running=1, max_waiting=3)
+    async with served(gate=gate, config=config, security=security, credentials=alice) as its:
         streams = [its.client.generate([9], SamplingParams(max_tokens=200)) for _ in range(most)]
         tasks = [asyncio.ensure_future(collect(stream)) for stream in streams]
-        await eventually(lambda: its.server.intake.num_active == most, "all are let in")
+        await eventually(lambda: its.server.handler.num_active == most, "all are let in")
         await eventually(lambda: len(its.engine._open.streams()) == most, "all are let in")
         with pytest.raises(Overloaded, match="of this tenant" if most == 2 else "requests are unfinished"):
             await collect(its.client.generate([9], SHORT))
         if most == 2:
             bob = ClientCredentials(token_file=token_file(tmp_path, BOB, "bob"))
             async with Client(its.address, bob) as client:
-                assert len((await collect(client.generate([9], SHORT)))[0].token_ids) > 0
+                answer = asyncio.ensure_future(collect(client.generate([9], SHORT)))
+                await eventually(lambda: len(its.engine._open.streams()) == most + 1, "bob is let in")
+                gate.open()
+                assert len((await answer)[0].token_ids) > 0
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import pytest
 
+from engines import Gate, SlowSteps
 from fakes import FakeCore, small_config
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
@@ -20,18 +20,22 @@ from served import Served, all_idle, collect, eventually, served
 
 pytestmark = pytest.mark.server
 
-LONG = SamplingParams(max_tokens=200)  # 200 steps of 2 ms, when slow
+LONG = SamplingParams(max_tokens=200)
 
 
-def _slow() -> FakeCore:
-    return FakeCore(before_step=lambda: time.sleep(0.002))
+def _few_steps() -> Gate:
+    """Lets some tokens of a stream through; the rest would come once it is open."""
+    gate = Gate()
+    gate.allow(3)
+    return gate
 
 
-async def _freed_early(its: Served) -> None:
-    """Every page is idle long before the 200 tokens could have been made."""
+async def _freed_early(its: Served, gate: Gate, *, at_most: int = 10) -> None:
+    """Every page is idle long before the 200 tokens have been made."""
+    await eventually(lambda: its.server.handler.num_active == 0, "the engine was told")
+    gate.open()
     await eventually(lambda: all_idle(its.engine), "pages idle")
-    assert its.num_steps < 150, f"it ran on for {its.num_steps} steps"
-    assert its.server.intake.num_active == 0
+    assert its.num_steps <= at_most, f"it ran on for {its.num_steps} steps"
 
 
 async def test_32_concurrent_streams_say_what_each_says_alone() -> None:
@@ -52,26 +56,26 @@ async def test_32_concurrent_streams_say_what_each_says_alone() -> None:
 
 
 async def test_a_cancelled_call_frees_its_pages() -> None:
-    async with served(_slow()) as its:
+    async with served(gate=(gate := _few_steps())) as its:
         deltas = its.client.generate("hello", LONG)
         await anext(deltas)
         assert its.engine.gauges().pages_held > 0
         await deltas.aclose()
-        await _freed_early(its)
+        await _freed_early(its, gate)
 
 
 async def test_a_lost_connection_frees_its_pages() -> None:
-    async with served(_slow()) as its:
+    async with served(gate=(gate := _few_steps())) as its:
         channel = its.channel()
         stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Generate(pb.GenerateRequest(text="hello", sampling=pb.SamplingParams(max_tokens=200)))
         await call.read()
         await channel.close(None)
-        await _freed_early(its)
+        await _freed_early(its, gate)
 
 
 async def test_a_deadline_ends_the_request() -> None:
-    async with served(_slow()) as its:
+    async with served(gate=(gate := _few_steps())) as its:
         call = its.client.stub.Generate(
             pb.GenerateRequest(text="hello", sampling=pb.SamplingParams(max_tokens=200)), timeout=0.1
         )
@@ -83,20 +87,25 @@ async def test_a_deadline_ends_the_request() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await _freed_early(its)
+        await _freed_early(its, gate)
 
 
 async def test_cancelling_while_waiting_leaves_the_queue() -> None:
-    async with served(_slow(), config=small_config(max_running=1)) as its:
+    async with served(gate=(gate := _few_steps()), config=small_config(max_running=1)) as its:
         running = its.client.generate("hello", LONG)
         await anext(running)
         waiting = asyncio.create_task(anext(its.client.generate("other", LONG)))
+        await eventually(lambda: len(its.engine._open.streams()) == 2, "it is in")
+        gate.allow(4)
         await eventually(lambda: its.engine.gauges().num_waiting == 1, "it waits")
         waiting.cancel()
+        await eventually(lambda: its.server.handler.num_active == 1, "the engine was told")
+        gate.allow(4)
         await eventually(lambda: its.engine.gauges().num_waiting == 0, "it has left")
+        gate.allow(1)
         assert (await anext(running)).token_ids, "the other one goes on"
         await running.aclose()
-        await _freed_early(its)
+        await _freed_early(its, gate, at_most=20)
 
 
 async def test_a_client_that_stops_reading_holds_nobody_up_and_loses_nothing() -> None:
@@ -155,14 +164,14 @@ async def test_generate_many_answers_all_and_a_bad_one_alone_is_refused() -> Non
 
 
 async def test_generate_many_computes_only_so_many_at_once() -> None:
-    async with served(_slow()) as its:
+    async with served(gate=SlowSteps()) as its:
         its.server.servicer._batch_concurrency = 3
         most = 0
 
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, its.server.intake.num_active)
+                most = max(most, its.server.handler.num_active)
                 await asyncio.sleep(0)
 
         watcher = asyncio.create_task(watch())
@@ -176,12 +185,12 @@ async def test_generate_many_computes_only_so_many_at_once() -> None:
 
 
 async def test_cancelling_generate_many_frees_all_its_pages() -> None:
-    async with served(_slow()) as its:
+    async with served(gate=(gate := _few_steps())) as its:
         requests = [_small(f"r{index}", f"prompt {index}", max_tokens=200) for index in range(6)]
         deltas = its.client.generate_many(_many(requests))
         await anext(deltas)
         await deltas.aclose()
-        await _freed_early(its)
+        await _freed_early(its, gate)
 
 
 async def test_generate_many_whose_client_does_not_read_can_still_be_ended(
@@ -189,7 +198,7 @@ async def test_generate_many_whose_client_does_not_read_can_still_be_ended(
 ) -> None:
     """The server's own backlog is full when the call is cancelled, and nothing hangs."""
     monkeypatch.setattr(generation, "BATCH_BACKLOG", 1)
-    async with served(_slow()) as its:
+    async with served(gate=SlowSteps()) as its:
         channel = its.channel(grpc__http2__lookahead_bytes=1024, grpc__http2__bdp_probe=0)
         stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         call = stub.GenerateMany(_many([_small(f"r{i}" * 60, f"p{i}", max_tokens=180) for i in range(6)]))
@@ -197,5 +206,5 @@ async def test_generate_many_whose_client_does_not_read_can_still_be_ended(
         await asyncio.sleep(0.1)
         call.cancel()
         await eventually(lambda: all_idle(its.engine), "pages idle")
-        await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
+        await eventually(lambda: its.server.handler.num_active == 0, "nobody is served")
         await channel.close(None)

@@ -117,11 +117,14 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.num_reads = 0
+        self.num_hanging = 0
         get: Callable[..., object] = ShardFolder.get
 
         def held(*args: object, **options: object) -> object:
             self.num_reads += 1
+            self.num_hanging += 1
             assert self.go.wait(60)
+            self.num_hanging -= 1
             return get(*args, **options)
 
         monkeypatch.setattr(ShardFolder, "get", held)
@@ -149,11 +152,12 @@ def test_a_disk_that_hangs_is_waited_for_a_limited_time(tmp_path: Path, hung: Di
         assert hung.num_reads == reader.MAX_STUCK, "no more threads than that hang"
         assert core.core is not None
         assert disk_tier(core.core)._reader.is_stuck
-        began = time.monotonic()
-    assert time.monotonic() - began < 9, "closing must not wait for the disk"
+    assert hung.num_hanging == reader.MAX_STUCK, "closing must not wait for the disk"
 
 
-def test_a_disk_that_answers_again_is_read_again(tmp_path: Path, hung: Disk) -> None:
+def test_a_disk_that_answers_again_is_read_again(
+    tmp_path: Path, hung: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hung.go.set()
     generate(tmp_path, [PROMPT])
     hung.go.clear()
@@ -168,6 +172,7 @@ def test_a_disk_that_answers_again_is_read_again(tmp_path: Path, hung: Disk) -> 
             assert time.monotonic() < end
             time.sleep(0.01)
         assert not store.is_stuck
+        monkeypatch.setattr(reader, "STALL_S", 60.0)  # it hangs no more, however busy the machine is
         core.core._blocks.flush()
         (warm,) = llm.generate([PROMPT], FOUR_TOKENS, progress=False)
     assert warm.cached_tokens == 100
@@ -176,17 +181,26 @@ def test_a_disk_that_answers_again_is_read_again(tmp_path: Path, hung: Disk) -> 
 def test_a_prompt_waits_for_a_slow_disk_so_long_and_keeps_what_has_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Five pages come; the sixth takes longer than the prompt may wait."""
     (cold,), _ = generate(tmp_path, [PROMPT])
-    monkeypatch.setattr(reader, "WAIT_S", 0.5)
     get: Callable[..., object] = ShardFolder.get
+    num_reads, gone_on = 0, threading.Event()
 
     def slow(*args: object, **options: object) -> object:
-        time.sleep(0.1)
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads > 5:
+            monkeypatch.setattr(reader, "WAIT_S", 0.0)
+            assert gone_on.wait(60)
         return get(*args, **options)
 
     monkeypatch.setattr(ShardFolder, "get", slow)
-    (warm,), _ = generate(tmp_path, [PROMPT])
-    assert 0 < warm.cached_tokens < 100
+    with LLM(small_config(cache_dir=tmp_path), core_factory=FakeCore()) as llm:
+        try:
+            (warm,) = llm.generate([PROMPT], FOUR_TOKENS, progress=False)
+        finally:
+            gone_on.set()
+    assert warm.cached_tokens == 20
     assert warm.outputs == cold.outputs
 
 

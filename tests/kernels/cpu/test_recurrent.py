@@ -14,7 +14,8 @@ from native import at_every_level, require_extension, run_at_level
 _ext = require_extension()
 
 from octavo.kernels.cpu import recurrent  # noqa: E402
-from octavo.kernels.cpu.recurrent import DeltaGates, StateArrays  # noqa: E402
+from octavo.kernels.cpu.recurrent import StateArrays  # noqa: E402
+from octavo.kernels.recurrent_kernels import DeltaGates  # noqa: E402
 from octavo.kernels.state_segments import NO_STATE, StateSegments  # noqa: E402
 
 pytestmark = pytest.mark.parity

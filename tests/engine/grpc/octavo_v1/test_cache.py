@@ -194,8 +194,11 @@ async def test_what_only_fits_where_pins_may_be_is_refused() -> None:
 
 
 async def test_questions_are_answered_while_requests_run() -> None:
-    async with served(FakeCore(before_step=lambda: time.sleep(0.005))) as its:
-        long = its.client.generate(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True), request_id="long")
+    slow, config = FakeCore(before_step=lambda: time.sleep(0.005)), small_config(num_pages=1000)
+    async with served(slow, config=config) as its:
+        long = its.client.generate(
+            PROMPT, SamplingParams(max_tokens=3900, ignore_eos=True), request_id="long"
+        )
         await anext(long)
         assert (await its.client.cache.explain("long")).prompt_tokens == 22
         assert (await its.client.cache.stats()).pages.held > 0

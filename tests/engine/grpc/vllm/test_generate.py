@@ -11,11 +11,12 @@ import grpc.aio
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from engines import Gate
 from fakes import VOCAB_SIZE, FakeCore, small_config
 from ledger_runner import ALPHABET, EOS
 from octavo.engine.api.sampling_params import SamplingParams
 from served import all_idle, collect, eventually
-from vllm_worker import PROMPT, alone, ask, by_index, pause, worker
+from vllm_worker import PROMPT, alone, ask, by_index, worker
 
 pytestmark = pytest.mark.server
 
@@ -24,8 +25,12 @@ POISON = 7
 
 
 async def test_a_stream_is_deltas_and_then_the_last_one_again() -> None:
-    async with worker(FakeCore(before_step=pause)) as its:
-        [(chunks, complete)] = by_index(await its.generate(max_tokens=9)).values()
+    async with worker(gate=(gate := Gate())) as its:
+        stream = aiter(its.stub.Generate(ask(max_tokens=9)))
+        gate.allow(1)
+        first = await anext(stream)
+        gate.open()
+        [(chunks, complete)] = by_index([first, *[response async for response in stream]]).values()
         expected = (await alone(its.its, SamplingParams(max_tokens=9)))[0]
     assert sum((tuple(chunk.token_ids) for chunk in chunks), ()) == expected
     assert len(chunks) > 1
@@ -123,11 +128,13 @@ async def test_logprobs_come_with_their_tokens(stream: bool) -> None:
 
 
 async def test_an_abort_ends_the_stream_normally() -> None:
-    async with worker(FakeCore(before_step=pause)) as its:
+    async with worker(gate=(gate := Gate())) as its:
         call = its.stub.Generate(ask(request_id="gone", max_tokens=200))
         responses = aiter(call)
+        gate.allow(3)
         assert (await anext(responses)).chunk.token_ids
         await its.stub.Abort(pb.AbortRequest(request_ids=["gone", "unknown"]))
+        gate.open()
         rest = [response async for response in responses]
         assert rest[-1].complete.finish_reason == "abort"
         assert await call.code() is grpc.StatusCode.OK
@@ -135,16 +142,19 @@ async def test_an_abort_ends_the_stream_normally() -> None:
 
 
 async def test_a_cancelled_call_and_a_deadline_free_their_pages() -> None:
-    async with worker(FakeCore(before_step=pause)) as its:
+    async with worker(gate=(gate := Gate())) as its:
         call = its.stub.Generate(ask(max_tokens=200))
+        gate.allow(3)
         await call.read()
         call.cancel()
         late = its.stub.Generate(ask(max_tokens=200), timeout=0.1)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [response async for response in late]
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(lambda: its.its.server.handler.num_active == 0, "the engine was told")
+        gate.open()
         await eventually(lambda: all_idle(its.its.engine), "pages idle")
-        assert its.its.num_steps < 200
+        assert its.its.num_steps < 20
 
 
 async def test_unset_numbers_mean_defaults() -> None:
@@ -227,7 +237,7 @@ async def test_a_full_server_says_so_with_the_code_of_429() -> None:
     core = FakeCore(before_step=lambda: _wait(gate))
     async with worker(core, config=small_config(max_running=1, max_waiting=1)) as its:
         inside = [asyncio.create_task(its.generate()) for _ in range(2)]
-        await eventually(lambda: its.its.server.intake.num_active == 2, "both are in")
+        await eventually(lambda: its.its.server.handler.num_active == 2, "both are in")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await its.generate()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

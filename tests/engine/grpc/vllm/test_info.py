@@ -16,12 +16,13 @@ import tokenizers
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from engines import Gate
 from fakes import VOCAB_SIZE, FakeCore
 from ledger_runner import EOS
 from octavo.engine.grpc.request_handler import Rate
 from octavo.engine.grpc.vllm.model_files import read_model_files
 from served import all_idle, eventually
-from vllm_worker import DemoFiles, ask, pause, worker
+from vllm_worker import DemoFiles, ask, worker
 
 pytestmark = pytest.mark.server
 
@@ -44,7 +45,7 @@ async def test_health_model_and_server() -> None:
         assert (server.kv_cache_dtype, server.data_parallel_size) == ("bf16", 1)
         assert server.active_requests == 0
         assert abs(time.time() - server.last_receive_timestamp) < 60
-        its.its.server.intake.draining = True
+        its.its.server.handler.draining = True
         health = await its.stub.HealthCheck(pb.HealthCheckRequest())
         assert (health.healthy, "draining" in health.message) == (False, True)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -65,9 +66,10 @@ async def test_a_dead_engine_is_not_healthy() -> None:
 
 
 async def test_loads() -> None:
-    async with worker(FakeCore(before_step=pause)) as its:
+    async with worker(gate=(gate := Gate())) as its:
         call = its.stub.Generate(ask(max_tokens=100))
         for _ in range(3):
+            gate.allow(1)
             await call.read()
         reply = await its.stub.GetLoads(pb.GetLoadsRequest())
         [load] = reply.loads
@@ -78,6 +80,7 @@ async def test_loads() -> None:
         assert (load.max_running_requests, load.utilization, load.cache_hit_rate) == (8, 1 / 8, 0.0)
         assert not (await its.stub.GetLoads(pb.GetLoadsRequest(dp_rank=1))).loads
         call.cancel()
+        gate.open()
         await eventually(lambda: all_idle(its.its.engine), "pages idle")
 
 

@@ -305,8 +305,8 @@ async def test_a_salted_prompt_says_its_salt() -> None:
 
 
 async def test_a_flush_waits_for_requests_and_then_gives_up() -> None:
-    async with worker(FakeCore(before_step=pause)) as its:
-        running = its.its.client.generate(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+    async with worker(FakeCore(before_step=pause), config=small_config(num_pages=1000)) as its:
+        running = its.its.client.generate(PROMPT, SamplingParams(max_tokens=3900, ignore_eos=True))
         await anext(running)
         reply = await its.stub.FlushCache(pb.FlushCacheRequest(timeout_s=0.05))
         assert (reply.success, "1 requests are unfinished" in reply.message) == (False, True)

@@ -8,7 +8,7 @@ from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, 
 
 def group(size: int, num_prompt: int = 6, max_tokens: int = 4) -> list[Sequence]:
     members = [Sequence(f"s{i}", list(range(1, num_prompt + 1)), max_tokens) for i in range(size)]
-    members[0].siblings = members[1:]
+    members[0].parallel_samples = members[1:]
     return members
 
 
@@ -27,7 +27,7 @@ def commit(scheduler: Scheduler, step: Step, *tokens: int | None, ends: frozense
     scheduler.blocks.check()
 
 
-def test_siblings_share_full_pages_and_copy_the_partial_one() -> None:
+def test_parallel_samples_share_full_pages_and_copy_the_partial_one() -> None:
     s = scheduler()
     a, b, c = group(3)
     s.add(a)
@@ -44,7 +44,7 @@ def test_siblings_share_full_pages_and_copy_the_partial_one() -> None:
     assert all(m.num_cached == 0 for m in (a, b, c))
 
 
-def test_siblings_without_a_place_wait_with_their_first_token() -> None:
+def test_parallel_samples_without_a_place_wait_with_their_first_token() -> None:
     s = scheduler(running=2)
     a, b, c = group(3)
     s.add(a)
@@ -60,7 +60,7 @@ def test_siblings_without_a_place_wait_with_their_first_token() -> None:
     assert not step.lookups, "the prompt was looked up once, for all"
 
 
-def test_siblings_without_a_page_wait() -> None:
+def test_parallel_samples_without_a_page_wait() -> None:
     s = scheduler(num_pages=3)
     members = group(3)
     s.add(members[0])
@@ -68,7 +68,7 @@ def test_siblings_without_a_page_wait() -> None:
     assert [m.status for m in members] == [Status.RUNNING, Status.RUNNING, Status.WAITING]
 
 
-def test_a_sibling_takes_the_place_of_a_leader_that_ends_at_its_first_token() -> None:
+def test_a_parallel_sample_takes_the_place_of_a_parent_that_ends_at_its_first_token() -> None:
     s = scheduler()
     a, b, c = group(3)
     s.add(a)
@@ -87,7 +87,7 @@ def test_when_everybody_ends_at_once_nothing_is_forked() -> None:
     assert s.blocks.num_held == 0
 
 
-def test_an_aborted_sibling_leaves_and_gets_no_token() -> None:
+def test_an_aborted_parallel_sample_leaves_and_gets_no_token() -> None:
     s = scheduler()
     a, b, c = group(3)
     s.add(a)
@@ -101,7 +101,7 @@ def test_an_aborted_sibling_leaves_and_gets_no_token() -> None:
     assert [w.sequence for w in plan(s).work] == [a]
 
 
-def test_a_sibling_takes_the_place_of_an_aborted_leader() -> None:
+def test_a_parallel_sample_takes_the_place_of_an_aborted_parent() -> None:
     for in_flight in (False, True):
         s = scheduler()
         a, b, c = group(3)
@@ -118,7 +118,7 @@ def test_a_sibling_takes_the_place_of_an_aborted_leader() -> None:
         assert [w.sequence for w in plan(s).work] == [b, c]
 
 
-def test_a_leader_between_two_chunks_hands_its_pages_over() -> None:
+def test_a_parent_between_two_chunks_hands_its_pages_over() -> None:
     s = scheduler()
     a, b = group(2, num_prompt=20)
     s.add(a)

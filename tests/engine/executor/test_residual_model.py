@@ -61,7 +61,7 @@ def serve(
             SamplingParams(logprobs=0), seed=0, prompt_ids=member.tokens, vocab_size=tiny_models.VOCAB_SIZE
         )
         for sequence in sequences
-        for member in (sequence, *sequence.siblings)
+        for member in (sequence, *sequence.parallel_samples)
     }
     logprobs: dict[Sequence, list[float]] = {sequence: [] for sequence in states}
     for number in range(1000):
@@ -86,7 +86,7 @@ def serve(
 
 def requests(max_tokens: int = 40) -> list[Sequence]:
     made = [Sequence(str(i), list(prompt), max_tokens) for i, prompt in enumerate(prompts())]
-    made[3].siblings = [Sequence("3b", list(made[3].tokens), max_tokens)]
+    made[3].parallel_samples = [Sequence("3b", list(made[3].tokens), max_tokens)]
     return made
 
 
@@ -146,7 +146,7 @@ def test_served_together_in_other_chunks_or_short_of_residual_pages_equals_serve
     in_need = serve(runner, requests(), num_residual=short)
     in_chunks = serve(runner, requests(), chunk=7)
     for request in requests():
-        for member in (request, *request.siblings):
+        for member in (request, *request.parallel_samples):
             alone = serve(runner, [Sequence(member.sequence_id, list(member.tokens), 40)])
             for answers in (together, in_need, in_chunks):
                 assert answers[member.sequence_id][0] == alone[member.sequence_id][0]

@@ -1,0 +1,208 @@
+"""The cut points of one mixer: what is not row by row in it, by a kernel or once per group of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from .bending import Call
+from .cut_points import FUNCTIONS, SCAN, CutPoint
+from .mamba_scan import Inputs, process_rows, selective_scan
+from .mixers import Mixer, MixerError
+from .recurrences import Advance, Recurrences
+from .segments import SegmentGroup, StateStep
+from .state_pool import StatePool
+
+
+class Layers(Protocol):
+    """What cut points know of the model's recurrent layers."""
+
+    @property
+    def kernels(self) -> Recurrences | None:
+        """What computes cut points where it can."""
+        ...
+
+    @property
+    def pool(self) -> StatePool:
+        """Of the step that is computed."""
+        ...
+
+    @property
+    def step(self) -> StateStep: ...
+
+
+class Cuts:
+    """The cut points of one mixer in the ragged tier; active while it computes a step."""
+
+    def __init__(self, layers: Layers, mixer: Mixer) -> None:
+        self._layers, self._mixer = layers, mixer
+        self.is_active = False
+        self.num_shifted = 0
+
+    def catch(
+        self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A function among ``FUNCTIONS``, by a kernel or in groups."""
+        if (kernels := self._layers.kernels) is not None:
+            advance = kernels.function(name, args, kwargs)
+            if advance is not None:
+                return self._advance(f"{self._mixer.name}.{name}", advance), None
+        return self._in_groups(f"{self._mixer.name}.{name}", plain, FUNCTIONS[name], args, kwargs)
+
+    def _advance(self, name: str, advance: Advance) -> mx.array:
+        kernels, pool = self._layers.kernels, self._layers.pool
+        assert kernels is not None
+        return pool.advance(name, advance, kernels)
+
+    def method(self, name: str, plain: Call, cut: CutPoint) -> Call:
+        def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+            if not self.is_active:
+                return plain(module, *args, **kwargs)
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.function(name.rsplit(".", 1)[-1], args, kwargs)
+                if advance is not None:
+                    return self._advance(name, advance), None
+            return self._in_groups(
+                name, lambda *given, **named: plain(module, *given, **named), cut, args, kwargs
+            )
+
+        return call
+
+    def child(self, name: str, plain: Call, cut: CutPoint) -> Call:
+        """A module inside the mixer, called as (rows, state)."""
+
+        def call(module: Module, x: mx.array, cache: Any = None) -> Any:
+            if not self.is_active:
+                return plain(module, x, cache)
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.child(module, x)
+                if advance is not None:
+                    return self._advance(name, advance), None
+            return self._in_groups(
+                name, lambda *given, **named: plain(module, *given, **named), cut, (x,), {}
+            )
+
+        return call
+
+    def scanned(self, plain: Call, inputs: Inputs) -> Call:
+        """Mamba-1's ``_process_sequence``, with the scan as its cut point."""
+        name = f"{self._mixer.name}.selective_scan"
+        A: list[mx.array] = []  # made once
+
+        def scan(*args: Any) -> Any:
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.function("selective_scan", args, {})
+                if advance is not None:
+                    return self._advance(name, advance), None
+            return self._in_groups(name, selective_scan, SCAN, args, {})
+
+        def call(module: Any, x: mx.array, *states: Any) -> Any:
+            if not self.is_active:
+                return plain(module, x, *states)
+            if not A:
+                A.append(-mx.exp(module.A_log))
+                mx.eval(A)
+            return process_rows(module, inputs, x, A[0], scan), (None, None)
+
+        return call
+
+    def _in_groups(
+        self, name: str, plain: Call, cut: CutPoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A cut point with the states of slots, once per group; its new state is the pool's."""
+        step, pool = self._layers.step, self._layers.pool
+
+        def of_group(value: Any, group: SegmentGroup) -> Any:
+            if not isinstance(value, mx.array) or value.ndim < 3 or value.shape[0] != 1:
+                return value
+            if value.shape[cut.axis] != step.num_rows:
+                return value
+            return group.take(value.swapaxes(1, cut.axis)[0]).swapaxes(1, cut.axis)
+
+        outputs = []
+        for group in step.groups:
+            before = pool.read(name, group)
+            given = [of_group(value, group) for value in args]
+            named = {key: of_group(value, group) for key, value in kwargs.items() if key != cut.state}
+            if len(given) > cut.position:
+                given[cut.position] = before
+            else:
+                named[cut.state] = before
+            y, after = plain(*given, **named)
+            pool.write(name, group, after)
+            outputs.append(y.swapaxes(1, cut.axis))
+        return step.join(outputs)[None].swapaxes(1, cut.axis), None
+
+    def conv(self, name: str, conv: Any) -> Call:
+        """A depthwise convolution over [window, rows], whose window is the state."""
+        plain = type(conv).__call__
+        keep = conv.weight.shape[1] - 1
+
+        def call(module: Module, x: mx.array) -> Any:
+            if not self.is_active:
+                return plain(module, x)
+            step, pool = self._layers.step, self._layers.pool
+            if x.shape[:2] != (1, keep + step.num_rows):
+                raise MixerError(f"a convolution over {x.shape}, not over the rows of the step")
+            if (kernels := self._layers.kernels) is not None:
+                advance = kernels.conv(module, x[0, keep:])
+                if advance is not None:
+                    return self._advance(name, advance)
+            outputs = []
+            for group in step.groups:
+                before = pool.read(name, group)
+                if before is None:
+                    before = mx.zeros((len(group), keep, x.shape[-1]), x.dtype)
+                whole = mx.concatenate([before.astype(x.dtype), group.take(x[0, keep:])], axis=1)
+                pool.write(name, group, mx.contiguous(whole[:, whole.shape[1] - keep :]))
+                outputs.append(plain(module, whole))
+            return step.join(outputs)[None]
+
+        return call
+
+    def shift(self, name: str, plain: Call) -> Call:
+        """rwkv7's token shift: the row before, [1, T, D]."""
+
+        def call(module: Module, x: mx.array, state: Any) -> Any:
+            if not self.is_active:
+                return plain(module, x, state)
+            step, pool = self._layers.step, self._layers.pool
+            outputs = []
+            for group in step.groups:
+                part = group.take(x[0])
+                outputs.append(plain(module, part, pool.read(name, group)))
+                pool.write(name, group, part[:, -1:])
+            return step.join(outputs)[None]
+
+        return call
+
+    def rope(self, plain: Call) -> Call:
+        """Positions of their own for rows that stand in one sequence: [1, H, T, D] as [T, H, 1, D]."""
+
+        def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+            if not self.is_active:
+                return plain(module, x, *args, **kwargs)
+            return plain(module, x.swapaxes(0, 2), *args, **kwargs).swapaxes(0, 2)
+
+        return call
+
+    def shifted_heads(self, plain: Call) -> Call:
+        """baichuan_m1: K, then V, [T, H, 1, D], are mixed with those of the row before."""
+
+        def call(module: Module, u: mx.array, weights: mx.array, state: Any = None) -> Any:
+            if not self.is_active:
+                return plain(module, u, weights, state=state)
+            name = f"{self._mixer.name}.side{self.num_shifted}"
+            self.num_shifted += 1
+            step, pool = self._layers.step, self._layers.pool
+            outputs = []
+            for group in step.groups:
+                part = group.take(u.squeeze(2)).swapaxes(1, 2)  # [B, H, S, D]
+                outputs.append(plain(module, part, weights, state=pool.read(name, group)).swapaxes(1, 2))
+                pool.write(name, group, part[:, :, -1:])
+            return step.join(outputs)[:, :, None]
+
+        return call

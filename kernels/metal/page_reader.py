@@ -1,0 +1,56 @@
+"""What every kernel that attends over pages is compiled for: pages, what queries see, and tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..interface import LayerSpec
+from .units import format_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageReaderConfig:
+    """The part of a configuration that attention over K and V shares with attention over latents.
+
+    ordered    input `after` orders the kernel after writes that MLX does not see, and output `read` what
+               follows
+    """
+
+    layer: LayerSpec
+    page_size: int
+    k_format: str
+    v_format: str
+    sinks: bool
+    softcap: bool = False
+    alibi: bool
+    ordered: bool = False
+
+    def tile_bytes(self, keys: int) -> tuple[int, int]:
+        """Bytes of ``keys`` rows of each side in threadgroup memory, rows padded."""
+        layer = self.layer
+        return (
+            keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes,
+            keys * (layer.value_dim + 8) * format_source(self.v_format).tile_bytes,
+        )
+
+    def name_with(self, heads: str) -> str:
+        """The part of a unit's name that tells configurations apart; ``heads`` names its heads."""
+        layer = self.layer
+        options = {"s": self.sinks, "c": self.softcap, "a": self.alibi, "o": self.ordered}
+        return (
+            f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_{heads}_p{self.page_size}"
+            f"_w{layer.window or 0}_k{layer.keep}_" + "".join(letter for letter, on in options.items() if on)
+        )
+
+    def visibility_macros(self) -> dict[str, int | str]:
+        """Macros of pages and of what a query sees and adds, as sources/attention.metal has them."""
+        return {
+            "PAGE_SIZE": self.page_size,
+            "WINDOW": self.layer.window or 0,
+            "KEEP": self.layer.keep,
+            "SOFTCAP": int(self.softcap),
+            "SINKS": int(self.sinks),
+            "SINK(head)": "sinks[head]" if self.sinks else "0.0f",
+            "ALIBI": int(self.alibi),
+            "SLOPE(head)": "slopes[head]" if self.alibi else "0.0f",
+        }

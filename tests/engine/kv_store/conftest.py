@@ -1,0 +1,14 @@
+"""What all tests of pages on disk run on."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.engine.kv_store import reader
+
+
+@pytest.fixture(autouse=True)
+def patient_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read is not given up because the machine is busy; tests of that say so."""
+    monkeypatch.setattr(reader, "STALL_S", 60.0)
+    monkeypatch.setattr(reader, "WAIT_S", 60.0)
