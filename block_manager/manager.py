@@ -18,6 +18,7 @@ from .prefix_search import PrefixSearch
 from .publisher import Publisher
 from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, check_groups
 from .state_group import StateGroup
+from .truncation import Truncation
 from .types import Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable, TableState
 
 
@@ -90,6 +91,7 @@ class BlockManager:
         self._tables: set[PageTable] = set()
         self._copies = PageCopies(self._groups, self._states)
         self._prefixes = PrefixSearch(self._groups, self._states)
+        self._truncation = Truncation(self._groups, self._states, self._prefixes, self._copies)
         self.miss_reasons = MissClassifier(page_size, specs[0].num_pages, evicted=self._prefixes.evicted_at)
         self.page_index = PageIndex(
             specs[0].num_pages,
@@ -188,27 +190,12 @@ class BlockManager:
         whose every layer has a window."""
         if self._groups[0].spec.window is not None:
             return 0
-        pages, ref_count = table.pages, self._pool.ref_count
-        low, high = 0, len(table.pages)
-        while low < high:  # whoever holds a page holds all before it
-            middle = (low + high) // 2
-            if ref_count(PageId(pages[middle])) > 1:
-                low = middle + 1
-            else:
-                high = middle
-        return min(low * self.page_size, table.num_written)
+        return min(self._pool.num_shared(table.pages) * self.page_size, table.num_written)
 
     @property
     def state_counts(self) -> PageCounts | None:
         """Return how slots of recurrent states stand; None for models without any."""
-        if self._states is None:
-            return None
-        pool = self._states.pool
-        return PageCounts(
-            held=pool.num_pages - pool.num_idle,
-            idle_cached=pool.num_idle_cached,
-            idle_empty=pool.num_idle_empty,
-        )
+        return None if self._states is None else self._states.pool.counts
 
     @property
     def states(self) -> RecurrentState | None:
@@ -217,14 +204,8 @@ class BlockManager:
     @property
     def residual_counts(self) -> PageCounts | None:
         """Return counts over all residual windows, or None if there are none."""
-        pools = [group.pool for group in self._groups if isinstance(group.spec, ResidualWindow)]
-        if not pools:
-            return None
-        return PageCounts(
-            held=sum([pool.num_pages - pool.num_idle for pool in pools]),
-            idle_cached=sum([pool.num_idle_cached for pool in pools]),
-            idle_empty=sum([pool.num_idle_empty for pool in pools]),
-        )
+        counts = [group.pool.counts for group in self._groups if isinstance(group.spec, ResidualWindow)]
+        return PageCounts(*map(sum, zip(*counts, strict=True))) if counts else None
 
     # The life of a page table.
 
@@ -386,19 +367,7 @@ class BlockManager:
         the table ends where every group can go on, maybe at 0. ``table.num_written`` says where,
         and the rest is recomputed.
         """
-        assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
-        num_full, partial = divmod(num_tokens, self.page_size)
-        table.reserved_ahead = 0
-        if self._states is not None and num_tokens < table.num_written:  # only a snapshot brings a state back
-            self._truncate(table, num_full)
-            return self._states.restore(table, len(table.digests), self._copies.slot)
-        if self._has_lost_window(table, num_tokens):
-            self._truncate(table, num_full)
-            return ()
-        self._trim(table, num_full + (partial > 0))
-        del table.digests[num_full:]
-        table.num_written = num_tokens
-        return self._own_partial_page(table, num_full) if partial else ()
+        return self._truncation.rollback(table, num_tokens)
 
     def copied(self, copies: abc.Iterable[PageCopy]) -> None:
         """Release the pages of copies that have been carried out, or that nobody wants any more."""
@@ -407,7 +376,9 @@ class BlockManager:
     def close(self, table: PageTable) -> None:
         """Give every page back, tail first, so that a shared head outlives its tails."""
         self._tables.remove(table)
-        self._trim(table, 0)
+        for group, part in zip(self._groups, table.parts, strict=True):
+            group.trim(part, 0)
+        table.update_capacity()
         if self._states is not None:
             self._states.close(table)
         table.num_written = 0
@@ -511,49 +482,6 @@ class BlockManager:
         if self._states is not None:
             index = self._states.index
             self._states.check(self._tables, [copy for copy in self._copies.pending if copy.group == index])
-
-    # All groups together.
-
-    def _trim(self, table: PageTable, num_pages: int) -> None:
-        """Give back all but the first ``num_pages`` pages of every group."""
-        for group, part in zip(self._groups, table.parts, strict=True):
-            group.trim(part, num_pages)
-        table.update_capacity()
-
-    def _has_lost_window(self, table: PageTable, num_tokens: int) -> bool:
-        """Whether what a query at ``num_tokens`` sees was given back in part."""
-        return any(
-            table.parts[group.index].window_start
-            > max(group.first_visible_page(num_tokens, table.quantize_after), group.num_kept)
-            for group in self._windowed
-        )
-
-    def _truncate(self, table: PageTable, num_pages: int) -> None:
-        """Shorten a table to at most so many full pages, so that every group can go on after them."""
-        num_pages = self._prefixes.longest(table.digests, num_pages, table.quantize_after, table)
-        for group in self._groups:
-            group.reacquire_window(table, num_pages)
-        del table.digests[num_pages:]
-        table.num_written = num_pages * self.page_size
-        table.update_capacity()
-
-    def _own_partial_page(self, table: PageTable, index: int) -> tuple[PageCopy, ...]:
-        """Replace page ``index`` in the groups where others hold or find it."""
-        foreign = [
-            (group, part)
-            for group, part in zip(self._groups, table.parts, strict=True)
-            if not group.pool.is_private(PageId(part.pages[index]))
-        ]
-        if not all(group.pool.num_idle for group, _ in foreign):
-            self._truncate(table, index)
-            return ()
-        copies: list[PageCopy] = []
-        for group, part in foreign:
-            page = PageId(part.pages.pop())
-            group.extend(part, index + 1)
-            copies.append(self._copies.begin(group, page, part.pages[index]))
-            group.pool.decref([page])
-        return tuple(copies)
 
     def _pool_of(self, group: int) -> PagePool:
         """Return the pool of a group of pages, or of slots."""

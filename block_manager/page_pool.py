@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections import abc
 
 from .events import EventLog
 from .miss_reasons import Evictions
 from .policies import EvictionPolicy
-from .types import Digest, PageId
+from .types import Digest, PageCounts, PageId
 
 REMEMBERED = 16_384  # evictions and events, or as many as there are pages, if that is more
 
@@ -52,6 +53,15 @@ class PagePool:
     @property
     def num_idle_cached(self) -> int:
         return len(self._cached)
+
+    @property
+    def counts(self) -> PageCounts:
+        """How all pages of the pool stand."""
+        return PageCounts(self.num_pages - self.num_idle, self.num_idle_cached, self.num_idle_empty)
+
+    def num_shared(self, pages: abc.Sequence[int]) -> int:
+        """Return how many of a table's first pages others hold, too: who holds one holds all before."""
+        return bisect.bisect(pages, -2, key=lambda page: -min(self._ref_counts[page], 2))
 
     def ref_count(self, page: PageId) -> int:
         return self._ref_counts[page]

@@ -15,8 +15,7 @@ says which entries these are; nobody holds or reads a page by them. It is a page
 a kernel that computes the address of what it then masks stays inside the pool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageCounts:
+class PageCounts(NamedTuple):
     """How the pages of some pools stand: held by somebody; idle, and cached or empty."""
 
     held: int = 0

@@ -252,6 +252,14 @@ def wkv7(
     *,
     stream: mx.Stream | mx.Device | None = None,
 ) -> tuple[mx.array, mx.array]: ...
+def mark_nonfinite(
+    flags: mx.array,
+    segments: mx.array,
+    checkpoints: mx.array,
+    y: mx.array,
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
 
 class Arena:
     def __init__(self) -> None: ...
@@ -336,22 +344,22 @@ def attend(
     rotary: mx.array | None,
     exact: bool,
 ) -> mx.array: ...
-def attend_mixed(
+def attend_residual(
     layout: PageLayout,
     pool: mx.array,
-    twins: PageLayout,
-    twin_pool: mx.array,
+    residual: PageLayout,
+    residual_pool: mx.array,
     queries: mx.array,
     page_table: mx.array,
-    twin_table: mx.array,
+    residual_table: mx.array,
     q_start: mx.array,
     kv_len: mx.array,
     quantize_after: mx.array,
     scale: float,
     window: int,
     keep: int,
-    twin_window: int,
-    twin_keep: int,
+    residual_window: int,
+    residual_keep: int,
     softcap: float,
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,

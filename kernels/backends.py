@@ -18,14 +18,14 @@ IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """0: Metal kernels do not write pages in place. Else they do, where a self-test shows that the device
 allows it."""
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """Of the native extension's interface; csrc/module.cpp has the other one."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendSelection:
     """``reason`` is one line for people: what was chosen, and what it was chosen over."""
 
     backend: AttentionBackend
@@ -34,7 +34,7 @@ class Choice:
 
 def choose_backend(
     name: str, threads: int | None = None, *, exact: bool = False, dense_prompts: int = 0
-) -> Choice:
+) -> BackendSelection:
     """The backend asked for; "auto" takes the best there is. Call it on the engine's thread.
 
     ``threads`` is for the native CPU kernels (None: all cores this process may use), and so is ``exact``:
@@ -52,13 +52,13 @@ def choose_backend(
     return choice
 
 
-def _choose(name: str, threads: int | None, *, exact: bool, dense_prompts: int) -> Choice:
+def _choose(name: str, threads: int | None, *, exact: bool, dense_prompts: int) -> BackendSelection:
     if name not in get_args(BackendName):
         raise ValueError(f"backend {name!r} is not known; use one of {', '.join(get_args(BackendName))}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}; leave it out to use every core")
     if name == "reference":
-        return Choice(ReferenceBackend(), "plain MLX operations, as asked for: slow, always right")
+        return BackendSelection(ReferenceBackend(), "plain MLX operations, as asked for: slow, always right")
     if name == "metal" and not mx.metal.is_available():
         raise ValueError(
             "backend 'metal' cannot run: MLX finds no Metal device on this machine; use --backend auto"
@@ -73,7 +73,7 @@ def _choose(name: str, threads: int | None, *, exact: bool, dense_prompts: int) 
             f"backend 'cpu' cannot run: {problem}; reinstall with a C++20 compiler on the path, "
             "or use --backend reference"
         )
-    return Choice(ReferenceBackend(), f"plain MLX operations (the slow path): {problem}")
+    return BackendSelection(ReferenceBackend(), f"plain MLX operations (the slow path): {problem}")
 
 
 def num_dense_layers(layers: Sequence[LayerSpec]) -> int:
@@ -108,7 +108,7 @@ def kernel_clock(backend_name: str) -> Callable[[], float] | None:
     return _ext.kernel_seconds
 
 
-def _choose_metal(*, asked_for: bool, dense_prompts: int) -> Choice:
+def _choose_metal(*, asked_for: bool, dense_prompts: int) -> BackendSelection:
     """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
     from .metal.backend import MetalBackend
 
@@ -137,15 +137,15 @@ def _choose_metal(*, asked_for: bool, dense_prompts: int) -> Choice:
             if dense_prompts
             else ""
         )
-        return Choice(backend, reason + in_place + dense)
-    return Choice(
+        return BackendSelection(backend, reason + in_place + dense)
+    return BackendSelection(
         ReferenceBackend(),
         f"plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "
         f"({failure.name}); `octavo doctor --backend metal` shows all of it",
     )
 
 
-def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, str]:
+def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection | None, str]:
     """The native backend, or the reason why it does not load."""
     if (wrong := wrong_mlx()) is not None:  # before it is loaded, which could end the process
         return None, f"the native CPU extension does not load ({wrong})"
@@ -165,4 +165,4 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[Choice | None, st
     from .cpu.backend import CpuBackend
 
     backend = CpuBackend(threads, exact=exact)
-    return Choice(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""
+    return BackendSelection(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

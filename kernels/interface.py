@@ -20,6 +20,8 @@ from .replay import ReplayablePool
 if TYPE_CHECKING:  # the control plane reads the specs below without importing MLX
     import mlx.core as mx
 
+    from .recurrent_kernels import RecurrentKernels
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
@@ -196,6 +198,12 @@ class AttentionBackend(Protocol):
     @property
     def writes_in_place(self) -> bool:
         """Whether pages are written without new arrays: a step in flight does not make MLX copy its pool."""
+        ...
+
+    @property
+    def recurrent_kernels(self) -> RecurrentKernels | None:
+        """Kernels of recurrences where the model's other operations are MLX's; None: recurrences are, too, or
+        they belong to what ``has_model_ops`` stands for."""
         ...
 
     @property

@@ -30,7 +30,11 @@ from octavo.kernels.metal.backend import MetalBackend  # noqa: E402
 from octavo.kernels.metal.dense import FEWEST_ROWS, FUSED_DIMS  # noqa: E402
 from octavo.kernels.metal.in_place import InPlacePool  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
+from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays  # noqa: E402
+from octavo.kernels.metal.recurrent_units import GATE_KINDS  # noqa: E402
 from octavo.kernels.metal.units import METAL_FORMATS  # noqa: E402
+from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters  # noqa: E402
+from octavo.kernels.state_segments import StateSegments  # noqa: E402
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 GROUPS = (1, 3, 16)
@@ -149,6 +153,24 @@ def write_in_place(
         pool.attend(0, mx.zeros((*heads, layer.head_dim), dtype), options)
 
 
+def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, height: int) -> None:
+    """Launch every recurrence on rows of one type."""
+    kernels, rows, heads = MetalRecurrences(library), 4, 4
+    step = SegmentArrays.of(StateSegments.of([1, 3], source=[0, 1], checkpoints=[(2, 2)]))
+    pool = mx.zeros((3, heads, height, width))
+    q, k, v = (mx.zeros((rows, *shape), dtype) for shape in ((2, width), (2, width), (heads, height)))
+    head, of_head = mx.zeros((rows, heads), dtype), mx.zeros(heads)
+    for gate, A_log in ((head, of_head), (mx.zeros((rows, heads, width), dtype), mx.zeros((heads, width)))):
+        for kind in GATE_KINDS:
+            gates = DeltaGates(kind=kind, A_log=A_log, dt_bias=mx.zeros(gate.shape[1:]))
+            kernels.gated_delta(pool, step, q, k, v, gate, head, gates=gates)
+    parameters = SsdParameters(A_log=of_head, dt_bias=of_head, D=of_head)
+    kernels.ssd(pool, step, v, q, k, head, parameters=parameters)
+    for silu, bias in ((False, mx.zeros(width, dtype)), (True, None)):
+        windows, weight = mx.zeros((3, 3, width), dtype), mx.zeros((4, width), dtype)
+        kernels.causal_conv(windows, step, mx.zeros((rows, width), dtype), weight, bias, silu=silu)
+
+
 def record_all() -> dict[str, str]:
     """Text of every unit by kernel name."""
     recorder = Recorder()
@@ -179,6 +201,8 @@ def record_all() -> dict[str, str]:
         write_in_place(library, formats, layer, mx.bfloat16, latents=True)
     layer = LayerSpec(num_kv_heads=2, head_dim=192, value_dim=128)
     run_step(library, ("fp4", "fp4"), layer, 4, mx.float16, options=False)
+    for width, height in ((16, 24), (64, 64), (128, 128), (128, 64), (192, 128), (256, 256)):
+        run_recurrences(library, next(dtypes), width=width, height=height)
     return recorder.texts
 
 

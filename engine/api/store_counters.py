@@ -35,7 +35,7 @@ class StoreCounts:
     num_bytes: int = 0
 
 
-class Tally:
+class StoreCounters:
     """Counts that several threads add to."""
 
     def __init__(self) -> None:

@@ -322,4 +322,4 @@ class ServerProbes:
             return "the model is being loaded"
         if self.router is not None and not self.router.ready:
             return "the HTTP router is being started"
-        return "the server is draining" if self.server.intake.draining else None
+        return "the server is draining" if self.server.handler.draining else None

@@ -10,7 +10,7 @@ from octavo.scheduler import Sequence
 from octavo.scheduler.waiting import cached_tokens
 
 from ..api.errors import EventsGone
-from ..inspection.prefix_cache_inspector import PrefixCache
+from ..inspection.prefix_cache_inspector import PrefixCacheInspector
 from ..kv_store.transfer import PageTransfer
 from . import commands as ask
 from .commands import AnswerT, Command
@@ -19,7 +19,7 @@ from .commands import AnswerT, Command
 class CommandDispatcher:
     """Knows how to answer every command of ``commands.py``, from the cache and the pools of one core."""
 
-    def __init__(self, cache: PrefixCache, transfer: PageTransfer) -> None:
+    def __init__(self, cache: PrefixCacheInspector, transfer: PageTransfer) -> None:
         self._cache = cache
         self._transfer = transfer
 

@@ -19,7 +19,7 @@ from ..api.swap_counters import SwapCounts
 from ..executor.base import ModelRunner, Pending, RunOutput
 from ..executor.batch import Batch, build_batch
 from ..executor.sampling.sampler import Sampled, SampleState
-from ..inspection.prefix_cache_inspector import PrefixCache
+from ..inspection.prefix_cache_inspector import PrefixCacheInspector
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
 from ..tokenizer.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Sample, Update
-from .step_stats import Recorder
+from .step_stats import StepStats
 from .tenant_loads import TenantLoads
 
 logger = logging.getLogger(__name__)
@@ -78,11 +78,11 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
-        self.cache = PrefixCache(blocks)
+        self.cache = PrefixCacheInspector(blocks)
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
-        self._recorder = Recorder(observer)
+        self._stats = StepStats(observer)
         self._clock = clock
         self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens)
         self._draft_model = draft_model
@@ -268,7 +268,7 @@ class EngineCore:
         for request_id in self._ended:
             self.cache.lookups.ended(request_id)
         self._ended.clear()
-        self._recorder.publish(step, seconds, self.gauges, self._blocks.num_evicted)
+        self._stats.publish(step, seconds, self.gauges, self._blocks.num_evicted)
         updates, self._updates = self._updates, []
         return updates
 
@@ -298,7 +298,7 @@ class EngineCore:
         delta = _advance(sample, sampled)
         failed = delta.finish_reason is FinishReason.ERROR
         if not failed:
-            self._recorder.token(sample, now)
+            self._stats.token(sample, now)
         self._tell(sample, delta)
         return SampleResult(None if failed else sampled.token, finished=delta.finish_reason is not None)
 
@@ -318,7 +318,7 @@ class EngineCore:
             tokens.append(last.token)
             if last.finished or last.token != draft:
                 break
-        self._recorder.drafted(len(drafts), max(0, len(tokens) - 1))
+        self._stats.drafted(len(drafts), max(0, len(tokens) - 1))
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
     def _prepare(self, step: Step) -> None:
@@ -362,7 +362,7 @@ class EngineCore:
             if sample.drafting is not None and delta.finish_reason is not FinishReason.ERROR:
                 self._said.append(sample)
             if (reason := request.finish_reason) is not None:
-                self._recorder.ended(request, reason, self._clock())
+                self._stats.ended(request, reason, self._clock())
                 self._ended.append(request.request_id)
 
     def _note_arrivals(self, step: Step, now: float) -> None:
@@ -372,7 +372,7 @@ class EngineCore:
             if item.start < item.sequence.num_prompt:
                 request = self._samples[item.sequence].request
                 if request.started_at is None:
-                    self._recorder.started(request, now)
+                    self._stats.started(request, now)
 
     def _measure(self) -> Gauges:
         return Gauges(

@@ -15,7 +15,7 @@ from .request import Request, Sample
 logger = logging.getLogger(__name__)
 
 
-class Recorder:
+class StepStats:
     """Times are seconds of the engine's clock; ``now`` is when the step's tokens were known."""
 
     def __init__(self, observer: Observer | None) -> None:

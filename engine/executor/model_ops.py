@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 from octavo.kernels.interface import AttentionBackend
 
 from .adapt.output_head import TakeRows
+from .recurrent.kernel_recurrences import KernelRecurrences
 from .recurrent.recurrences import Recurrences
 from .sampling.logit_rows import NumpySampling, Sampling
 
@@ -76,11 +77,18 @@ class ModelOps(Protocol):
 
 
 class MLXOps:
-    """``ModelOps`` of MLX's own modules."""
+    """``ModelOps`` of MLX's own modules; ``backend``: whose kernels compute recurrences, where it has any."""
 
     fusion: Fusion | None = None
-    recurrences: Recurrences | None = None
     take_rows: TakeRows = operator.getitem
+
+    def __init__(self, backend: AttentionBackend | None = None) -> None:
+        self._backend = backend
+
+    @property
+    def recurrences(self) -> Recurrences | None:
+        kernels = None if self._backend is None else self._backend.recurrent_kernels
+        return None if kernels is None else KernelRecurrences(kernels)
 
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -112,4 +120,4 @@ def model_ops(backend: AttentionBackend) -> ModelOps:
         from .native.model_ops import NativeOps
 
         return NativeOps()
-    return MLXOps()
+    return MLXOps(backend)

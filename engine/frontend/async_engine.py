@@ -21,10 +21,10 @@ from ..core.engine_thread import EngineThread
 from ..core.request import Request
 from ..tokenizer.tokenizer import Tokenizer
 from .daemon_call import call_on_daemon
-from .input_processor import Admission, Prompt
-from .loop_bridge import Handover
-from .notifier import Wakeup
-from .output_streams import OpenStreams
+from .input_processor import InputProcessor, Prompt
+from .loop_bridge import LoopBridge
+from .notifier import Notifier
+from .output_streams import OutputStreams
 from .request_limiter import refusal_label
 from .stream import Stream
 from .tenant_share import TenantPlace, TenantShares
@@ -58,15 +58,15 @@ class AsyncEngine:
         self._core_factory = core_factory or _default_core
         self._observer = observer
         self._core: EngineCore | None = None
-        self._admission: Admission | None = None
-        self._open = OpenStreams(config, abort=self._abort)
+        self._input: InputProcessor | None = None
+        self._open = OutputStreams(config, abort=self._abort)
         self._shares = TenantShares(config)
         self._texts = TextExecutor("encode")  # bounded by who is let in
         self._stopping = False
         self._thread: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: asyncio.Future[None] | None = None
-        self.cache_changes = Wakeup()  # sent when there are page events
+        self.cache_changes = Notifier()  # sent when there are page events
 
     @property
     def is_ready(self) -> bool:
@@ -97,7 +97,7 @@ class AsyncEngine:
         make_core = functools.partial(self._core_factory, self.config, self._observer)
         self._thread = EngineThread(
             make_core,
-            Handover(
+            LoopBridge(
                 self._loop,
                 ready=self._on_ready,
                 updates=self._open.push,
@@ -108,8 +108,8 @@ class AsyncEngine:
         self._thread.start()
         try:
             await asyncio.shield(self._started)
-            assert self._admission is not None
-            await call_on_daemon(self._admission.constraints.prepare, name="octavo-prepare")
+            assert self._input is not None
+            await call_on_daemon(self._input.constraints.prepare, name="octavo-prepare")
         except asyncio.CancelledError:
             self._started.cancel()
             await self.stop()
@@ -141,8 +141,8 @@ class AsyncEngine:
         self._texts.close()
 
     def _end(self) -> None:
-        if self._admission is not None:
-            self._admission.constraints.close()
+        if self._input is not None:
+            self._input.constraints.close()
         assert self._thread is not None
         self._thread.join()
 
@@ -215,8 +215,8 @@ class AsyncEngine:
         try:
             self._check_open(request_id)
             place.enter()
-            assert self._admission is not None
-            with self._open.gate.entering(self._admission.at_least(prompt)):
+            assert self._input is not None
+            with self._open.limiter.entering(self._input.at_least(prompt)):
                 request = await self._admit(
                     prompt,
                     params,
@@ -227,7 +227,7 @@ class AsyncEngine:
                 )
                 await self._check_deadline(request)
             self._check_open(request_id)  # once more: encoding may have taken a while
-            self._open.gate.check(request.num_prompt)
+            self._open.limiter.check(request.num_prompt)
             place.admit(request)
         except (InvalidRequest, Overloaded, EngineDead) as error:
             if self._observer is not None:
@@ -242,10 +242,10 @@ class AsyncEngine:
         """The token ids of a prompt, checked as those of a request are. Overloaded while no request
         would be let in."""
         self._running_core()
-        assert self._admission is not None
-        with self._open.gate.entering(self._admission.at_least(prompt)):
-            prompt_ids = await self._admission.encode_beside(prompt, self._texts)
-        self._admission.check_ids("prompt", prompt_ids)
+        assert self._input is not None
+        with self._open.limiter.entering(self._input.at_least(prompt)):
+            prompt_ids = await self._input.encode_beside(prompt, self._texts)
+        self._input.check_ids("prompt", prompt_ids)
         return prompt_ids
 
     async def _admit(
@@ -258,10 +258,10 @@ class AsyncEngine:
         priority: int,
         tenant: str,
     ) -> Request:
-        assert self._admission is not None
-        prompt_ids = await self._admission.encode_beside(prompt, self._texts)
-        constraint = await self._admission.compile_beside(params, tenant)
-        return self._admission.admit(
+        assert self._input is not None
+        prompt_ids = await self._input.encode_beside(prompt, self._texts)
+        constraint = await self._input.compile_beside(params, tenant)
+        return self._input.admit(
             prompt_ids,
             params,
             request_id=request_id,
@@ -274,13 +274,13 @@ class AsyncEngine:
     async def _check_deadline(self, request: Request) -> None:
         """TooLate if the first token is expected too late. What of the prompt is cached is asked only where
         that decides, for the answer comes between two steps."""
-        gate, sequence = self._open.gate, request.samples[0].sequence
+        limiter, sequence = self._open.limiter, request.samples[0].sequence
         num_cached = 0
-        least, most = (gate.is_late(request, self.gauges(), cached) for cached in (request.num_prompt, 0))
+        least, most = (limiter.is_late(request, self.gauges(), cached) for cached in (request.num_prompt, 0))
         if least != most and not sequence.recompute:
             ids = tuple(request.prompt_ids)
             num_cached = await self.ask(CountCached(ids, sequence.salt, sequence.quantize_after))
-        gate.check_deadline(request, self.gauges(), num_cached)
+        limiter.check_deadline(request, self.gauges(), num_cached)
 
     def _give_up(self, request: Request) -> None:
         """Nobody has begun it in the time it may wait."""
@@ -322,7 +322,7 @@ class AsyncEngine:
 
     def _on_ready(self, core: EngineCore) -> None:
         self._core = core
-        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
+        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity_with)
         assert self._started is not None
         if not self._started.done():
             self._started.set_result(None)

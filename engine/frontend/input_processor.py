@@ -29,7 +29,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """Text (encoded as the model expects a document), token ids as they are, or chat messages."""
 
 
-class Admission:
+class InputProcessor:
     """Turns what callers send into requests that can be served, or says why not."""
 
     def __init__(

@@ -29,7 +29,7 @@ from ..core.engine_thread import EngineThread
 from ..core.request import Request, Update
 from ..core.snapshots import LoadedPages, SavedPages, load, save_prompt
 from ..tokenizer.tokenizer import Message, Tokenizer
-from .input_processor import Admission, Prompt
+from .input_processor import InputProcessor, Prompt
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
@@ -62,7 +62,7 @@ class LLM:
         core = self._events.wait_ready()
         self.info: EngineInfo = core.info
         self.tokenizer: Tokenizer = core.tokenizer
-        self._admission = Admission(core.info, core.tokenizer, capacity=core.capacity_with)
+        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity_with)
 
     def generate(
         self,
@@ -164,7 +164,7 @@ class LLM:
     def save_prompt(self, prompt: Prompt, path: Path) -> SavedPages:
         """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
         is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
-        prompt_ids = self._admission.encode(prompt)
+        prompt_ids = self._input.encode(prompt)
         self._ask(GetPageLayout())  # refused before anything is computed
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, path, prompt_ids, b"")
@@ -181,7 +181,7 @@ class LLM:
     def close(self) -> None:
         """End the engine and give its memory back. May be called again."""
         self._closed = True
-        self._admission.constraints.close()
+        self._input.constraints.close()
         self._thread.stop()
         self._thread.join()
 
@@ -203,11 +203,11 @@ class LLM:
                 f"{len(prompts)} prompts came with {len(params)} params; give one for all, or one per prompt"
             )
         return [
-            self._admission.admit(
-                self._admission.encode(prompt),
+            self._input.admit(
+                self._input.encode(prompt),
                 each,
                 request_id=str(index),
-                constraint=self._admission.compile(each),
+                constraint=self._input.compile(each),
             )
             for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]

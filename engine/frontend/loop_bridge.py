@@ -10,7 +10,7 @@ from ..core.engine_core import EngineCore
 from ..core.request import Update
 
 
-class Handover:
+class LoopBridge:
     """A Listener of the engine's thread whose callbacks run on the event loop."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Wakeup:
+class Notifier:
     """Take the ``next`` one, look at how things are, then wait for it: nothing is missed between."""
 
     def __init__(self) -> None:

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from ..api.config import EngineConfig
 from ..api.errors import SlowReader
 from ..core.request import Request, Update
-from .request_limiter import Gate
+from .request_limiter import RequestLimiter
 from .stream import Stream, UnreadOutput
 
 MAX_UNREAD_LIMITS = 2  # times max_unread_bytes: streams end beyond that
 
 
-class OpenStreams:
+class OutputStreams:
     """From a request's admission until its last delta has come, or nobody listens. Lives on the
     event loop.
 
-    gate   decides who is let in
+    limiter   decides who is let in
     """
 
     def __init__(self, config: EngineConfig, *, abort: Callable[[Request], None]) -> None:
@@ -31,7 +31,7 @@ class OpenStreams:
         self._by_request: dict[Request, Stream] = {}  # an id may be used again, a request is not
         self._read: set[Stream] = set()  # that somebody reads, ended ones included
         self._none_left = asyncio.Event()
-        self.gate = Gate(config, self._by_request.keys(), self._unread)
+        self.limiter = RequestLimiter(config, self._by_request.keys(), self._unread)
 
     def add(
         self, request: Request, give_up: Callable[[Request], None], *, final_only: bool = False
@@ -43,7 +43,7 @@ class OpenStreams:
         self._by_id[request.request_id] = stream
         self._by_request[request] = stream
         self._read.add(stream)
-        self.gate.watch(stream, give_up)
+        self.limiter.watch(stream, give_up)
         self._none_left.clear()
         return stream
 
@@ -81,7 +81,7 @@ class OpenStreams:
 
     def forget(self, stream: Stream) -> None:
         """It has ended, or nobody reads it any more."""
-        self.gate.forget(stream.request)
+        self.limiter.forget(stream.request)
         del self._by_request[stream.request]
         del self._by_id[stream.request.request_id]
         if not self._by_id:

@@ -21,7 +21,7 @@ from .stream import Stream, UnreadOutput
 from .ttft_forecast import TtftForecast
 
 
-class Gate:
+class RequestLimiter:
     """Refuses what the engine could not begin in time. Lives on the event loop."""
 
     def __init__(self, config: EngineConfig, unfinished: Collection[Request], unread: UnreadOutput) -> None:

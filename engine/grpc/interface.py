@@ -16,7 +16,7 @@ from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges
 from ..api.tenant import Tenant
 from ..core.commands import AnswerT, Command
-from ..frontend.notifier import Wakeup
+from ..frontend.notifier import Notifier
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a chat
@@ -85,7 +85,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def cache_changes(self) -> Wakeup:
+    def cache_changes(self) -> Notifier:
         """Sent when there are page events, while somebody watches."""
         ...
 

@@ -15,7 +15,7 @@ from octavo.block_manager import PageEvent
 from ..api.errors import EngineDead, EventsGone, FellBehind, Overloaded
 from ..api.tenant import Tenant
 from ..core.commands import EventLogState, PageEventsSince, SubscribeEvents, UnsubscribeEvents
-from ..frontend.notifier import Wakeup
+from ..frontend.notifier import Notifier
 from .interface import Engine
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class PageEventHub:
         self._watchers: Counter[str] = Counter()  # by tenant
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
-        self._news = Wakeup()
-        self._left = Wakeup()
+        self._news = Notifier()
+        self._left = Notifier()
         self._latest: deque[PageEvent] = deque(maxlen=_KEPT)
         self._next = 0  # number of the event after the latest; 0: nothing is followed
 

@@ -31,7 +31,7 @@ SALT_KEY = "octavo-cache-salt"  # of a call's metadata
 OPERATOR = "operator"  # the tenant that may act on the cache of all
 
 
-class Intake:
+class RequestHandler:
     """Serves requests until ``draining`` is set; then refuses new ones.
 
     Tenants do not see each other: request ids are theirs alone, and so are cached pages.

@@ -24,7 +24,7 @@ from .call_limiter import CallLimiter
 from .interface import Engine
 from .octavo_v1.cache import CacheServicer
 from .octavo_v1.generation import GenerationServicer
-from .request_handler import Intake, Metadata
+from .request_handler import Metadata, RequestHandler
 from .response_writer import WRITE_TIMEOUT_S
 from .security import Security
 from .vllm.service import SERVICE_NAME as VLLM_SERVICE
@@ -81,10 +81,10 @@ class GrpcServer:
     ) -> None:
         """``with_reflection``: tell clients what the services are; ``max_message_bytes``: of a message
         that comes in, larger ones are refused unread (None: what a prompt of the model's length needs);
-        ``write_timeout_s``, ``begin``: of the intake."""
+        ``write_timeout_s``, ``begin``: of the handler."""
         self.security = security or Security()
-        self.intake = Intake(engine, self.security, begin, write_timeout_s=write_timeout_s)
-        self.servicer = GenerationServicer(self.intake)
+        self.handler = RequestHandler(engine, self.security, begin, write_timeout_s=write_timeout_s)
+        self.servicer = GenerationServicer(self.handler)
         self._engine = engine
         config = engine.config
         self.limiter = CallLimiter(config.max_running + config.max_waiting + MAX_OTHER_CALLS)
@@ -101,9 +101,9 @@ class GrpcServer:
             self.servicer, self._server
         )
         cache_pb2_grpc.add_CacheServicer_to_server(  # type: ignore[no-untyped-call]
-            CacheServicer(self.intake), self._server
+            CacheServicer(self.handler), self._server
         )
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(self.intake), self._server)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(self.handler), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         own = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
         cache = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
@@ -135,16 +135,16 @@ class GrpcServer:
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Say NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout``
         seconds, end the rest with ABORT, close."""
-        self.intake.draining = True
+        self.handler.draining = True
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
-        if self.intake.num_active:
-            logger.info("draining %d requests for up to %g s", self.intake.num_active, drain_timeout)
+        if self.handler.num_active:
+            logger.info("draining %d requests for up to %g s", self.handler.num_active, drain_timeout)
         await self._engine.stop(drain_timeout=drain_timeout)
         await self._server.stop(CLOSE_GRACE_S)
-        self.intake.texts.close()
+        self.handler.texts.close()
 
     async def _watch_engine(self) -> None:
         """Once the engine has died, say so to every health check."""

@@ -40,7 +40,7 @@ class Pinned:
     pinned_pages: int
 
 
-class PrefixCache:
+class PrefixCacheInspector:
     """Everything about the cache that nobody needs in order to compute; lives on the engine's thread.
 
     is_watched     whether somebody is to be told of events

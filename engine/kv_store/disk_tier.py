@@ -14,7 +14,7 @@ from octavo.block_manager.digests import root
 from octavo.scheduler import Sequence, Status, Step
 
 from ..api.errors import InvalidConfig, NotConfigured
-from ..api.store_counters import StoreCounts, Tally
+from ..api.store_counters import StoreCounters, StoreCounts
 from .adoption import adopt
 from .folder import ShardFolder
 from .page_runs import PagePart, PageRun
@@ -54,12 +54,12 @@ class DiskTier:
         self._states = len(blocks.groups)  # number of the snapshots, if there are any
         self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
         blocks.miss_reasons.in_other_format = self._folder.has_of_other_kind
-        self._tally = Tally()
+        self._counters = StoreCounters()
         self._wake = _nobody
         queue_bytes = max(QUEUE_BYTES, *self._page_bytes, 0)  # a state may be larger than that
-        self._writer = ShardWriter(self._folder, self._tally, queue_bytes=queue_bytes)
+        self._writer = ShardWriter(self._folder, self._counters, queue_bytes=queue_bytes)
         self._reader = ShardReader(
-            self._folder, blocks.parts, self._tally, staged_bytes=QUEUE_BYTES, wake=self._news
+            self._folder, blocks.parts, self._counters, staged_bytes=QUEUE_BYTES, wake=self._news
         )
         self._fetches: dict[Sequence, PrefetchJob] = {}
         self._closing = threading.Event()
@@ -75,7 +75,7 @@ class DiskTier:
         self._wake = wake
 
     def counts(self) -> StoreCounts:
-        return self._tally.read(self._writer.num_bytes)
+        return self._counters.read(self._writer.num_bytes)
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
         if self._reader.is_stuck:
@@ -89,11 +89,11 @@ class DiskTier:
             return False
         fetch = PrefetchJob.of(sequence.tokens, digests, blocks, sequence.salt, after)
         if not self._may_be_there(digests, fetch.known, found):
-            self._tally.add("misses")
+            self._counters.add("misses")
             return False
         if token_s is not None and not self._is_quicker(fetch, token_s):
             return False
-        self._tally.add("hits")
+        self._counters.add("hits")
         self._fetches[sequence] = fetch
         self._reader.start(fetch)
         return True
@@ -116,7 +116,7 @@ class DiskTier:
             pages = self._reader.take(fetch, budget)
             budget -= sum(page.data.nbytes for page in pages)
             num_new, goes_on = adopt(self._transfer, fetch, pages, sequence.salt)
-            self._tally.add("loaded", num_new)
+            self._counters.add("loaded", num_new)
             if not goes_on or (ended and not fetch.pages):
                 ready.append(sequence)
         for sequence in ready:
@@ -205,7 +205,7 @@ class DiskTier:
             if page is None or self._writer.is_queued(digest, group) or self._folder.has(digest, group):
                 continue
             if not self._writer.has_room(self._page_bytes[group] * (len(wanted) + 1)):
-                self._tally.drop("queue_full")
+                self._counters.drop("queue_full")
                 continue
             wanted.append(_Wanted(index, page))
         return wanted

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from octavo.kernels.page_bytes import PageBytes
 
-from ..api.store_counters import Tally
+from ..api.store_counters import StoreCounters
 from .folder import ShardFolder
 from .page_files import BadPages
 from .prefetch import FetchedPage, Parts, PrefetchJob
@@ -51,7 +51,7 @@ class ShardReader:
         self,
         folder: ShardFolder,
         groups: Parts,
-        tally: Tally,
+        counters: StoreCounters,
         *,
         staged_bytes: int,
         wake: Callable[[], None],
@@ -59,7 +59,7 @@ class ShardReader:
         self.rate = Rate()
         self._folder = folder
         self._groups = groups
-        self._tally = tally
+        self._counters = counters
         self._staged_bytes = staged_bytes
         self._wake = wake
         self._changed = threading.Condition()
@@ -133,7 +133,7 @@ class ShardReader:
         if worker is not None and worker.began is not None and now - worker.began > STALL_S:
             worker.is_stuck = True
             self._num_stuck += 1
-            self._tally.drop("read_failed")
+            self._counters.drop("read_failed")
             logger.warning("a page has not been read from the cache folder for %g s: it is computed", STALL_S)
             if worker.fetch is not None:
                 late.append(worker.fetch)
@@ -159,7 +159,7 @@ class ShardReader:
             try:
                 self._read_all(fetch, worker)
             except Exception:  # a prompt whose pages cannot be read is computed
-                self._tally.drop("read_failed")
+                self._counters.drop("read_failed")
                 logger.exception("reading pages of a prompt failed")
             with self._changed:
                 worker.fetch = worker.began = None
@@ -215,10 +215,10 @@ class ShardReader:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._tally.drop("read_failed")
+            self._counters.drop("read_failed")
             logger.warning("a page cannot be read from the cache folder: %s", error)
         except BadPages as error:
-            self._tally.drop(error.reason)
+            self._counters.drop(error.reason)
             logger.warning("a page in the cache folder is dropped: %s", error)
         # The prompt is computed from here on: let that replace the pages behind it, unread.
         self._folder.doubt(fetch.digests[index + 1 :], group)

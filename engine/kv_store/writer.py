@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from octavo.block_manager import Digest
 
-from ..api.store_counters import Tally
+from ..api.store_counters import StoreCounters
 from .folder import ShardFolder
 from .page_runs import PageRun
 
@@ -36,9 +36,9 @@ class ShardWriter:
     """A bounded queue of pages in memory, and the thread that writes them. ``put`` and ``used`` are
     called from one thread and return at once."""
 
-    def __init__(self, folder: ShardFolder, tally: Tally, *, queue_bytes: int) -> None:
+    def __init__(self, folder: ShardFolder, counters: StoreCounters, *, queue_bytes: int) -> None:
         self._folder = folder
-        self._tally = tally
+        self._counters = counters
         self._queue_bytes = queue_bytes
         self._changed = threading.Condition()
         self._pages: deque[_Page] = deque()
@@ -85,7 +85,7 @@ class ShardWriter:
             num_done = self._num_done
             self._thread.join(max(0.0, min(STALL_S, end - time.monotonic())))
         with self._changed:
-            self._tally.drop("queue_full", len(self._pages))
+            self._counters.drop("queue_full", len(self._pages))
             self._pages.clear()  # a thread that still writes ends after this page
 
     def _main(self) -> None:
@@ -111,7 +111,7 @@ class ShardWriter:
         try:
             num_bytes = self._folder.put(page.digest, page.run, page.group)
         except OSError as error:
-            self._tally.drop("write_failed")
+            self._counters.drop("write_failed")
             if not self._failing:  # once, not per page
                 logger.warning("pages cannot be written to the cache folder: %s", error)
             self._failing = True
@@ -120,7 +120,7 @@ class ShardWriter:
                 self._prune(is_full=True)
         else:
             self._failing = False
-            self._tally.add("written")
+            self._counters.add("written")
             self.num_bytes += num_bytes
             self._uncounted += num_bytes
         with self._changed:
@@ -135,4 +135,4 @@ class ShardWriter:
         pruned = self._folder.prune(is_full=is_full)
         self.num_bytes, self._uncounted = pruned.num_bytes, 0
         if pruned.num_removed:
-            self._tally.drop("budget", pruned.num_removed)
+            self._counters.drop("budget", pruned.num_removed)

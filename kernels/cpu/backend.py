@@ -302,6 +302,10 @@ class CpuBackend:
         return True
 
     @property
+    def recurrent_kernels(self) -> None:
+        return None
+
+    @property
     def compiles_at_launch(self) -> bool:
         return False
 

@@ -8,11 +8,11 @@ y. The old handle is the same memory and must not be used again. Each evaluation
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import mlx.core as mx
 
 from .. import _ext
+from ..recurrent_kernels import READY, DeltaGates, SsdParameters
 from ..state_segments import StateSegments
 
 MAX_KEY_DIM = 256
@@ -32,41 +32,19 @@ class StateArrays:
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaGates:
-    """How a decay g and beta come from a layer's a and b, in float32.
-
-    ready     g = a, beta = b
-    softplus  g = exp(-exp(A_log) softplus(a + dt_bias)), beta = beta_scale sigmoid(b)
-    bounded   g = exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta likewise
-
-    A_log has a value for each head, or for each value of a row of a; dt_bias is like a row of a.
-    """
-
-    kind: Literal["ready", "softplus", "bounded"] = "ready"
-    A_log: mx.array | None = None
-    dt_bias: mx.array | None = None
-    lower_bound: float = 0.0
-    beta_scale: float = 1.0
-
-
-READY = DeltaGates()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SsdParameters:
-    """Of a Mamba-2 layer, [H] each; steps softplus(dt + dt_bias) are kept within [lowest, highest]."""
-
-    A_log: mx.array
-    dt_bias: mx.array
-    D: mx.array
-    lowest: float = 0.0
-    highest: float = float("inf")
+def arrays(step: StateSegments) -> StateArrays:
+    """Of a step that was checked against the pool."""
+    return StateArrays.of(step)
 
 
 def takes_gated_delta(key_dim: int) -> bool:
     """Whether there is a kernel for heads with keys of this size."""
     return key_dim % KEY_DIM_MULTIPLE == 0 and 0 < key_dim <= MAX_KEY_DIM
+
+
+def takes_ssd(state_dim: int) -> bool:
+    """Whether there is a kernel for states of this size."""
+    return state_dim % KEY_DIM_MULTIPLE == 0 and state_dim > 0
 
 
 def gated_delta(
@@ -214,3 +192,9 @@ def wkv7(
     y is of the dtype of r.
     """
     return _ext.wkv7(pool, step.segments, step.checkpoints, r, w, k, v, a, b)
+
+
+def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
+    """The new handle of flags int32 [T], written in place: 1 where y [T, ..] holds NaN or infinity in the
+    last row of a segment or in a row with a checkpoint, whose state then does; others stay as they are."""
+    return _ext.mark_nonfinite(flags, step.segments, step.checkpoints, y)

@@ -22,7 +22,7 @@ class CpuResidualCache(ResidualCache[CpuPool]):
         mask = check_mask(
             options.mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest
         )
-        return _ext.attend_mixed(
+        return _ext.attend_residual(
             *quantized.pages(layer),
             *residual.pages(layer),
             _ext.shortcut(queries),

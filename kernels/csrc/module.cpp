@@ -14,11 +14,11 @@ namespace octavo {
 
 // What kernels/backends.py was written for: raised with every change of what the module offers or of what its
 // calls mean, so that an extension left over from older sources is told, not run.
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
-void bind_attention_mixed(nb::module_& m);
+void bind_attention_residual(nb::module_& m);
 void bind_mapped_file(nb::module_& m);
 void bind_quantize_weights(nb::module_& m);
 void bind_ops(nb::module_& m);
@@ -63,7 +63,7 @@ NB_MODULE(_ext, m) {
   m.def("set_threads", &octavo::set_threads, nb::arg("n"), "Set them; ValueError unless 1 <= n <= 1024.");
   octavo::bind_linear(m);
   octavo::bind_attention(m);
-  octavo::bind_attention_mixed(m);
+  octavo::bind_attention_residual(m);
   octavo::bind_mapped_file(m);
   octavo::bind_quantize_weights(m);
   octavo::bind_ops(m);

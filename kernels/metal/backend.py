@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from ..interface import LayerSpec, PagedKVCache, PoolSpec
+from ..recurrent_kernels import RecurrentKernels
 from ..verify.selftest import first_failure
 from .dense_check import LIMIT, dense_error
 from .in_place import InPlacePool
 from .in_place_check import copies_pages, overlaps_steps
 from .launch import KernelLibrary
 from .pool import MetalPool
+from .recurrent import MetalRecurrences
+from .recurrent_check import recurrent_problem
+
+log = logging.getLogger(__name__)
 
 
 class MetalBackend:
@@ -21,6 +27,8 @@ class MetalBackend:
         self._library = KernelLibrary() if library is None else library
         self._dense_prompts = dense_prompts
         self._writes_in_place = False
+        self._recurrences: MetalRecurrences | None = None
+        self._asked_for_recurrences = False
 
     @property
     def name(self) -> str:
@@ -37,6 +45,25 @@ class MetalBackend:
     @property
     def writes_in_place(self) -> bool:
         return self._writes_in_place
+
+    @property
+    def recurrent_kernels(self) -> RecurrentKernels | None:
+        """Where kernels may write their inputs, as states are written in place, and a self-test passes, which
+        runs when they are first asked for."""
+        if not self._writes_in_place:
+            return None
+        if not self._asked_for_recurrences:
+            self._asked_for_recurrences = True
+            problem = recurrent_problem(self._library)
+            if problem is None:
+                self._recurrences = MetalRecurrences(self._library)
+            else:
+                log.warning(
+                    "mlx-lm's operations compute recurrent layers: the Metal kernels fail their self-test on "
+                    "this device (%s)",
+                    problem,
+                )
+        return self._recurrences
 
     @property
     def compiles_at_launch(self) -> bool:

@@ -33,7 +33,7 @@ _COMMENT = re.compile(r"//.*")
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Where a page format's Metal twin is: a struct in the last of ``files``. ``tile_bytes``: of a value
+    """Where a page format's Metal code is: a struct in the last of ``files``. ``tile_bytes``: of a value
     in a threadgroup tile, whose type holds every code's value exactly (with scales per group: every
     value; float32 for affine codes). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where
     it is 1 (or codes are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
@@ -86,7 +86,7 @@ def read_source(name: str) -> tuple[str, str]:
 
 
 def format_source(name: str) -> FormatSource:
-    """The Metal twin of the page format called ``name``; ValueError if there is none."""
+    """The Metal code of the page format called ``name``; ValueError if there is none."""
     if name not in _FORMATS:
         raise ValueError(f"there is no Metal kernel for {name} pages; use {', '.join(METAL_FORMATS)}")
     return _FORMATS[name]

@@ -319,6 +319,10 @@ class ReferenceBackend:
         return False
 
     @property
+    def recurrent_kernels(self) -> None:
+        return None
+
+    @property
     def compiles_at_launch(self) -> bool:
         return False
 

@@ -1,4 +1,4 @@
-"""The page formats' twins on MLX arrays: the same float32 operations in the same order.
+"""The page formats on MLX arrays: the same float32 operations in the same order.
 
 ``octavo.kernels.formats`` is the definition; tests hold codes and scales bit-equal to it.
 """
@@ -116,7 +116,7 @@ class AffineCodec:
 
 
 def codec(name: str) -> Codec:
-    """The twin of ``page_format(name)``."""
+    """The codec of ``page_format(name)`` on MLX arrays."""
     fmt = page_format(name)
     if isinstance(fmt, INT8 | INT4):
         return IntegerCodec(fmt)

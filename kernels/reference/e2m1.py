@@ -1,4 +1,4 @@
-"""The twins of fp4, mxfp4 and nvfp4 on MLX arrays: the same operations in the same order."""
+"""fp4, mxfp4 and nvfp4 on MLX arrays: the same operations in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twin of fp5 on MLX arrays: the same operations in the same order."""
+"""fp5 on MLX arrays: the same operations in the same order."""
 
 from __future__ import annotations
 

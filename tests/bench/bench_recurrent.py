@@ -25,7 +25,8 @@ from mlx_lm.models import ssm as mlx_lm_ssm
 
 from octavo.kernels import _ext
 from octavo.kernels.cpu import recurrent
-from octavo.kernels.cpu.recurrent import DeltaGates, SsdParameters, StateArrays
+from octavo.kernels.cpu.recurrent import StateArrays
+from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters
 from octavo.kernels.state_segments import StateSegments
 
 BURST = 0.05  # seconds

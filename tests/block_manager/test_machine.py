@@ -226,7 +226,7 @@ class KeepingMachine(Machine):
     )
 
 
-class TwinMachine(Machine):
+class ResidualMachine(Machine):
     groups = (
         FullAttention(num_pages=NUM_PAGES),
         ResidualWindow(num_pages=7, window=1, keep=3, residual_of=0),
@@ -234,7 +234,7 @@ class TwinMachine(Machine):
     quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 10}
 
 
-class WindowTwinMachine(Machine):
+class WindowResidualMachine(Machine):
     groups = (
         FullAttention(num_pages=NUM_PAGES),
         SlidingWindow(num_pages=9, window=6, keep=1),
@@ -254,10 +254,10 @@ TestWindowMachine = WindowMachine.TestCase
 TestWindowMachine.settings = TestMachine.settings
 TestKeepingMachine = KeepingMachine.TestCase
 TestKeepingMachine.settings = TestMachine.settings
-TestTwinMachine = TwinMachine.TestCase
-TestTwinMachine.settings = TestMachine.settings
-TestWindowTwinMachine = WindowTwinMachine.TestCase
-TestWindowTwinMachine.settings = TestMachine.settings
+TestResidualMachine = ResidualMachine.TestCase
+TestResidualMachine.settings = TestMachine.settings
+TestWindowResidualMachine = WindowResidualMachine.TestCase
+TestWindowResidualMachine.settings = TestMachine.settings
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 3), min_size=1, max_size=40), salts)

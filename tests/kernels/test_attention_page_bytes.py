@@ -30,15 +30,15 @@ def as_bits(scales: NDArray[np.generic]) -> NDArray[np.unsignedinteger]:
 
 @pytest.mark.parametrize(("name", "head_dim"), formats_and_dims(8, 32, 40, 64, 96, 128, 256))
 def test_codecs_are_bit_equal(name: str, head_dim: int) -> None:
-    fmt, twin = page_format(name), codec(name)
+    fmt, on_mlx = page_format(name), codec(name)
     for kind, rows in tricky_rows(head_dim).items():
         codes, scales, storable = fmt.encode(rows)
-        encoded = twin.encode(mx.array(rows))
+        encoded = on_mlx.encode(mx.array(rows))
         np.testing.assert_array_equal(np.array(encoded.storable), storable, err_msg=kind)
         np.testing.assert_array_equal(bits(encoded.parts[0]), codes, err_msg=kind)
         if scales.shape[-1]:
             np.testing.assert_array_equal(bits(encoded.parts[1]), as_bits(scales), err_msg=kind)
-        decoded = np.array(twin.decode(encoded.parts))
+        decoded = np.array(on_mlx.decode(encoded.parts))
         np.testing.assert_array_equal(
             decoded.view(np.uint32), fmt.dequantize(codes, scales).view(np.uint32), err_msg=kind
         )

@@ -41,7 +41,7 @@ CONTROL_PLANE = Suite(
     (
         "tests/block_manager/test_block_manager.py",
         "tests/block_manager/test_window_groups.py",
-        "tests/block_manager/test_mixed_pages.py",
+        "tests/block_manager/test_residual_pages.py",
         "tests/block_manager/test_events.py",
         "tests/scheduler/test_scheduler.py",
         "tests/scheduler/test_fair_queue.py",

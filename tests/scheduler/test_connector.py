@@ -17,7 +17,7 @@ from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
-from octavo.engine.frontend.input_processor import Admission
+from octavo.engine.frontend.input_processor import InputProcessor
 from octavo.engine.kv_store.transfer import PageTransfer
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import KVConnector, Limits, Scheduler, Sequence, Status, Step
@@ -106,12 +106,12 @@ class Engine:
         self.scheduler = Scheduler(blocks, limits, connector)
         self.blocks = blocks
         self.core = EngineCore(runner, byte_tokenizer(), blocks, self.scheduler, transfer=transfer)
-        self._admission = Admission(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
+        self._input = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
         self.tokens: dict[Request, list[int]] = {}
         self.ended: dict[Request, FinishReason] = {}
 
     def add(self, prompt: list[int], params: SamplingParams = FOUR_TOKENS) -> Request:
-        request = self._admission.admit(prompt, params)
+        request = self._input.admit(prompt, params)
         self.core.add(request)
         self.tokens[request] = []
         return request

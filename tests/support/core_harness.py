@@ -12,7 +12,7 @@ from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
-from octavo.engine.frontend.input_processor import Admission
+from octavo.engine.frontend.input_processor import InputProcessor
 from oracle import Expected
 
 
@@ -28,7 +28,7 @@ class Harness:
         now, ticks = time.monotonic(), itertools.count(1000)  # a second ahead of the arrival of requests
         self.fake = FakeCore(clock=lambda: now + next(ticks) * 1e-3, **options)  # type: ignore[arg-type]
         self.core: EngineCore = self.fake(config or small_config(), self.observer)
-        self.admission = Admission(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
+        self.admission = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
         self.deltas: dict[Request, list[Delta]] = {}
 
     def add(self, prompt: bytes | list[int], params: SamplingParams, **options: object) -> Request:

@@ -186,5 +186,5 @@ def residual_pool(
     """Quantized pages and 16-bit ones, of which a query reads those of its last ``window`` positions."""
     spec = spec_of(case, *formats)
     layers = (replace(case.layer, window=window, keep=keep),)
-    twins = replace(spec, layers=layers, k_format="bf16", v_format="bf16")
-    return backend.create_residual_pool(spec, twins)
+    residual = replace(spec, layers=layers, k_format="bf16", v_format="bf16")
+    return backend.create_residual_pool(spec, residual)

@@ -15,7 +15,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.executor.device_step import DeviceStep
 from octavo.engine.executor.load import load
 from octavo.engine.frontend.llm import LLM
-from octavo.kernels.backends import Choice
+from octavo.kernels.backends import BackendSelection
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.launch import KernelLibrary
 
@@ -34,7 +34,7 @@ def metal_engine(folder: Path, device: WritingDevice, **settings: Any) -> Iterat
         patch.setattr(
             load,
             "choose_device",
-            lambda config: Choice(writing_backend(device, config.metal_dense_prompts), "emulated"),
+            lambda config: BackendSelection(writing_backend(device, config.metal_dense_prompts), "emulated"),
         )
         if isinstance(device, LateDevice):
             resolve = DeviceStep.resolve

@@ -1,4 +1,8 @@
-"""Recurrences of every kind on small random sequences: kernel, truth in NumPy, ways to cut a sequence."""
+"""Recurrences of every kind on small random sequences: kernel, truth in NumPy, ways to cut a sequence.
+
+``kernels`` is whatever has the functions of ``RecurrentKernels``: ``kernels.cpu.recurrent``, which also has
+the rarer ones, or those of Metal.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.cpu import recurrent
-from octavo.kernels.cpu.recurrent import DeltaGates, SsdParameters, StateArrays
+from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters
 from octavo.kernels.reference import recurrent as truth
 from octavo.kernels.state_segments import NO_STATE, StateSegments
 
@@ -24,12 +27,14 @@ SLOT = 2  # of the sequence that is looked at
 
 @dataclass(frozen=True)
 class Case:
-    """``rows`` [T, ...] of one sequence; ``truth`` takes states [N, ...], the step and rows in float64."""
+    """``rows`` [T, ...] of one sequence; ``arrays`` makes of a step what ``kernel`` takes; ``truth`` takes
+    states [N, ...], the step and rows in float64."""
 
     name: str
     state: tuple[int, ...]
     pool_dtype: mx.Dtype
     rows: tuple[mx.array, ...]
+    arrays: Callable[[StateSegments], Any]
     kernel: Kernel
     truth: Callable[..., Array]
 
@@ -54,7 +59,7 @@ def call(
     case: Case, pool: mx.array, step: StateSegments, rows: Sequence[mx.array]
 ) -> tuple[mx.array, mx.array]:
     step.check(NUM_SLOTS)
-    pool, y = case.kernel(pool, StateArrays.of(step), *rows)
+    pool, y = case.kernel(pool, case.arrays(step), *rows)
     mx.eval(pool, y)
     return pool, y
 
@@ -76,7 +81,7 @@ def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array,
     return np.concatenate(outputs), bits(pool)[SLOT]
 
 
-def delta_cases() -> Iterator[Case]:
+def delta_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(1)
     shapes = ((1, 1, 16, 16), (2, 4, 32, 24), (1, 3, 64, 7), (2, 2, 128, 40))
     for vector in (False, True):
@@ -90,10 +95,18 @@ def delta_cases() -> Iterator[Case]:
             rows += [_array(x, mx.float32) for x in (g, rng.uniform(0, 1, (LENGTH, Hv)))]
             gate = "vector" if vector else "scalar"
             name = f"gated delta, {gate} gate, {Hk} and {Hv} heads, {Dk} x {Dv}, {dtype}"
-            yield Case(name, (Hv, Dv, Dk), mx.float32, tuple(rows), recurrent.gated_delta, truth.gated_delta)
+            yield Case(
+                name,
+                (Hv, Dv, Dk),
+                mx.float32,
+                tuple(rows),
+                kernels.arrays,
+                kernels.gated_delta,
+                truth.gated_delta,
+            )
 
 
-def gate_cases() -> Iterator[Case]:
+def gate_cases(kernels: Any) -> Iterator[Case]:
     """Gates from what a model's layers give."""
     rng = np.random.default_rng(2)
     Hk, Hv, D = 2, 4, 32
@@ -106,18 +119,20 @@ def gate_cases() -> Iterator[Case]:
             inputs = (q, k, rng.standard_normal((LENGTH, Hv, D)), a, 2 * rng.standard_normal((LENGTH, Hv)))
             rows = tuple(_array(x, mx.float32) for x in inputs)
             A_log, dt_bias = rng.uniform(-1, 1, Hv), rng.standard_normal(a.shape[1:])
-            yield _gate_case(kind, vector, rows, A_log, dt_bias)
+            yield _gate_case(kernels, kind, vector, rows, A_log, dt_bias)
 
 
-def _gate_case(kind: Any, vector: bool, rows: tuple[mx.array, ...], A_log: Array, dt_bias: Array) -> Case:
+def _gate_case(
+    kernels: Any, kind: Any, vector: bool, rows: tuple[mx.array, ...], A_log: Array, dt_bias: Array
+) -> Case:
     A, bias = _array(A_log, mx.float32), _array(dt_bias, mx.float32)
     if vector:
         A = A.reshape(-1, 1)  # as Kimi's layers have it
     bound = -5.0 if kind == "bounded" else None
     gates = DeltaGates(kind=kind, A_log=A, dt_bias=bias, lower_bound=bound or 0.0, beta_scale=2.0)
 
-    def kernel(pool: mx.array, step: StateArrays, *parts: mx.array) -> tuple[mx.array, mx.array]:
-        return recurrent.gated_delta(pool, step, *parts, gates=gates)
+    def kernel(pool: mx.array, step: Any, *parts: mx.array) -> Any:
+        return kernels.gated_delta(pool, step, *parts, gates=gates)
 
     def reference(
         states: Array, step: StateSegments, q: Array, k: Array, v: Array, a: Array, b: Array
@@ -127,10 +142,12 @@ def _gate_case(kind: Any, vector: bool, rows: tuple[mx.array, ...], A_log: Array
 
     gate = "vector" if vector else "scalar"
     state = (rows[2].shape[1], rows[2].shape[2], rows[0].shape[2])
-    return Case(f"gated delta, {kind} {gate} gate", state, mx.float32, rows, kernel, reference)
+    return Case(
+        f"gated delta, {kind} {gate} gate", state, mx.float32, rows, kernels.arrays, kernel, reference
+    )
 
 
-def conv_cases() -> Iterator[Case]:
+def conv_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(3)
     for taps, channels, dtype, pool_dtype, silu, bias in (
         (4, 48, mx.float32, mx.float32, True, True),
@@ -142,14 +159,14 @@ def conv_cases() -> Iterator[Case]:
         weight = _array(rng.standard_normal((taps, channels)), dtype)
         offset = _array(rng.standard_normal(channels), dtype) if bias else None
         x = _array(rng.standard_normal((LENGTH, channels)), dtype)
-        yield _conv_case(x, weight, offset, silu=silu, pool_dtype=pool_dtype)
+        yield _conv_case(kernels, x, weight, offset, silu=silu, pool_dtype=pool_dtype)
 
 
 def _conv_case(
-    x: mx.array, weight: mx.array, bias: mx.array | None, *, silu: bool, pool_dtype: mx.Dtype
+    kernels: Any, x: mx.array, weight: mx.array, bias: mx.array | None, *, silu: bool, pool_dtype: mx.Dtype
 ) -> Case:
-    def kernel(pool: mx.array, step: StateArrays, x: mx.array) -> tuple[mx.array, mx.array]:
-        return recurrent.causal_conv(pool, step, x, weight, bias, silu=silu)
+    def kernel(pool: mx.array, step: Any, x: mx.array) -> Any:
+        return kernels.causal_conv(pool, step, x, weight, bias, silu=silu)
 
     def reference(windows: Array, step: StateSegments, x: Array) -> Array:
         offset = None if bias is None else floats(bias)
@@ -157,10 +174,10 @@ def _conv_case(
 
     taps, channels = weight.shape
     name = f"convolution, {taps} taps, {channels} channels, {x.dtype} in {pool_dtype}, silu {silu}"
-    return Case(name, (taps - 1, channels), pool_dtype, (x,), kernel, reference)
+    return Case(name, (taps - 1, channels), pool_dtype, (x,), kernels.arrays, kernel, reference)
 
 
-def ssd_cases() -> Iterator[Case]:
+def ssd_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(4)
     for H, G, Dh, Ds, dtype in (
         (1, 1, 8, 16, mx.float32),
@@ -171,12 +188,12 @@ def ssd_cases() -> Iterator[Case]:
         rows = tuple(_array(rng.standard_normal(shape), dtype) for shape in parts)
         A_log, dt_bias, D = (_array(rng.uniform(-1, 1, H), mx.float32) for _ in range(3))
         parameters = SsdParameters(A_log=A_log, dt_bias=dt_bias, D=D, lowest=0.2, highest=1.5)
-        yield _ssd_case(f"{H} heads of {G}, {Dh} x {Ds}, {dtype}", rows, parameters)
+        yield _ssd_case(kernels, f"{H} heads of {G}, {Dh} x {Ds}, {dtype}", rows, parameters)
 
 
-def _ssd_case(name: str, rows: tuple[mx.array, ...], parameters: SsdParameters) -> Case:
-    def kernel(pool: mx.array, step: StateArrays, *parts: mx.array) -> tuple[mx.array, mx.array]:
-        return recurrent.ssd(pool, step, *parts, parameters=parameters)
+def _ssd_case(kernels: Any, name: str, rows: tuple[mx.array, ...], parameters: SsdParameters) -> Case:
+    def kernel(pool: mx.array, step: Any, *parts: mx.array) -> Any:
+        return kernels.ssd(pool, step, *parts, parameters=parameters)
 
     def reference(states: Array, step: StateSegments, x: Array, B: Array, C: Array, dt: Array) -> Array:
         A_log, dt_bias, D = (floats(part) for part in (parameters.A_log, parameters.dt_bias, parameters.D))
@@ -184,28 +201,26 @@ def _ssd_case(name: str, rows: tuple[mx.array, ...], parameters: SsdParameters) 
         return truth.ssd(states, step, x, B, C, d, A_log, D)
 
     state = (*rows[0].shape[1:], rows[1].shape[2])
-    return Case(f"SSD, {name}", state, mx.float32, rows, kernel, reference)
+    return Case(f"SSD, {name}", state, mx.float32, rows, kernels.arrays, kernel, reference)
 
 
-def lightning_cases() -> Iterator[Case]:
+def lightning_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(5)
     for H, Dk, Dv, dtype in ((1, 16, 16, mx.float32), (3, 32, 48, mx.bfloat16), (2, 6, 64, mx.float32)):
         rows = tuple(_array(rng.standard_normal((LENGTH, H, D)), dtype) for D in (Dk, Dk, Dv))
         slope = _array(-rng.uniform(0.01, 2, H), mx.float32)
 
-        def kernel(
-            pool: mx.array, step: StateArrays, *parts: mx.array, slope: mx.array = slope
-        ) -> tuple[mx.array, mx.array]:
-            return recurrent.lightning(pool, step, *parts, log_decay=slope, scale=0.25)
+        def kernel(pool: mx.array, step: Any, *parts: mx.array, slope: mx.array = slope) -> Any:
+            return kernels.lightning(pool, step, *parts, log_decay=slope, scale=0.25)
 
         def reference(states: Array, step: StateSegments, *parts: Array, slope: mx.array = slope) -> Array:
             return truth.lightning(states, step, *parts, log_decay=floats(slope), scale=0.25)
 
         name = f"lightning attention, {H} heads, {Dk} x {Dv}, {dtype}"
-        yield Case(name, (H, Dk, Dv), mx.float32, rows, kernel, reference)
+        yield Case(name, (H, Dk, Dv), mx.float32, rows, kernels.arrays, kernel, reference)
 
 
-def scan_cases() -> Iterator[Case]:
+def scan_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(6)
     for W, Ds, dtype in ((7, 16, mx.float32), (70, 16, mx.bfloat16), (66, 48, mx.float32)):
         shapes = ((LENGTH, W), (LENGTH, W), (LENGTH, Ds), (LENGTH, Ds))
@@ -213,37 +228,43 @@ def scan_cases() -> Iterator[Case]:
         rows = (x, mx.abs(d), B, C)
         A, D = _array(-rng.uniform(0.1, 4, (W, Ds)), mx.float32), _array(rng.standard_normal(W), mx.float32)
 
-        def kernel(
-            pool: mx.array, step: StateArrays, *parts: mx.array, A: mx.array = A, D: mx.array = D
-        ) -> tuple[mx.array, mx.array]:
-            return recurrent.selective_scan(pool, step, *parts, A=A, D=D)
+        def kernel(pool: mx.array, step: Any, *parts: mx.array, A: mx.array = A, D: mx.array = D) -> Any:
+            return kernels.selective_scan(pool, step, *parts, A=A, D=D)
 
         def reference(
             states: Array, step: StateSegments, *parts: Array, A: mx.array = A, D: mx.array = D
         ) -> Array:
             return truth.selective_scan(states, step, *parts, A=floats(A), D=floats(D))
 
-        yield Case(f"selective scan, {W} x {Ds}, {dtype}", (W, Ds), mx.float32, rows, kernel, reference)
+        yield Case(
+            f"selective scan, {W} x {Ds}, {dtype}",
+            (W, Ds),
+            mx.float32,
+            rows,
+            kernels.arrays,
+            kernel,
+            reference,
+        )
 
 
-def lru_cases() -> Iterator[Case]:
+def lru_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(7)
     for W, dtype in ((5, mx.float32), (300, mx.bfloat16)):
         rows = tuple(_array(rng.standard_normal((LENGTH, W)), dtype) for _ in range(3))
         c = _array(-rng.uniform(0.5, 8, W), mx.float32)
 
-        def kernel(
-            pool: mx.array, step: StateArrays, *parts: mx.array, c: mx.array = c
-        ) -> tuple[mx.array, mx.array]:
-            return recurrent.rg_lru(pool, step, *parts, c=c)
+        def kernel(pool: mx.array, step: Any, *parts: mx.array, c: mx.array = c) -> Any:
+            return kernels.rg_lru(pool, step, *parts, c=c)
 
         def reference(states: Array, step: StateSegments, *parts: Array, c: mx.array = c) -> Array:
             return truth.rg_lru(states, step, *parts, c=floats(c))
 
-        yield Case(f"RG-LRU, {W} channels, {dtype}", (W,), mx.float32, rows, kernel, reference)
+        yield Case(
+            f"RG-LRU, {W} channels, {dtype}", (W,), mx.float32, rows, kernels.arrays, kernel, reference
+        )
 
 
-def wkv_cases() -> Iterator[Case]:
+def wkv_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(8)
     for H, D, dtype in ((1, 16, mx.float32), (2, 64, mx.bfloat16), (3, 48, mx.float32)):
         r, k, v = (rng.standard_normal((LENGTH, H, D)) for _ in range(3))
@@ -251,11 +272,17 @@ def wkv_cases() -> Iterator[Case]:
         w, rate = rng.uniform(0.5, 1, (LENGTH, H, D)), rng.uniform(0, 1, (LENGTH, H, D))
         rows = tuple(_array(x, dtype) for x in (r, w, k, v, -key, key * rate))
         yield Case(
-            f"RWKV-7, {H} heads of {D}, {dtype}", (H, D, D), mx.float32, rows, recurrent.wkv7, truth.wkv7
+            f"RWKV-7, {H} heads of {D}, {dtype}",
+            (H, D, D),
+            mx.float32,
+            rows,
+            kernels.arrays,
+            kernels.wkv7,
+            truth.wkv7,
         )
 
 
-CASES: tuple[Callable[[], Iterator[Case]], ...] = (
+CASES: tuple[Callable[[Any], Iterator[Case]], ...] = (
     delta_cases,
     gate_cases,
     conv_cases,
@@ -267,9 +294,9 @@ CASES: tuple[Callable[[], Iterator[Case]], ...] = (
 )
 
 
-def all_cases() -> Iterator[Case]:
+def all_cases(kernels: Any) -> Iterator[Case]:
     for cases in CASES:
-        yield from cases()
+        yield from cases(kernels)
 
 
 def _unit(x: Array) -> Array:

@@ -1,11 +1,10 @@
-"""Checks of native recurrences, run in one process per instruction set."""
+"""Checks of recurrences on kernels; ``main``: of the native ones, run in one process per instruction set."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels import _ext
 from octavo.kernels.state_segments import NO_STATE, StateSegments
 from recurrent_cases import LENGTH, NUM_SLOTS, SLOT, Case, all_cases, bits, call, floats, run
 
@@ -31,6 +30,8 @@ def check_truth(case: Case) -> None:
 
 def check_bits(case: Case) -> None:
     """However a sequence is cut, beside whomever and on however many threads."""
+    from octavo.kernels import _ext
+
     _ext.set_threads(1)
     whole = run(case, [case.length])
     for threads in (1, 2, 3):
@@ -66,12 +67,15 @@ def check_checkpoints(case: Case) -> None:
 
 
 def main() -> None:
+    from octavo.kernels import _ext
+    from octavo.kernels.cpu import recurrent
+
     mx.set_default_device(mx.cpu)
     names = set()
-    for case in all_cases():
+    for case in all_cases(recurrent):
         names.add(case.name)
         check_truth(case)
         check_bits(case)
         check_checkpoints(case)
-    assert len(names) == sum(1 for _ in all_cases())
+    assert len(names) == sum(1 for _ in all_cases(recurrent))
     print("checked", _ext.isa())

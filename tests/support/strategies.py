@@ -120,13 +120,14 @@ def page_groups(
             groups.append(SlidingWindow(num_pages=num_pages, window=window, keep=keep))
     if draw(st.booleans()):
         groups += [
-            draw(twins(index, group, need, page_size, max_chunk)) for index, group in enumerate(groups)
+            draw(residual_windows(index, group, need, page_size, max_chunk))
+            for index, group in enumerate(groups)
         ]
     return tuple(groups)
 
 
 @st.composite
-def twins(
+def residual_windows(
     draw: st.DrawFn, index: int, of: KVGroupSpec, need: int, page_size: int, max_chunk: int
 ) -> KVGroupSpec:
     """16-bit pages of a group, with hardly more room than one sequence alone needs."""

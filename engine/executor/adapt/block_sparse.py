@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import HookError, LayerShim, PagedKV
+from .cache_adapter import HookError, LayerCache, PagedKV
 from .overrides import override
 from .sparse_latents import best_positions
 
@@ -76,7 +76,7 @@ def _chosen(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not layer.is_sparse_attn or cache is None:
             return plain(layer, x, mask, cache)
-        if not isinstance(cache[0], LayerShim) or not cache[0].is_paged:
+        if not isinstance(cache[0], LayerCache) or not cache[0].is_paged:
             return plain(layer, x, mask, cache)
         if mask is not None:
             raise HookError("the model gives attention a mask of its own")
@@ -85,7 +85,7 @@ def _chosen(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return attention
 
 
-def _attend_chosen(layer: Any, x: mx.array, shim: LayerShim, index: LayerShim) -> mx.array:
+def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache) -> mx.array:
     """Rows [T, 1, hidden] of a step in, and out."""
     queries = _heads(layer.q_proj(x), layer.num_attention_heads)
     keys = _heads(layer.k_proj(x), layer.num_key_value_heads)
@@ -100,7 +100,7 @@ def _attend_chosen(layer: Any, x: mx.array, shim: LayerShim, index: LayerShim) -
     return projected
 
 
-def _choose(layer: Any, x: mx.array, cache: LayerShim) -> mx.array | None:
+def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
     """Which of the L dense positions each row attends to, bool [T, Hq, L]; None where it is all that it sees.
     Writes the rows' index keys."""
     context = cache.context

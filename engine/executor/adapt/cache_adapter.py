@@ -1,7 +1,7 @@
 """Serving mlx-lm's own model code through pages, without changing it.
 
 Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers
-see T rows and attention sees T queries of length 1. Each layer is handed a ``LayerShim`` in
+see T rows and attention sees T queries of length 1. Each layer is handed a ``LayerCache`` in
 place of its cache: it gives per-row RoPE offsets, writes K/V into the pool and returns
 ``PagedKV`` objects instead of dense K/V. mlx-lm's ``scaled_dot_product_attention`` is patched to
 send queries that meet a handle to the pool; with real arrays it is mlx-lm's own, so plain
@@ -91,7 +91,7 @@ class PagedKV:
     the probe turns into the gather tier.
     """
 
-    def __init__(self, shim: LayerShim, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
+    def __init__(self, shim: LayerCache, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
         self.shim = shim
         self.dtype = dtype
         self.is_value = is_value
@@ -121,7 +121,7 @@ class PagedKV:
         return RotaryKeys(self.shim)
 
 
-class LayerShim:
+class LayerCache:
     """Stands in for one cache of ``make_prompt_cache``; ``layer`` is its index in the pool."""
 
     def __init__(self, context: StepContext, layer: int, spec: LayerSpec) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import LayerShim
+from .cache_adapter import LayerCache
 from .overrides import override
 
 LLAMA4 = "mlx_lm.models.llama4"
@@ -24,7 +24,7 @@ def install_chunks() -> None:
 
 def _without_masks(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def hidden(model: Any, inputs: mx.array, cache: Any = None) -> mx.array:
-        if cache is None or not all(isinstance(one, LayerShim) and one.is_paged for one in cache):
+        if cache is None or not all(isinstance(one, LayerCache) and one.is_paged for one in cache):
             return plain(model, inputs, cache)
         x = model.embed_tokens(inputs)
         for layer, shim in zip(model.layers, cache, strict=True):

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from .cache_adapter import LayerShim
+    from .cache_adapter import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryScores:
     """Dot products of rotary queries [T, Hq, 1, P], scaled, with a layer's rotary keys."""
 
-    shim: LayerShim
+    shim: LayerCache
     queries: mx.array
 
 
@@ -33,7 +33,7 @@ class RotaryKeys(mx.array):
     """A layer's rotary keys, transposed. An array by its class only, so that Python asks it first what
     ``queries @ keys`` is; it has no values."""
 
-    def __init__(self, shim: LayerShim) -> None:
+    def __init__(self, shim: LayerCache) -> None:
         super().__init__(0.0)
         self._shim = shim
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import HookError, LayerShim, PagedKV
+from .cache_adapter import HookError, LayerCache, PagedKV
 from .overrides import override
 
 GEMMA2 = "mlx_lm.models.gemma2"
@@ -27,7 +27,7 @@ def install_softcap() -> None:
 
 def _gemma2(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
-        if isinstance(cache, LayerShim) and cache.is_paged:
+        if isinstance(cache, LayerCache) and cache.is_paged:
             return _attend_paged(layer, x, mask, cache)
         return plain(layer, x, mask, cache)
 
@@ -49,7 +49,7 @@ def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return attention
 
 
-def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerShim) -> mx.array:
+def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
     """Rows [T, 1, hidden] of a step in, and out."""
     if mask is not None:
         raise HookError("the model gives attention a mask of its own")

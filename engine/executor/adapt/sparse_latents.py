@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_adapter import HookError, LayerShim
+from .cache_adapter import HookError, LayerCache
 from .overrides import override
 
 DEEPSEEK_V32 = "mlx_lm.models.deepseek_v32"
@@ -28,7 +28,7 @@ def install_sparse_latents() -> None:
 
 def _sparse(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
-        if cache is not None and isinstance(cache[0], LayerShim) and cache[0].is_paged:
+        if cache is not None and isinstance(cache[0], LayerCache) and cache[0].is_paged:
             return _attend_paged(layer, x, mask, cache[0], cache[1])
         return plain(layer, x, mask, cache)
 
@@ -36,7 +36,7 @@ def _sparse(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _attend_paged(
-    layer: Any, x: mx.array, mask: mx.array | None, latents: LayerShim, index: LayerShim
+    layer: Any, x: mx.array, mask: mx.array | None, latents: LayerCache, index: LayerCache
 ) -> mx.array:
     """Rows [T, 1, hidden] of a step in, and out."""
     if mask is not None:
@@ -56,7 +56,7 @@ def _attend_paged(
     return projected
 
 
-def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerShim) -> mx.array | None:
+def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) -> mx.array | None:
     """Which of the L dense positions each row attends to, bool [T, L]; None where it is all that it sees.
     Writes the rows' index keys."""
     tokens, heads, dim = x.shape[0], indexer.n_heads, indexer.head_dim

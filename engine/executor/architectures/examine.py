@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
 
-from octavo.kernels.backends import Choice
+from octavo.kernels.backends import BackendSelection
 from octavo.kernels.interface import PoolSpec
 
 from ...api.errors import ModelLoadError
@@ -58,7 +58,7 @@ _SHARED = {  # by models, and none themselves
 }
 
 
-def examine(name: str, choice: Choice) -> Examined:
+def examine(name: str, choice: BackendSelection) -> Examined:
     """Make it, load it as ``serve`` would, and say what became of it."""
     said = StringIO()
     try:

@@ -198,7 +198,7 @@ def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
     """A window that the model masks by itself goes before the one its cache keeps."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     head_dim, value_dim = cache.keys.shape[-1], cache.values.shape[-1]
-    if cache.holds_keys_alone:  # stored once, half of them in the place of V: see LayerShim.write_halves
+    if cache.holds_keys_alone:  # stored once, half of them in the place of V: see LayerCache.write_halves
         head_dim, value_dim = head_dim // 2, head_dim - head_dim // 2
     chunked = isinstance(cache, caches_of_mlx_lm.ChunkedKVCache)
     window = cache.max_size if rotating else cache.chunk_size if chunked else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from octavo.kernels.backends import Choice
+from octavo.kernels.backends import BackendSelection
 from octavo.kernels.interface import LayerSpec, PoolSpec
 
 from ...api.config import EngineConfig
@@ -30,7 +30,7 @@ from .prepare import ReadyModel
 
 def load_mtp(
     config: EngineConfig,
-    choice: Choice,
+    choice: BackendSelection,
     loaded: LoadedModel,
     layout: CacheLayout,
     ready: ReadyModel,

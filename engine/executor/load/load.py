@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
-from octavo.kernels.backends import Choice
+from octavo.kernels.backends import BackendSelection
 from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 
@@ -234,7 +234,7 @@ def _num_pages(
 
 
 def _create_kv_cache(
-    config: EngineConfig, choice: Choice, layout: CacheLayout, size: Sizing, num_pages: int
+    config: EngineConfig, choice: BackendSelection, layout: CacheLayout, size: Sizing, num_pages: int
 ) -> PagedKVCache:
     spec = PoolSpec(
         layers=layout.layers,
@@ -270,7 +270,7 @@ def _dense_row_bytes(layout: CacheLayout, size: Sizing) -> int:
 
 def _info(
     config: EngineConfig,
-    choice: Choice,
+    choice: BackendSelection,
     loaded: LoadedModel,
     result: ProbeResult,
     layout: CacheLayout,

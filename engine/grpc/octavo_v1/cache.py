@@ -22,7 +22,7 @@ from ...core.commands import (
     UnpinPrefix,
 )
 from ...core.snapshots import Ask, below, load, save_all, save_prompt
-from ..request_handler import Intake, checked_id, own_name
+from ..request_handler import RequestHandler, checked_id, own_name
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
 from .reuse_report import ReuseReports
@@ -32,21 +32,21 @@ HEARTBEAT_S = 10.0
 
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
-    """Looks into the cache of the engine behind ``intake``. Tenants see what is theirs; what changes
+    """Looks into the cache of the engine behind ``handler``. Tenants see what is theirs; what changes
     the cache of all is for the operator."""
 
-    def __init__(self, intake: Intake, *, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self._intake = intake
-        self._engine = intake.engine
+    def __init__(self, handler: RequestHandler, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._handler = handler
+        self._engine = handler.engine
         self._heartbeat_s = heartbeat_s
-        self._reports = ReuseReports(intake.engine)
+        self._reports = ReuseReports(handler.engine)
         self._worker = SnapshotWorker()
 
     @errors_as_status
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         most = messages.num_prefixes(request)
-        tenant = self._intake.tenant_of(context)
-        salt = self._intake.tenant_salt(context)
+        tenant = self._handler.tenant_of(context)
+        salt = self._handler.tenant_salt(context)
         prefix = own_name(tenant, "")
         stats = await self._engine.ask(GetCacheStats(prefix))
         own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
@@ -59,7 +59,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         request_id = checked_id(request.request_id)
         if not request_id:
             raise InvalidRequest("request_id is empty; say which request to explain")
-        tenant = self._intake.tenant_of(context)
+        tenant = self._handler.tenant_of(context)
         name = own_name(tenant, request_id)
         found = await self._engine.ask(ExplainRequest(name))
         return messages.explain_message(
@@ -67,12 +67,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request_id,
             page_size=self._engine.info.page_size,
             enabled=self._engine.config.prefix_cache,
-            salt_prefix=self._intake.tenant_salt(context),
+            salt_prefix=self._handler.tenant_salt(context),
         )
 
     @errors_as_status
     async def Save(self, request: pb.SaveRequest, context: Context) -> pb.SaveResponse:
-        self._intake.check_operator(context, "save the cache")
+        self._handler.check_operator(context, "save the cache")
         path = self._saved(request.path)
         if request.HasField("prompt"):
             tokens, salt = await self._prefix(request.prompt, context)
@@ -88,7 +88,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
-        self._intake.check_operator(context, "load into the cache")
+        self._handler.check_operator(context, "load into the cache")
         loaded = await self._worker.run(partial(load, self._ask(), self._saved(request.path)))
         return pb.LoadResponse(
             num_pages=loaded.num_pages,
@@ -116,7 +116,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
-        tenant = self._intake.tenant(context)
+        tenant = self._handler.tenant(context)
         name = own_name(tenant.name, messages.pin_name(request.name))
         tokens, salt = await self._prefix(request.prefix, context)
         most = tenant.part_of(self._engine.config.max_pinned_pages)
@@ -129,24 +129,24 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @errors_as_status
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
-        name = own_name(self._intake.tenant_of(context), messages.pin_name(request.name))
+        name = own_name(self._handler.tenant_of(context), messages.pin_name(request.name))
         left = await self._engine.ask(UnpinPrefix(name, request.name))
         return pb.UnpinResponse(pinned_pages=left)
 
     @errors_as_status
     async def Flush(self, _request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
-        self._intake.check_operator(context, "flush the cache of all tenants")
+        self._handler.check_operator(context, "flush the cache of all tenants")
         return pb.FlushResponse(num_pages=await self._engine.ask(FlushCache()))
 
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
-        salt, hub = self._intake.tenant_salt(context), self._intake.page_events
-        async with hub.watching(self._intake.tenant(context)) as its:
+        salt, hub = self._handler.tenant_salt(context), self._handler.page_events
+        async with hub.watching(self._handler.tenant(context)) as its:
             if request.log_id not in ("", its.log_id):
                 raise EventsGone("the server has restarted since: its events begin anew; watch from now on")
             number = request.start_number if request.HasField("start_number") else its.number
             await hub.check_kept(number)
-            write = partial(self._intake.writer.write, context)
+            write = partial(self._handler.writer.write, context)
             await write(pb.WatchResponse(number=number - 1, log_id=its.log_id))
             async with aclosing(hub.events_from(number, heartbeat_s=self._heartbeat_s)) as stream:
                 async for events in stream:
@@ -159,11 +159,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
         """Token ids and salt of what is meant."""
         if prefix.WhichOneof("prefix") != "request_id":
-            salt = self._intake.salt_of(context, prefix.cache_salt)
+            salt = self._handler.salt_of(context, prefix.cache_salt)
             prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)
             return await self._engine.encode(prompt), salt
         if prefix.cache_salt:
             raise InvalidRequest("cache_salt goes with text, token_ids and chat; a request has its own")
-        name = own_name(self._intake.tenant_of(context), checked_id(prefix.request_id))
+        name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
         found = await self._engine.ask(GetRequestTokens(name))
         return list(found.tokens), found.salt

@@ -15,7 +15,7 @@ from octavo.proto import generation_pb2_grpc
 
 from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason
-from ..request_handler import Intake
+from ..request_handler import RequestHandler
 from ..status import Context, errors_as_status, status_of
 from . import judgements, messages
 
@@ -27,11 +27,11 @@ BatchItem = pb.GenerateResponse | Exception | None
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
-    """Speaks octavo.v1 for the engine behind ``intake``."""
+    """Speaks octavo.v1 for the engine behind ``handler``."""
 
-    def __init__(self, intake: Intake, *, batch_concurrency: int = BATCH_CONCURRENCY) -> None:
-        self._intake = intake
-        self._engine = intake.engine
+    def __init__(self, handler: RequestHandler, *, batch_concurrency: int = BATCH_CONCURRENCY) -> None:
+        self._handler = handler
+        self._engine = handler.engine
         self._batch_concurrency = batch_concurrency
 
     @errors_as_status
@@ -40,7 +40,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         async with aclosing(self._serve(request, context)) as responses:
             async for response in responses:
                 failure = failure or response.error.message
-                await self._intake.writer.write(context, response)
+                await self._handler.writer.write(context, response)
         if failure:
             raise RequestFailed(failure)
 
@@ -54,7 +54,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             while (item := await output.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
-                await self._intake.writer.write(context, item)
+                await self._handler.writer.write(context, item)
         finally:
             reader.cancel()
             await asyncio.wait([reader])
@@ -96,7 +96,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Responses of one request; closing it frees the request's pages."""
         num_generated: Counter[int] = Counter()  # tokens, by sample
-        deltas = self._intake.generate(
+        deltas = self._handler.generate(
             messages.prompt_of(request, max_tokens=self._engine.info.max_model_len),
             messages.params_of(request.sampling),
             context=context,
@@ -125,7 +125,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")
-        ids = await self._intake.texts.run(self._intake.tenant_of(context), encode)
+        ids = await self._handler.texts.run(self._handler.tenant_of(context), encode)
         return pb.TokenizeResponse(token_ids=ids)
 
     @errors_as_status
@@ -135,7 +135,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 f"{len(request.token_ids)} token ids were sent, but at most {self._longest} are decoded at "
                 f"once ({TEXT_LENGTHS} times the model's length); send them in pieces"
             )
-        text = await self._intake.texts.run(self._intake.tenant_of(context), self._decode, request.token_ids)
+        text = await self._handler.texts.run(
+            self._handler.tenant_of(context), self._decode, request.token_ids
+        )
         return pb.DetokenizeResponse(text=text)
 
     @property
@@ -151,15 +153,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        return await judgements.embed(self._intake, request, context)
+        return await judgements.embed(self._handler, request, context)
 
     @errors_as_status
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        return await judgements.rerank(self._intake, request, context)
+        return await judgements.rerank(self._handler, request, context)
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        return pb.AbortResponse(request_ids=await self._intake.abort(request.request_ids, context=context))
+        return pb.AbortResponse(request_ids=await self._handler.abort(request.request_ids, context=context))
 
     @errors_as_status
     async def GetModelInfo(
@@ -172,8 +174,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self, _request: pb.GetServerInfoRequest, _context: Context
     ) -> pb.GetServerInfoResponse:
         gauges = self._engine.gauges()
-        intake = self._intake
-        return messages.server_info_message(gauges, ready_since=intake.ready_since, draining=intake.draining)
+        handler = self._handler
+        return messages.server_info_message(
+            gauges, ready_since=handler.ready_since, draining=handler.draining
+        )
 
 
 async def _parsed(requests: AsyncIterator[pb.GenerateRequest]) -> AsyncGenerator[pb.GenerateRequest, None]:

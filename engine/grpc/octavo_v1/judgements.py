@@ -15,7 +15,7 @@ from ...api.errors import InvalidRequest, RequestFailed
 from ...api.outputs import Delta, FinishReason
 from ...api.reranking import RerankAnswers, RerankPrompt, check_top_n, ranked
 from ...api.sampling_params import Pooling, SamplingParams
-from ..request_handler import Intake
+from ..request_handler import RequestHandler
 from ..status import Context
 from . import messages
 
@@ -28,7 +28,7 @@ _POOLING: Mapping[int, Pooling] = {
 _WORDS = ("instruction", "template", "yes", "no")
 
 
-async def embed(intake: Intake, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+async def embed(handler: RequestHandler, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
     """One prompt's embedding."""
     if request.pooling not in _POOLING:
         known = ", ".join(pb.Pooling.keys())
@@ -37,8 +37,8 @@ async def embed(intake: Intake, request: pb.EmbedRequest, context: Context) -> p
     check_dimensions(dimensions)
     params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=_POOLING[request.pooling])
     request_id = request.request_id or uuid.uuid4().hex
-    deltas = intake.generate(
-        messages.prompt_of(request, max_tokens=intake.engine.info.max_model_len),
+    deltas = handler.generate(
+        messages.prompt_of(request, max_tokens=handler.engine.info.max_model_len),
         params,
         context=context,
         request_id=request_id,
@@ -56,19 +56,19 @@ async def embed(intake: Intake, request: pb.EmbedRequest, context: Context) -> p
     raise RequestFailed(delta.error or "the request ended before its embedding was computed")
 
 
-async def rerank(intake: Intake, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
+async def rerank(handler: RequestHandler, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
     """All documents' scores; none if one fails."""
     top_n = request.top_n if request.HasField("top_n") else None
     check_top_n(top_n)
     prompt = RerankPrompt(**{name: getattr(request, name) for name in _WORDS if request.HasField(name)})
     prompts = prompt.prompts(request.query, request.documents)
-    encode = functools.partial(intake.engine.tokenizer.encode, add_special_tokens=False)
-    answers = await intake.texts.run(intake.tenant_of(context), prompt.answers, encode)
+    encode = functools.partial(handler.engine.tokenizer.encode, add_special_tokens=False)
+    answers = await handler.texts.run(handler.tenant_of(context), prompt.answers, encode)
     turns = asyncio.Semaphore(RERANK_CONCURRENCY)
 
     async def judge(text: str) -> Delta:
         async with turns:
-            return await _judged(intake, text, answers, request, context)
+            return await _judged(handler, text, answers, request, context)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -85,9 +85,9 @@ async def rerank(intake: Intake, request: pb.RerankRequest, context: Context) ->
 
 
 async def _judged(
-    intake: Intake, text: str, answers: RerankAnswers, request: pb.RerankRequest, context: Context
+    handler: RequestHandler, text: str, answers: RerankAnswers, request: pb.RerankRequest, context: Context
 ) -> Delta:
-    deltas = intake.generate(
+    deltas = handler.generate(
         text,
         answers.params(),
         context=context,

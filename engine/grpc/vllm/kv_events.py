@@ -25,7 +25,7 @@ from octavo.block_manager.page_index import parents_first
 from ...api.errors import EventsGone, InvalidRequest
 from ...api.stats import Gauges
 from ...core.commands import CachedContents, EventLogState, FlushCache, GetCachedContents
-from ..request_handler import Intake
+from ..request_handler import RequestHandler
 from ..status import Context
 
 LOAD_S = 1.0  # how often the load is looked at while no event comes
@@ -38,10 +38,10 @@ _POLL_S = 0.02
 class KvEventStream:
     """One subscription: what it has sent, and with which numbers."""
 
-    def __init__(self, intake: Intake, salt: bytes, *, load_s: float = LOAD_S) -> None:
-        self._intake = intake
-        self._engine = intake.engine
-        self._page_size = intake.engine.info.page_size
+    def __init__(self, handler: RequestHandler, salt: bytes, *, load_s: float = LOAD_S) -> None:
+        self._handler = handler
+        self._engine = handler.engine
+        self._page_size = handler.engine.info.page_size
         self._salt = salt
         self._load_s = load_s
         self._base = 0
@@ -61,7 +61,9 @@ class KvEventStream:
             pages = await asyncio.to_thread(_own_pages, snapshot, self._salt)
             for batch in self._snapshot_batches(snapshot, pages):
                 yield batch
-        async with aclosing(self._intake.page_events.events_from(number, heartbeat_s=self._load_s)) as stream:
+        async with aclosing(
+            self._handler.page_events.events_from(number, heartbeat_s=self._load_s)
+        ) as stream:
             async for events in stream:
                 for event in events:
                     yield self._batch(event.number, self._events(event))
@@ -80,7 +82,7 @@ class KvEventStream:
                 f"the events after {cursor} are not kept: those of this server begin after "
                 f"{self._base + its.tokens_since - 1}; begin again from 0"
             )
-        await self._intake.page_events.check_kept(number)
+        await self._handler.page_events.check_kept(number)
         self._sent = cursor
         return number
 
@@ -110,7 +112,7 @@ class KvEventStream:
             waiting_requests=gauges.num_waiting,
             token_usage=used,
             active_token_usage=used,
-            gen_throughput=self._intake.generated.per_second(),
+            gen_throughput=self._handler.generated.per_second(),
             max_running_requests=self._engine.config.max_running,
             sample=self._num_samples,
             load_only=load_only,
@@ -178,25 +180,27 @@ def block_hash(digest: Digest) -> int:
     return int.from_bytes(digest[-8:], "big", signed=True)
 
 
-async def write_kv_events(intake: Intake, request: pb.SubscribeKvEventsRequest, context: Context) -> None:
+async def write_kv_events(
+    handler: RequestHandler, request: pb.SubscribeKvEventsRequest, context: Context
+) -> None:
     """Answer SubscribeKvEvents until the caller has gone."""
-    stream = KvEventStream(intake, intake.tenant_salt(context))
-    async with intake.page_events.watching(intake.tenant(context), tokens=True) as its:
+    stream = KvEventStream(handler, handler.tenant_salt(context))
+    async with handler.page_events.watching(handler.tenant(context), tokens=True) as its:
         number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
         await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
-                await intake.writer.write(context, batch)
+                await handler.writer.write(context, batch)
 
 
 async def flush_cache(
-    intake: Intake, request: pb.FlushCacheRequest, context: Context
+    handler: RequestHandler, request: pb.FlushCacheRequest, context: Context
 ) -> pb.FlushCacheResponse:
     """Answer FlushCache: forget everything, unless requests still run after the time given."""
-    intake.check_operator(context, "flush the cache of all tenants")
+    handler.check_operator(context, "flush the cache of all tenants")
     if not 0 <= request.timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s must be 0 or more seconds, got {request.timeout_s}")
-    engine = intake.engine
+    engine = handler.engine
     end = time.monotonic() + request.timeout_s
     while (busy := engine.gauges()).num_running + busy.num_waiting and time.monotonic() < end:
         await asyncio.sleep(_POLL_S)

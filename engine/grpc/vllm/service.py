@@ -23,7 +23,7 @@ from ...api.embedding import finished
 from ...api.errors import RequestFailed
 from ...api.outputs import FinishReason
 from ...api.sampling_params import SamplingParams
-from ..request_handler import Intake, check_num_ids
+from ..request_handler import RequestHandler, check_num_ids
 from ..status import Context, errors_as_status
 from . import kv_events, model_files
 from . import messages as vllm_messages
@@ -32,13 +32,13 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
-    """Speaks VllmEngine for the engine behind ``intake``."""
+    """Speaks VllmEngine for the engine behind ``handler``."""
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, handler: RequestHandler) -> None:
         """Reads the model's folder; ModelLoadError when one of its files is broken."""
-        self._intake = intake
-        self._engine = intake.engine
-        self._files = model_files.read_model_files(intake.engine.info.path)
+        self._handler = handler
+        self._engine = handler.engine
+        self._files = model_files.read_model_files(handler.engine.info.path)
         self._tokenizer_zip: bytes | None = None
 
     @errors_as_status
@@ -48,10 +48,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         vllm_messages.check_supported(request)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
-        deltas = self._intake.generate(
+        deltas = self._handler.generate(
             prompt, params, context=context, request_id=request.request_id, final_only=not request.stream
         )
-        write = self._intake.writer.write
+        write = self._handler.writer.write
         failure = ""
         async with aclosing(deltas):
             async for delta in deltas:
@@ -70,14 +70,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Their streams end normally, with finish reason "abort"; unknown ids have ended already."""
-        await self._intake.abort(request.request_ids, context=context)
+        await self._handler.abort(request.request_ids, context=context)
         return pb.AbortResponse()
 
     @errors_as_status
     async def HealthCheck(self, _request: pb.HealthCheckRequest, _context: Context) -> pb.HealthCheckResponse:
         if self._engine.death is not None:
             return pb.HealthCheckResponse(healthy=False, message=f"the engine died: {self._engine.death}")
-        if self._intake.draining:
+        if self._handler.draining:
             return pb.HealthCheckResponse(healthy=False, message="the server is draining")
         return pb.HealthCheckResponse(healthy=True, message="ok")
 
@@ -106,12 +106,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetServerInfo(
         self, _request: pb.GetServerInfoRequest, _context: Context
     ) -> pb.GetServerInfoResponse:
-        info, intake = self._engine.info, self._intake
+        info, handler = self._engine.info, self._handler
         return pb.GetServerInfoResponse(
-            active_requests=intake.num_active,
-            is_paused=intake.draining,
-            last_receive_timestamp=intake.last_request_at,
-            uptime_seconds=time.monotonic() - intake.ready_since,
+            active_requests=handler.num_active,
+            is_paused=handler.draining,
+            last_receive_timestamp=handler.last_request_at,
+            uptime_seconds=time.monotonic() - handler.ready_since,
             server_type="vllm-grpc",
             data_parallel_size=1,
             kv_cache_dtype=info.kv_format,
@@ -132,7 +132,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     def _load(self) -> pb.SchedulerLoad:
-        gauges, info, intake = self._engine.gauges(), self._engine.info, self._intake
+        gauges, info, handler = self._engine.gauges(), self._engine.info, self._handler
         most = self._engine.config.max_running
         return pb.SchedulerLoad(
             dp_rank=0,
@@ -142,8 +142,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             num_used_tokens=gauges.pages_held * info.page_size,
             max_total_num_tokens=info.num_pages * info.page_size,
             token_usage=gauges.pages_held / info.num_pages,
-            gen_throughput=intake.generated.per_second(),
-            cache_hit_rate=intake.num_cached_tokens / max(intake.num_prompt_tokens, 1),
+            gen_throughput=handler.generated.per_second(),
+            cache_hit_rate=handler.num_cached_tokens / max(handler.num_prompt_tokens, 1),
             utilization=gauges.num_running / most,
             max_running_requests=most,
         )
@@ -158,17 +158,17 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         if not self._tokenizer_zip:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this model's folder has no tokenizer files")
         for data, sha256 in model_files.chunks(self._tokenizer_zip):
-            await self._intake.writer.write(context, common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
+            await self._handler.writer.write(context, common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
 
     @errors_as_status
     async def SubscribeKvEvents(self, request: common_pb2.SubscribeKvEventsRequest, context: Context) -> None:
-        await kv_events.write_kv_events(self._intake, request, context)
+        await kv_events.write_kv_events(self._handler, request, context)
 
     @errors_as_status
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: Context
     ) -> common_pb2.FlushCacheResponse:
-        return await kv_events.flush_cache(self._intake, request, context)
+        return await kv_events.flush_cache(self._handler, request, context)
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
@@ -176,7 +176,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         ids = request.tokenized.input_ids
         check_num_ids(len(ids), self._engine.info.max_model_len)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
-        deltas = self._intake.generate(
+        deltas = self._handler.generate(
             list(ids), params, context=context, request_id=request.request_id, final_only=True
         )
         async with aclosing(deltas):

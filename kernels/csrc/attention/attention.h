@@ -64,11 +64,12 @@ struct GatherArgs {
   void *keys, *values;  // [num_sequences, num_heads, length, dim]
 };
 
-// Which positions a call reads, where rows lie in two pools: quantized in one, 16-bit twins in the other.
-// A query at p reads as twins the whole pages from that of position p - window + 1 on (of the first
-// position, if p < quantize_after) and the `keep` first positions, and the others as quantized rows.
+// Which positions a call reads, where rows lie in two pools: quantized in one, 16 bits in the other, the
+// residual pages. A query at p reads from those the whole pages from that of position p - window + 1 on (of
+// the first position, if p < quantize_after) and the `keep` first positions, and the others as quantized
+// rows.
 struct Residency {
-  enum Part { all, quantized, twins } part;
+  enum Part { all, quantized, residual } part;
   int window, keep;
   const int32_t* quantize_after;  // [num_sequences]
 };

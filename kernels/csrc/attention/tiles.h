@@ -15,8 +15,8 @@ inline int row_position(const AttendArgs& args, int sequence, int token) {
   return args.kv_len[sequence] - args.q_start[sequence + 1] + token;
 }
 
-// Where the twins begin that a query at `position` reads, beside the kept ones.
-inline int twin_start(const AttendArgs& args, int sequence, int position) {
+// Where the residual pages begin that a query at `position` reads, beside the kept ones.
+inline int residual_start(const AttendArgs& args, int sequence, int position) {
   if (position < args.residency.quantize_after[sequence]) return 0;
   return std::max(0, position - args.residency.window + 1) & ~(args.layout.page_size - 1);
 }
@@ -32,13 +32,13 @@ struct Visible {
       : from(has_window(args) ? std::max(0, first - args.window + 1) : 0),
         keep(has_window(args) ? args.keep : 0),
         end(args.mask ? args.kv_len[sequence] : last + 1) {
-    if (args.residency.part == Residency::twins) {
-      from = std::max(from, twin_start(args, sequence, first));
+    if (args.residency.part == Residency::residual) {
+      from = std::max(from, residual_start(args, sequence, first));
       keep = args.residency.keep;
     } else if (args.residency.part == Residency::quantized) {
       from = std::max(from, args.residency.keep);
       keep = 0;
-      end = twin_start(args, sequence, last);
+      end = residual_start(args, sequence, last);
     }
   }
 };

@@ -17,7 +17,7 @@ from octavo.engine.bench.work import model_work
 from octavo.engine.memory.budget import weights_bytes
 from octavo.engine.memory.model_files import resolve_model
 from octavo.kernels import FORMAT_NAMES
-from octavo.kernels.backends import Choice
+from octavo.kernels.backends import BackendSelection
 from octavo.kernels.bench import kernel_timings, latent_timings, roofline
 from octavo.kernels.bench.kernel_timings import WEIGHT_KINDS
 from octavo.kernels.interface import PoolSpec
@@ -126,7 +126,7 @@ def test_a_format_without_kernels_is_named_and_the_others_are_measured(
                 raise ValueError("there are no kernels for int8 pages here")
             return super().create_pool(spec)
 
-    monkeypatch.setattr(bench_kernels, "choose_backend", lambda *_: Choice(Limited(), "a test's"))
+    monkeypatch.setattr(bench_kernels, "choose_backend", lambda *_: BackendSelection(Limited(), "a test's"))
     flags = ("--formats", "int8,fp4", "--contexts", "32", "--chunk", "16", "--rows", "1")
     result = run(bench_kernels, *flags)
     assert {row["k_format"] for row in result["attention"]} == {"fp4"}

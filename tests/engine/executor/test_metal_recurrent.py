@@ -1,7 +1,9 @@
-"""Models with recurrent layers on Metal: attention by our kernels, states by mlx-lm's operations."""
+"""Models with recurrent layers on Metal: recurrences by our kernels where they may write their inputs, by
+mlx-lm's operations elsewhere."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,36 +11,119 @@ import pytest
 
 import recurrent_models
 from metal_backend import Emulator, needs_compiler
-from metal_engine import metal_engine
+from metal_engine import metal_engine, writing_backend
 from metal_in_place import WritingDevice
 from octavo.engine import SamplingParams
 from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.load.probe import ProbeResult
 from octavo.engine.executor.model_ops import model_ops
+from octavo.engine.executor.recurrent.state_pool import StatePool
+from octavo.kernels.metal.backend import MetalBackend
+from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays
+from octavo.kernels.state_segments import StateSegments
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
-def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_path: Path) -> None:
-    emulator = Emulator()
-    backend = emulator.backend()
+def probed(name: str, backend: MetalBackend, folder: Path, dtype: mx.Dtype = mx.bfloat16) -> ProbeResult:
     ops = model_ops(backend)
-    assert ops.recurrences is None
-    folder = recurrent_models.make_folder(tmp_path / name, name, mx.bfloat16)
+    recurrent_models.make_folder(folder, name, dtype)
     loaded = load_model(folder, weights="keep", ops=ops)
     layout = discover_layout(loaded.model, name)
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
     materialize(loaded.model, ops, exact=False, fuse=True)
-    result = probe.probe(loaded.model, layout, backend, selection, architecture=name, kernels=ops.recurrences)
+    return probe.probe(loaded.model, layout, backend, selection, architecture=name, kernels=ops.recurrences)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
+def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_path: Path) -> None:
+    """On a device that lets no kernel write its inputs."""
+    emulator = Emulator()
+    backend = emulator.backend()
+    assert model_ops(backend).recurrences is None
+    result = probed(name, backend, tmp_path / name)
     assert result.tier == "paged", probe.describe(result)
     assert emulator.ran("chunk")
     assert emulator.ran("decode")
     assert result.recurrent is not None
     assert result.recurrent.tier == "ragged"
     assert all(native == 0 < plain for native, plain in result.recurrent.count_cut_points().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("qwen3_next", {"conv", "delta"}),
+        ("qwen3_5", {"conv", "delta"}),
+        ("kimi_linear", {"conv", "delta"}),
+        ("granitemoehybrid", {"conv", "ssd"}),
+        ("nemotron_h", {"conv", "ssd"}),
+        ("falcon_h1", {"conv", "ssd"}),
+        ("lfm2", {"conv"}),
+    ],
+)
+def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) -> None:
+    """Every one of the model, in the probe's mixed steps, which agree with plain forwards. In float32: MLX
+    has no 16-bit experts on a CPU."""
+    device = WritingDevice()
+    result = probed(name, writing_backend(device), tmp_path / name, mx.float32)
+    assert result.tier == "paged", probe.describe(result)
+    assert result.error < 1e-3
+    assert result.recurrent is not None
+    assert result.recurrent.tier == "ragged"
+    counts = result.recurrent.count_cut_points()
+    assert all(plain == 0 < native for native, plain in counts.values())
+    assert kinds <= set(device.launches)
+
+
+def test_one_launch_for_each_recurrence_of_a_step(tmp_path: Path) -> None:
+    """Whoever is in it: prompts of several lengths beside rows that are decoded."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
+    device = WritingDevice()
+    steps: list[Counter[str]] = []
+    commit = StatePool.commit
+
+    def counting(pool: StatePool) -> None:
+        steps.append(device.launches - sum(steps, Counter()))
+        commit(pool)
+
+    with pytest.MonkeyPatch.context() as patch, metal_engine(folder, device, state_memory=1 << 20) as llm:
+        steps.append(device.launches)
+        patch.setattr(StatePool, "commit", counting)
+        prompts = [[1, 2, 3], list(range(50)), [6] * 21]
+        llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True), progress=False)
+    assert len(steps) > 4
+    for step in steps[1:]:
+        assert (step["delta"], step["conv"]) == (3, 3)
+
+
+@pytest.mark.usefixtures("every_draft_is_computed")
+def test_drafts_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state after each row of a draft, and the right one goes on: the same tokens of a text of three words,
+    which is guessed, and often wrongly."""
+    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
+    prompt = [1, 2, 3] * 8
+    words = dict.fromkeys((1, 2, 3), 100.0)
+    num_drafted, arrays = Counter[str](), MetalRecurrences.arrays
+    answers: dict[str, list[int]] = {}
+    for drafter in ("off", "ngram"):
+
+        def counting(kernels: MetalRecurrences, step: StateSegments, drafter: str = drafter) -> SegmentArrays:
+            drafts = 1 < step.num_rows < len(prompt) and len(step.checkpoints) >= step.num_rows - 1
+            num_drafted[drafter] += drafts
+            return arrays(kernels, step)
+
+        monkeypatch.setattr(MetalRecurrences, "arrays", counting)
+        params = SamplingParams(max_tokens=16, seed=3, temperature=30.0, top_k=3, logit_bias=words)
+        with metal_engine(folder, WritingDevice(), state_memory=1 << 20, speculate=drafter) as llm:
+            (output,) = llm.generate([prompt], params, progress=False)
+        answers[drafter] = output.outputs[0].token_ids
+    assert set(answers["off"]) == {1, 2, 3}
+    assert answers["ngram"] == answers["off"]
+    assert num_drafted["off"] == 0 < num_drafted["ngram"]
 
 
 def test_a_prompt_goes_on_from_a_snapshot(tmp_path: Path) -> None:

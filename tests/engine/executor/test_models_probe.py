@@ -194,12 +194,12 @@ def test_softcapped_attention_is_paged_with_its_cap(
     settings = {"num_key_value_heads": num_kv_heads, "dtype": mx.float32}
     result = run_probe(tmp_path / "capped", name, backend, **settings)
     assert result.tier == "paged", probe.describe(result)
-    attend = hook.LayerShim.attend
+    attend = hook.LayerCache.attend
 
-    def without_cap(shim: hook.LayerShim, queries: mx.array, **options: Any) -> mx.array:
+    def without_cap(shim: hook.LayerCache, queries: mx.array, **options: Any) -> mx.array:
         return attend(shim, queries, **options | {"softcap": None})
 
-    monkeypatch.setattr(hook.LayerShim, "attend", without_cap)
+    monkeypatch.setattr(hook.LayerCache, "attend", without_cap)
     result = run_probe(tmp_path / "not capped", name, backend, **settings)
     assert result.tier == "gather"
     assert "are off by" in result.reason
@@ -231,10 +231,10 @@ def test_what_mlx_cannot_compute_here_is_said(tmp_path: Path) -> None:
 
 
 def wrong_positions(patch: pytest.MonkeyPatch) -> AttentionBackend:
-    def offset(shim: hook.LayerShim) -> mx.array:
+    def offset(shim: hook.LayerCache) -> mx.array:
         return mx.array(shim.context.metadata.positions // 2 * 2)
 
-    patch.setattr(hook.LayerShim, "offset", property(offset))
+    patch.setattr(hook.LayerCache, "offset", property(offset))
     return ReferenceBackend()
 
 
@@ -265,12 +265,12 @@ def windows_longer_by(count: int) -> Change:
 
 
 def values_swapped_between_heads(patch: pytest.MonkeyPatch) -> AttentionBackend:
-    write = hook.LayerShim.update_and_fetch
+    write = hook.LayerCache.update_and_fetch
 
-    def swapped(shim: hook.LayerShim, keys: mx.array, values: mx.array) -> Any:
+    def swapped(shim: hook.LayerCache, keys: mx.array, values: mx.array) -> Any:
         return write(shim, keys, values[:, ::-1])
 
-    patch.setattr(hook.LayerShim, "update_and_fetch", swapped)
+    patch.setattr(hook.LayerCache, "update_and_fetch", swapped)
     return ReferenceBackend()
 
 

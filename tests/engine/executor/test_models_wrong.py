@@ -55,28 +55,28 @@ def probe_of(
 
 
 def neighbours_offset(patch: Patch) -> None:
-    def offset(shim: hook.LayerShim) -> mx.array:
+    def offset(shim: hook.LayerCache) -> mx.array:
         positions = shim.context.metadata.positions
         return mx.array(np.roll(positions, 1)) if shim.layer == 3 else mx.array(positions)
 
-    patch.setattr(hook.LayerShim, "offset", property(offset))
+    patch.setattr(hook.LayerCache, "offset", property(offset))
 
 
 def longest_offset(patch: Patch) -> None:
     """One length for all rows, as from the shape of keys."""
 
-    def offset(shim: hook.LayerShim) -> mx.array:
+    def offset(shim: hook.LayerCache) -> mx.array:
         metadata = shim.context.metadata
         return mx.full(metadata.num_tokens, int(metadata.kv_len.max()) - 1)
 
-    patch.setattr(hook.LayerShim, "offset", property(offset))
+    patch.setattr(hook.LayerCache, "offset", property(offset))
 
 
 def no_causal_mask(patch: Patch) -> None:
     """In one layer that sees everything, rows see what later rows of their chunk wrote."""
-    attend = hook.LayerShim.attend
+    attend = hook.LayerCache.attend
 
-    def unmasked(shim: hook.LayerShim, queries: mx.array, *, scale: float, **_: Any) -> mx.array:
+    def unmasked(shim: hook.LayerCache, queries: mx.array, *, scale: float, **_: Any) -> mx.array:
         if shim.spec.window is not None:
             return attend(shim, queries, scale=scale)
         step = shim.context.metadata
@@ -84,18 +84,18 @@ def no_causal_mask(patch: Patch) -> None:
         seen = mx.array(np.arange(int(lengths.max()))[None] < lengths[:, None])
         return shim.context.kv_cache.attend(shim.layer, queries, AttendOptions(scale=scale, mask=seen))
 
-    patch.setattr(hook.LayerShim, "attend", unmasked)
+    patch.setattr(hook.LayerCache, "attend", unmasked)
 
 
 def swapped(which: int) -> Callable[[Patch], None]:
     def change(patch: Patch) -> None:
-        write = hook.LayerShim.update_and_fetch
+        write = hook.LayerCache.update_and_fetch
 
-        def swapping(shim: hook.LayerShim, *rows: mx.array) -> Any:
+        def swapping(shim: hook.LayerCache, *rows: mx.array) -> Any:
             keys, values = (part[:, ::-1] if part is rows[which] else part for part in rows)
             return write(shim, keys, values)
 
-        patch.setattr(hook.LayerShim, "update_and_fetch", swapping)
+        patch.setattr(hook.LayerCache, "update_and_fetch", swapping)
 
     return change
 
@@ -148,14 +148,14 @@ def changed_rotary(change: Callable[[mx.array], mx.array]) -> Callable[[Patch], 
     """Rotary queries of latent layers are others."""
 
     def patched(patch: Patch) -> None:
-        attend = hook.LayerShim.attend
+        attend = hook.LayerCache.attend
 
-        def changing(shim: hook.LayerShim, queries: mx.array, **options: Any) -> mx.array:
+        def changing(shim: hook.LayerCache, queries: mx.array, **options: Any) -> mx.array:
             if (rotary := options.get("rotary")) is not None:
                 options["rotary"] = change(rotary)
             return attend(shim, queries, **options)
 
-        patch.setattr(hook.LayerShim, "attend", changing)
+        patch.setattr(hook.LayerCache, "attend", changing)
 
     return patched
 

@@ -51,7 +51,7 @@ async def test_priorities_come_from_the_message_or_the_metadata() -> None:
         }
         for name, call in calls.items():
             tasks.append(asyncio.create_task(one(call())))
-            await eventually(lambda: its.server.intake.num_active == len(tasks), f"{name} is in")
+            await eventually(lambda: its.server.handler.num_active == len(tasks), f"{name} is in")
             await eventually(
                 lambda: core.core is not None and core.core._scheduler.num_running == 1, "it runs"
             )
@@ -80,9 +80,9 @@ async def test_waiting_too_long_is_resource_exhausted_with_a_time_to_come_back(
     config = small_config(max_running=1, queue_timeout=30)
     async with served(FakeCore(before_step=gate), config=config) as its:
         first = its.client.stub.Generate(pb.GenerateRequest(text="a", sampling=ONE))
-        await eventually(lambda: its.server.intake.num_active == 1, "the first is in")
+        await eventually(lambda: its.server.handler.num_active == 1, "the first is in")
         await eventually(lambda: gate.is_waiting, "it is being computed")
-        monkeypatch.setattr(its.engine._open.gate, "_timeout_s", 0.2)
+        monkeypatch.setattr(its.engine._open.limiter, "_timeout_s", 0.2)
         with pytest.raises(grpc.aio.AioRpcError, match="queue_timeout") as caught:
             await its.client.stub.Generate(pb.GenerateRequest(text="b", sampling=ONE)).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -100,11 +100,11 @@ async def test_a_deadline_that_passes_in_the_queue_computes_nothing() -> None:
     gate = Gate()
     async with served(FakeCore(before_step=gate), config=small_config(max_running=1)) as its:
         first = its.client.stub.Generate(pb.GenerateRequest(text="a", sampling=ONE))
-        await eventually(lambda: its.server.intake.num_active == 1, "the first is in")
+        await eventually(lambda: its.server.handler.num_active == 1, "the first is in")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await its.client.stub.Generate(pb.GenerateRequest(text="b" * 50), timeout=0.3).read()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await eventually(lambda: its.server.intake.num_active == 1, "the second is out")
+        await eventually(lambda: its.server.handler.num_active == 1, "the second is out")
         gate.open()
         assert [response async for response in first]
         await eventually(lambda: all_idle(its.engine), "all idle")

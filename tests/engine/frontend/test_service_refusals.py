@@ -123,7 +123,7 @@ async def test_who_waits_too_long_is_refused_and_who_runs_is_not(monkeypatch: py
         await asyncio.sleep(0)
         gate.allow(1)
         await until(lambda: engine.gauges().num_running == 1)
-        limiter = engine._open.gate
+        limiter = engine._open.limiter
         (first,) = limiter._timers.values()
         monkeypatch.setattr(limiter, "_timeout_s", 0.2)
         with pytest.raises(QueueTimeout, match=r"waited for 0.2 s .* \(queue_timeout\)"):
@@ -134,7 +134,7 @@ async def test_who_waits_too_long_is_refused_and_who_runs_is_not(monkeypatch: py
         gate.open()
         assert (await runs)[0].finish_reason is FinishReason.LENGTH
         await until(lambda: engine.gauges().num_waiting == 0)
-        assert not engine._open.gate._timers
+        assert not engine._open.limiter._timers
 
 
 async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> None:

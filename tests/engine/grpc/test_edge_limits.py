@@ -168,8 +168,8 @@ async def test_text_calls_and_prompts_wait_for_nothing_that_others_keep_busy() -
         try:
             assert await asyncio.wait_for(its.client.tokenize("ab"), 30) == [97, 98]
             assert await asyncio.wait_for(its.client.detokenize([97, 98]), 30) == "ab"
-            its.server.intake.texts._max_pending = 3
-            busy += [asyncio.create_task(its.server.intake.texts.run("", door.wait, 60)) for _ in range(3)]
+            its.server.handler.texts._max_pending = 3
+            busy += [asyncio.create_task(its.server.handler.texts.run("", door.wait, 60)) for _ in range(3)]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="3 calls to convert text"):
                 await its.client.tokenize("ab")
@@ -198,7 +198,7 @@ async def test_who_is_being_encoded_is_counted_before_the_work(monkeypatch: pyte
     async with served(config=config) as its:
         long = "x" * (LONG_TEXT + 1)
         admitted = [asyncio.create_task(collect(its.client.generate(long, SHORT))) for _ in range(5)]
-        await eventually(lambda: its.engine._open.gate._num_entering == 5, "five are on their way in")
+        await eventually(lambda: its.engine._open.limiter._num_entering == 5, "five are on their way in")
         refused = await asyncio.gather(
             *(collect(its.client.generate(long, SHORT)) for _ in range(20)), return_exceptions=True
         )
@@ -207,7 +207,7 @@ async def test_who_is_being_encoded_is_counted_before_the_work(monkeypatch: pyte
         for whole in await asyncio.gather(*admitted):
             assert len(whole[0].token_ids) == 3
     assert num_encoded == 5, "nothing was encoded of what was refused"
-    assert its.engine._open.gate._num_entering == its.engine._open.gate._num_entering_tokens == 0
+    assert its.engine._open.limiter._num_entering == its.engine._open.limiter._num_entering_tokens == 0
 
 
 async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pyte
         least = its.engine.tokenizer.at_least("x" * 4000)
         assert 2 * least < 2000 < 3 * least
         tasks = [asyncio.create_task(collect(its.client.generate("x" * 4000, SHORT))) for _ in range(2)]
-        await eventually(lambda: its.engine._open.gate._num_entering == 2, "two are on their way in")
+        await eventually(lambda: its.engine._open.limiter._num_entering == 2, "two are on their way in")
         with pytest.raises(Overloaded, match=f"{2 * least} prompt tokens are waiting"):
             await asyncio.wait_for(collect(its.client.generate("x" * 4000, SHORT)), 20)
         door.set()
@@ -253,7 +253,7 @@ async def test_calls_beyond_the_limit_are_refused_with_a_time_to_come_back(
     config = small_config(max_running=1, max_waiting=1)
     async with served(FakeCore(before_step=gate), config=config) as its:
         calls = [its.client.stub.Generate(pb.GenerateRequest(text=text)) for text in "ab"]
-        await eventually(lambda: its.server.intake.num_active == 2, "both are in")
+        await eventually(lambda: its.server.handler.num_active == 2, "both are in")
         batch = its.client.stub.GenerateMany()
         await eventually(lambda: _num_calls(its) == 3, "the batch is in")
         with pytest.raises(grpc.aio.AioRpcError, match="3 calls are being served and at most 3") as caught:

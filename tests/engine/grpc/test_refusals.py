@@ -108,7 +108,7 @@ async def test_a_request_id_that_is_being_served_is_refused() -> None:
         gate.allow(1)
         assert (await anext(deltas)).finish_reason is None, "the first one goes on"
         await deltas.aclose()
-        await eventually(lambda: its.server.intake.num_active == 0, "the first one is forgotten")
+        await eventually(lambda: its.server.handler.num_active == 0, "the first one is forgotten")
         gate.open()
         again = await collect(its.client.generate("other", SamplingParams(max_tokens=1), request_id="same"))
         assert again[0].finish_reason is not None
@@ -119,7 +119,7 @@ async def test_a_full_server_refuses_with_resource_exhausted() -> None:
     async with served(gate=Gate(), config=config) as its:
         streams = [its.client.generate("hello", SamplingParams()) for _ in range(2)]
         firsts = [asyncio.create_task(anext(stream)) for stream in streams]
-        await eventually(lambda: its.server.intake.num_active == 2, "both are in")
+        await eventually(lambda: its.server.handler.num_active == 2, "both are in")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _drain(its, _request())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -209,10 +209,10 @@ async def test_tenants_share_neither_pages_nor_request_ids(tmp_path: Path) -> No
         gate.allow(3)
         assert (await collect(streams[1]))[0].finish_reason is FinishReason.ABORT
         assert await bob.abort("same") == []
-        assert its.server.intake.num_active == 1
+        assert its.server.handler.num_active == 1
         gate.open()
         assert (await collect(streams[0]))[0].finish_reason is FinishReason.LENGTH
-        await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
+        await eventually(lambda: its.server.handler.num_active == 0, "nobody is served")
 
 
 @pytest.mark.parametrize(("lines", "most"), [(f"a {ALICE}\nb {BOB}\n", 2), (f"a {ALICE}\n", 4)])
@@ -225,7 +225,7 @@ async def test_a_tenant_has_a_share_of_the_queue_where_there_are_several(
     async with served(gate=gate, config=config, security=security, credentials=alice) as its:
         streams = [its.client.generate([9], SamplingParams(max_tokens=200)) for _ in range(most)]
         tasks = [asyncio.ensure_future(collect(stream)) for stream in streams]
-        await eventually(lambda: its.server.intake.num_active == most, "all are let in")
+        await eventually(lambda: its.server.handler.num_active == most, "all are let in")
         await eventually(lambda: len(its.engine._open.streams()) == most, "all are let in")
         with pytest.raises(Overloaded, match="of this tenant" if most == 2 else "requests are unfinished"):
             await collect(its.client.generate([9], SHORT))

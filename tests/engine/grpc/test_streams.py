@@ -32,7 +32,7 @@ def _few_steps() -> Gate:
 
 async def _freed_early(its: Served, gate: Gate, *, at_most: int = 10) -> None:
     """Every page is idle long before the 200 tokens have been made."""
-    await eventually(lambda: its.server.intake.num_active == 0, "the engine was told")
+    await eventually(lambda: its.server.handler.num_active == 0, "the engine was told")
     gate.open()
     await eventually(lambda: all_idle(its.engine), "pages idle")
     assert its.num_steps <= at_most, f"it ran on for {its.num_steps} steps"
@@ -99,7 +99,7 @@ async def test_cancelling_while_waiting_leaves_the_queue() -> None:
         gate.allow(4)
         await eventually(lambda: its.engine.gauges().num_waiting == 1, "it waits")
         waiting.cancel()
-        await eventually(lambda: its.server.intake.num_active == 1, "the engine was told")
+        await eventually(lambda: its.server.handler.num_active == 1, "the engine was told")
         gate.allow(4)
         await eventually(lambda: its.engine.gauges().num_waiting == 0, "it has left")
         gate.allow(1)
@@ -171,7 +171,7 @@ async def test_generate_many_computes_only_so_many_at_once() -> None:
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, its.server.intake.num_active)
+                most = max(most, its.server.handler.num_active)
                 await asyncio.sleep(0)
 
         watcher = asyncio.create_task(watch())
@@ -206,5 +206,5 @@ async def test_generate_many_whose_client_does_not_read_can_still_be_ended(
         await asyncio.sleep(0.1)
         call.cancel()
         await eventually(lambda: all_idle(its.engine), "pages idle")
-        await eventually(lambda: its.server.intake.num_active == 0, "nobody is served")
+        await eventually(lambda: its.server.handler.num_active == 0, "nobody is served")
         await channel.close(None)

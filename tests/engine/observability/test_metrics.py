@@ -154,7 +154,7 @@ def test_gateways_find_the_names_they_read_when_asked_for() -> None:
 
     own = _samples(metrics.render().decode())
     model = ',model_name=a "model"'
-    for name, twin in {
+    for name, theirs in {
         "prompt_tokens_total": "prompt_tokens_total",
         "generation_tokens_total": "generated_tokens_total",
         "prefix_cache_queries_total": "prefix_cache_query_tokens_total",
@@ -165,7 +165,7 @@ def test_gateways_find_the_names_they_read_when_asked_for() -> None:
         "request_queue_time_seconds_count": "queue_seconds_count",
         "e2e_request_latency_seconds_count": "request_seconds_count",
     }.items():
-        assert mirrored[f"vllm:{name}{model}"] == own[f"octavo_{twin}"] > 0, name
+        assert mirrored[f"vllm:{name}{model}"] == own[f"octavo_{theirs}"] > 0, name
     assert {name for name in mirrored if "success" in name} == {
         f"vllm:request_success_total,finished_reason={reason}{model}"
         for reason in ("stop", "length", "abort")

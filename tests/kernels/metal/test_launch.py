@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from check_metal import PRELUDE, Recorder, mixed_step, record_all, run_step
+from check_metal import PRELUDE, Recorder, mixed_step, record_all, run_recurrences, run_step
 from metal_backend import Emulator, needs_compiler
 from metal_emulator import why_unavailable
 from metal_emulator.lint import lint
@@ -29,20 +29,8 @@ from octavo.kernels.verify.selftest import first_failure, run_selftest
 
 pytestmark = pytest.mark.parity
 
-SOURCES = (
-    "attention",
-    "chunk",
-    "copy",
-    "decode",
-    "format_fp4",
-    "format_half",
-    "latent",
-    "quantize",
-    "reduce",
-    "rows",
-    "tile",
-    "write",
-)
+BODIES = ("chunk", "conv", "copy", "decode", "delta", "latent", "quantize", "reduce", "ssd", "write")
+SOURCES = (*BODIES, "attention", "format_fp4", "format_half", "recurrent", "rows", "tile")
 
 
 class Linter:
@@ -97,12 +85,21 @@ def test_nor_does_one_that_writes_in_place(formats: tuple[str, str]) -> None:
     assert {unit: found for unit, found in linter.findings.items() if found} == {}
 
 
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "width", "height"), [(mx.bfloat16, 64, 40), (mx.float16, 48, 6)])
+def test_nor_does_a_recurrence(dtype: mx.Dtype, width: int, height: int) -> None:
+    linter = Linter()
+    run_recurrences(KernelLibrary(linter), dtype, width=width, height=height)
+    assert {unit.split("_")[1] for unit in linter.findings} == {"delta", "ssd", "conv"}
+    assert {unit: found for unit, found in linter.findings.items() if found} == {}
+
+
 def test_every_unit_differs_by_name() -> None:
     """MLX caches compiled kernels by name: two texts of one name would be one kernel."""
     texts = record_all()
     assert len(texts) > 300
     assert all(text.count("[[kernel]]") == 1 for text in texts.values())
-    for kernel in ("quantize", "write", "copy", "decode", "reduce", "chunk"):
+    for kernel in ("quantize", "write", "copy", "decode", "reduce", "chunk", "delta", "ssd", "conv"):
         assert any(f"octavo_{kernel}_" in name for name in texts), f"no {kernel} kernel was dumped"
     library = KernelLibrary(Emulator().compile)
     launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
@@ -176,7 +173,7 @@ def test_sources_are_there_as_package_data() -> None:
     for name in SOURCES:
         helpers, body = read_source(name)
         assert helpers.startswith("//")
-        assert bool(body) == (name in ("chunk", "copy", "decode", "latent", "quantize", "reduce", "write"))
+        assert bool(body) == (name in BODIES)
 
 
 def test_small_inputs_are_refused() -> None:

@@ -267,7 +267,7 @@ def test_a_model_that_asks_for_lengths_runs_its_code_in_every_step(
     original = qwen3.Attention.__call__
 
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if isinstance(cache, hook.LayerShim) and cache.context.num_visible > 1000:
+        if isinstance(cache, hook.LayerCache) and cache.context.num_visible > 1000:
             raise AssertionError
         y: mx.array = original(self, x, mask, cache)
         return y
@@ -297,10 +297,10 @@ def test_fusion_that_changes_a_bit_is_turned_off(tmp_path: Path, monkeypatch: py
 def test_a_graph_that_keeps_a_number_of_its_first_step_is_not_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def offset(shim: hook.LayerShim) -> mx.array:
+    def offset(shim: hook.LayerCache) -> mx.array:
         return mx.array(shim.context.metadata.positions)  # not the array that a replay replaces
 
-    monkeypatch.setattr(hook.LayerShim, "offset", property(offset))
+    monkeypatch.setattr(hook.LayerCache, "offset", property(offset))
     got, _ = ready(tmp_path, "llama")
     assert got.fusion is not None
     assert got.fusion.not_fused == ""

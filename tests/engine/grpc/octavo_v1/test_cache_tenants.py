@@ -116,7 +116,7 @@ async def test_a_tenant_may_watch_as_often_as_its_share_allows(tmp_path: Path) -
     security, own = tenants(tmp_path)
     async with served(security=security, credentials=own["a"]) as its, \
             Client(its.address, own["b"]) as bob, contextlib.AsyncExitStack() as stack:  # fmt: skip
-        its.server.intake.page_events._max_watchers = 5
+        its.server.handler.page_events._max_watchers = 5
 
         async def watch(client: Client) -> None:
             stream = await stack.enter_async_context(aclosing(client.cache.watch()))

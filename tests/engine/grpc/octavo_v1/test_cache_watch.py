@@ -147,7 +147,7 @@ async def test_many_watchers_cost_the_engine_as_much_as_one() -> None:
             streams = [await stack.enter_async_context(aclosing(its.client.cache.watch())) for _ in range(30)]
             for stream in streams:
                 await asyncio.wait_for(anext(stream), 20)
-            assert its.server.intake.page_events.num_watchers == 30
+            assert its.server.handler.page_events.num_watchers == 30
             await asyncio.sleep(0.05)
             fetches.clear()
             for number in range(5):
@@ -159,7 +159,7 @@ async def test_many_watchers_cost_the_engine_as_much_as_one() -> None:
 
 async def test_there_is_a_most_of_watchers_in_all() -> None:
     async with served() as its:
-        hub = its.server.intake.page_events
+        hub = its.server.handler.page_events
         hub._max_watchers = 3
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(3):
@@ -175,7 +175,7 @@ async def test_there_is_a_most_of_watchers_in_all() -> None:
 async def test_a_call_that_is_cancelled_while_it_subscribes_is_not_counted() -> None:
     async with served() as its:
         assert its.core.core is not None
-        cache, hub = its.core.core.cache, its.server.intake.page_events
+        cache, hub = its.core.core.cache, its.server.handler.page_events
         ask, held, subscribing = its.engine.ask, asyncio.Event(), asyncio.Event()
 
         async def slow(command: Command[Any]) -> Any:
@@ -199,7 +199,7 @@ async def test_a_call_that_is_cancelled_while_it_subscribes_is_not_counted() -> 
 async def test_calls_that_are_cancelled_at_any_moment_leave_nobody_behind() -> None:
     async with served() as its:
         assert its.core.core is not None
-        cache, hub = its.core.core.cache, its.server.intake.page_events
+        cache, hub = its.core.core.cache, its.server.handler.page_events
 
         async def watch() -> None:
             async with aclosing(its.client.cache.watch()) as stream:
@@ -228,9 +228,9 @@ async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with served() as its:
-        intake = its.server.intake
-        monkeypatch.setattr(intake.writer, "_timeout_s", 0.5)
-        write, stalled = intake.writer.write, asyncio.Event()
+        handler = its.server.handler
+        monkeypatch.setattr(handler.writer, "_timeout_s", 0.5)
+        write, stalled = handler.writer.write, asyncio.Event()
 
         class Stalled:
             """A call whose client has stopped reading."""
@@ -244,14 +244,14 @@ async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
             taken: Any = Stalled() if is_event else context
             await write(taken, response)
 
-        monkeypatch.setattr(intake.writer, "write", stalling)
+        monkeypatch.setattr(handler.writer, "write", stalling)
         async with aclosing(its.client.cache.watch()) as stream:
             await asyncio.wait_for(anext(stream), 20)
             await say(its, PROMPT)
             await asyncio.wait_for(stalled.wait(), 20)
             with pytest.raises(OctavoError, match="has not read its output"):
                 await read(stream, 1)
-        await eventually(lambda: intake.page_events.num_watchers == 0, "it is not counted any more")
+        await eventually(lambda: handler.page_events.num_watchers == 0, "it is not counted any more")
 
 
 async def test_watchers_are_told_when_the_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:

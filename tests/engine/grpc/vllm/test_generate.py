@@ -151,7 +151,7 @@ async def test_a_cancelled_call_and_a_deadline_free_their_pages() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [response async for response in late]
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await eventually(lambda: its.its.server.intake.num_active == 0, "the engine was told")
+        await eventually(lambda: its.its.server.handler.num_active == 0, "the engine was told")
         gate.open()
         await eventually(lambda: all_idle(its.its.engine), "pages idle")
         assert its.its.num_steps < 20
@@ -237,7 +237,7 @@ async def test_a_full_server_says_so_with_the_code_of_429() -> None:
     core = FakeCore(before_step=lambda: _wait(gate))
     async with worker(core, config=small_config(max_running=1, max_waiting=1)) as its:
         inside = [asyncio.create_task(its.generate()) for _ in range(2)]
-        await eventually(lambda: its.its.server.intake.num_active == 2, "both are in")
+        await eventually(lambda: its.its.server.handler.num_active == 2, "both are in")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await its.generate()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

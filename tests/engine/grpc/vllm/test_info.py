@@ -45,7 +45,7 @@ async def test_health_model_and_server() -> None:
         assert (server.kv_cache_dtype, server.data_parallel_size) == ("bf16", 1)
         assert server.active_requests == 0
         assert abs(time.time() - server.last_receive_timestamp) < 60
-        its.its.server.intake.draining = True
+        its.its.server.handler.draining = True
         health = await its.stub.HealthCheck(pb.HealthCheckRequest())
         assert (health.healthy, "draining" in health.message) == (False, True)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

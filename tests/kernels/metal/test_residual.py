@@ -13,9 +13,9 @@ from attention_cases import CASES, Case
 from metal_backend import Emulator, needs_compiler
 from metal_cases import TOLERANCES
 from metal_in_place import WritingDevice
-from mixed_cases import residual_spec, run_mixed
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.residual_cache import ResidualCache
+from residual_cases import residual_spec, run_residual
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 NAMED = {case.name: case for case in CASES}
@@ -51,7 +51,7 @@ def test_rows_read_each_position_from_the_kind_of_page_they_should(
     emulator = WritingDevice() if in_place else Emulator()
     backend = emulator.backend()
     backend._writes_in_place = in_place
-    got, want = run_mixed(case, create(backend, case, formats, window, keep), after)
+    got, want = run_residual(case, create(backend, case, formats, window, keep), after)
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCES[mx.float32] * np.abs(want).max())
     assert emulator.ran("decode")
     assert bool(emulator.ran("chunk")) == any(new > 1 for _, new in case.sequences)

@@ -1,4 +1,5 @@
-// Attention over two pools that hold the rows of the same layer: quantized pages, and 16-bit twins of some.
+// Attention over two pools that hold the rows of the same layer: quantized pages, and 16-bit
+// residual pages of some.
 //
 // Each pool is attended over by the kernels of its own formats, which leave float rows and the logarithm of
 // their sums of weights; a last pass weights the two by these and folds in the sinks.
@@ -57,21 +58,21 @@ void join_row(const AttendArgs& args, const Part& first, const Part& second, siz
   store_floats(args.out, args.queries.type, index * dim, dim, row);
 }
 
-struct MixedOptions {
+struct ResidualOptions {
   float scale, softcap;
-  int window, keep;            // of the layer
-  int twin_window, twin_keep;  // see Residency
+  int window, keep;                    // of the layer
+  int residual_window, residual_keep;  // see Residency
   bool sinks, slopes, mask, rotary, exact;
 };
 
-class AttendMixed : public mx::Primitive {
+class AttendResidual : public mx::Primitive {
  public:
-  AttendMixed(mx::Stream stream, const PageLayout& layout, const PageLayout& twins,
-              const MixedOptions& options)
-      : Primitive(stream), layout_(layout), twins_(twins), options_(options) {}
+  AttendResidual(mx::Stream stream, const PageLayout& layout, const PageLayout& residual,
+                 const ResidualOptions& options)
+      : Primitive(stream), layout_(layout), residual_(residual), options_(options) {}
 
-  // pool, twins, queries, page_table, twin_table, q_start, kv_len, quantize_after, maybe sinks, slopes, mask,
-  // rotary queries -> out
+  // pool, residual, queries, page_table, residual_table, q_start, kv_len, quantize_after, maybe sinks,
+  // slopes, mask, rotary queries -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     allocate(out);
@@ -89,103 +90,104 @@ class AttendMixed : public mx::Primitive {
     args.window = options_.window;
     args.keep = options_.keep;
     args.exact = options_.exact;
-    args.residency = {Residency::all, options_.twin_window, options_.twin_keep, view_ints(inputs[7])};
+    args.residency = {Residency::all, options_.residual_window, options_.residual_keep, view_ints(inputs[7])};
     size_t next = 8;
     if (options_.sinks) args.sinks = inputs[next++].data<float>();
     if (options_.slopes) args.slopes = inputs[next++].data<float>();
     if (options_.mask) args.mask = view_mask(inputs[next++]);
     std::optional<RowsView> rotary;
     if (options_.rotary) rotary = view_rows(inputs[next]);
-    const uint8_t *pool = inputs[0].data<uint8_t>(), *twin_pool = inputs[1].data<uint8_t>();
-    const int32_t *table = view_ints(inputs[3]), *twin_table = view_ints(inputs[4]);
+    const uint8_t *pool = inputs[0].data<uint8_t>(), *residual_pool = inputs[1].data<uint8_t>();
+    const int32_t *table = view_ints(inputs[3]), *residual_table = view_ints(inputs[4]);
     const int num_tokens = inputs[2].shape(0), dim = out.shape(2);
-    Encoder(stream()).dispatch(
-        [args, pool, twin_pool, table, twin_table, num_tokens, dim, rotary, twins = twins_] {
-          const Part first =
-              attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens, rotary);
-          const Part second =
-              attend_part(args, twins, twin_pool, twin_table, Residency::twins, num_tokens, rotary);
-          parallel_for(num_tokens, [&](int token) {
-            std::vector<float> row(size_t(dim), 0.0f);
-            for (int head = 0; head < args.num_query_heads; ++head)
-              join_row(args, first, second, size_t(token) * args.num_query_heads + head, dim, row.data());
-          });
-        });
+    Encoder(stream()).dispatch([args, pool, residual_pool, table, residual_table, num_tokens, dim, rotary,
+                                residual = residual_] {
+      const Part first =
+          attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens, rotary);
+      const Part second =
+          attend_part(args, residual, residual_pool, residual_table, Residency::residual, num_tokens, rotary);
+      parallel_for(num_tokens, [&](int token) {
+        std::vector<float> row(size_t(dim), 0.0f);
+        for (int head = 0; head < args.num_query_heads; ++head)
+          join_row(args, first, second, size_t(token) * args.num_query_heads + head, dim, row.data());
+      });
+    });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");
   }
-  const char* name() const override { return "OctavoAttendMixed"; }
+  const char* name() const override { return "OctavoAttendResidual"; }
 
  private:
-  PageLayout layout_, twins_;
-  MixedOptions options_;
+  PageLayout layout_, residual_;
+  ResidualOptions options_;
 };
 
-void require_twins(const PageLayout& layout, const PageLayout& twins) {
+void require_residual(const PageLayout& layout, const PageLayout& residual) {
   require(
-      layout.num_heads == twins.num_heads && layout.page_size == twins.page_size &&
-          layout.k.dim == twins.k.dim && layout.v.dim == twins.v.dim,
-      [] { return "twins must have the heads, dimensions and page size of the pages they are twins of"; });
+      layout.num_heads == residual.num_heads && layout.page_size == residual.page_size &&
+          layout.k.dim == residual.k.dim && layout.v.dim == residual.v.dim,
+      [] { return "residual pages must have the heads, dimensions and page size of those they stand for"; });
 }
 
-mx::array attend_mixed(const PageLayout& layout, const mx::array& pool, const PageLayout& twins,
-                       const mx::array& twin_pool, const mx::array& queries, const mx::array& page_table,
-                       const mx::array& twin_table, const mx::array& q_start, const mx::array& kv_len,
-                       const mx::array& quantize_after, float scale, int window, int keep, int twin_window,
-                       int twin_keep, float softcap, const std::optional<mx::array>& sinks,
-                       const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
-                       const std::optional<mx::array>& rotary, bool exact) {
-  require_twins(layout, twins);
+mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const PageLayout& residual,
+                          const mx::array& residual_pool, const mx::array& queries,
+                          const mx::array& page_table, const mx::array& residual_table,
+                          const mx::array& q_start, const mx::array& kv_len, const mx::array& quantize_after,
+                          float scale, int window, int keep, int residual_window, int residual_keep,
+                          float softcap, const std::optional<mx::array>& sinks,
+                          const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
+                          const std::optional<mx::array>& rotary, bool exact) {
+  require_residual(layout, residual);
   require_pool(layout, pool);
-  require_pool(twins, twin_pool);
+  require_pool(residual, residual_pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
           [&] { return "page_table must be [B, P], got " + shape_text(page_table.shape()); });
   require_ints("page_table", page_table, page_table.shape());
-  require_ints("twin_table", twin_table, page_table.shape());
+  require_ints("residual_table", residual_table, page_table.shape());
   require_ints("q_start", q_start, {page_table.shape(0) + 1});
   require_ints("kv_len", kv_len, {page_table.shape(0)});
   require_ints("quantize_after", quantize_after, {page_table.shape(0)});
-  require(window >= 0 && keep >= 0 && softcap >= 0 && twin_window >= 1 && twin_keep >= 0,
-          [] { return "windows, keeps and softcap must not be negative, and twins need a window"; });
-  require(window == 0 || twin_keep == keep,
+  require(window >= 0 && keep >= 0 && softcap >= 0 && residual_window >= 1 && residual_keep >= 0,
+          [] { return "windows, keeps and softcap must not be negative, and residual pages need a window"; });
+  require(window == 0 || residual_keep == keep,
           [] { return "a layer with a window keeps the same positions in both pools"; });
   const mx::Stream stream = cpu_stream();
-  std::vector<mx::array> inputs = {pool,       twin_pool, queries, page_table,
-                                   twin_table, q_start,   kv_len,  quantize_after};
+  std::vector<mx::array> inputs = {pool,           residual_pool, queries, page_table,
+                                   residual_table, q_start,       kv_len,  quantize_after};
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
   add_rotary(inputs, rotary, layout, queries, softcap);
-  const MixedOptions options{scale,
-                             softcap,
-                             window,
-                             keep,
-                             twin_window,
-                             twin_keep,
-                             sinks.has_value(),
-                             slopes.has_value(),
-                             mask.has_value(),
-                             rotary.has_value(),
-                             exact};
+  const ResidualOptions options{scale,
+                                softcap,
+                                window,
+                                keep,
+                                residual_window,
+                                residual_keep,
+                                sinks.has_value(),
+                                slopes.has_value(),
+                                mask.has_value(),
+                                rotary.has_value(),
+                                exact};
   const int dim = rotary ? layout.k.dim : layout.v.dim;
   return mx::array({queries.shape(0), queries.shape(1), dim}, queries.dtype(),
-                   std::make_shared<AttendMixed>(stream, layout, twins, options), std::move(inputs));
+                   std::make_shared<AttendResidual>(stream, layout, residual, options), std::move(inputs));
 }
 
 }  // namespace
 
-void bind_attention_mixed(nb::module_& m) {
-  m.def("attend_mixed", &attend_mixed, nb::arg("layout"), nb::arg("pool"), nb::arg("twins"),
-        nb::arg("twin_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("twin_table"),
+void bind_attention_residual(nb::module_& m) {
+  m.def("attend_residual", &attend_residual, nb::arg("layout"), nb::arg("pool"), nb::arg("residual"),
+        nb::arg("residual_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("residual_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("quantize_after"), nb::arg("scale"), nb::arg("window"),
-        nb::arg("keep"), nb::arg("twin_window"), nb::arg("twin_keep"), nb::arg("softcap"),
+        nb::arg("keep"), nb::arg("residual_window"), nb::arg("residual_keep"), nb::arg("softcap"),
         nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
         nb::arg("rotary").none(), nb::arg("exact"),
-        "As attend, over quantized pages and 16-bit twins: a query at p reads as twins its last "
-        "twin_window positions, from their page's start (all, if p < quantize_after), and the first "
-        "twin_keep.");
+        "As attend, over quantized pages and 16-bit residual pages: a query at p reads in 16 bits its last "
+        "residual_window positions, from their page's start (all, if p < quantize_after), and the first "
+        "residual_keep.");
 }
 
 }  // namespace octavo

@@ -54,14 +54,14 @@ def test_the_budget_pays_for_both_kinds_of_pages() -> None:
     page_bytes, (plain,) = room(None)
     _, (num_pages, num_residual) = room(ResidualSpec())
     assert num_residual == 4 * 1 + 3, "one for each sequence, and a step's"
-    twin_bytes = 3 * 2 * 2 * 32 * 128
-    assert num_pages == (10_000_000 - num_residual * twin_bytes) // page_bytes < plain
+    residual_bytes = 3 * 2 * 2 * 32 * 128
+    assert num_pages == (10_000_000 - num_residual * residual_bytes) // page_bytes < plain
     assert room(ResidualSpec(), num_residual=7)[1][1] == 7
     _, (num_pages, num_residual) = room(ResidualSpec(residual_pages=2))
     cached = -(-num_pages // 64) - 4
     assert num_residual == 4 * 2 + cached + 4, "two for each that runs, one for every other 2,048 tokens"
     assert room(ResidualSpec(quantize_after=10**6))[1] == (
-        num_all := 10_000_000 // (page_bytes + twin_bytes),
+        num_all := 10_000_000 // (page_bytes + residual_bytes),
         num_all,
     )
 

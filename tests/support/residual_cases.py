@@ -37,7 +37,7 @@ def with_gaps(table: Ints, case: Case, first: int, residual: PoolSpec, after: in
     return gaps
 
 
-def run_mixed(
+def run_residual(
     case: Case, pool: ResidualCache[Any], after: list[int], *, dtype: mx.Dtype = mx.float32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Write every row of a case in two steps, attend in the last; what came out, and the truth."""

@@ -1,4 +1,4 @@
-"""16-bit twins of quantized pages, by hand: which are held, given back and found."""
+"""Residual pages of quantized pages, by hand: which are held, given back and found."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PAGES = FullAttention(num_pages=16)
 PROMPT = list(range(1, 22))  # five full pages of four and a token
 
 
-def manager(twins: int, *, window: int = 1, keep: int = 0, quantize_after: int = 0) -> BlockManager:
-    groups = (PAGES, ResidualWindow(num_pages=twins, window=window, keep=keep, residual_of=0))
+def manager(residual: int, *, window: int = 1, keep: int = 0, quantize_after: int = 0) -> BlockManager:
+    groups = (PAGES, ResidualWindow(num_pages=residual, window=window, keep=keep, residual_of=0))
     return BlockManager(groups, 4, max_chunk=8, quantize_after=quantize_after)
 
 
@@ -32,45 +32,45 @@ def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int 
         blocks.check()
 
 
-def num_twins(blocks: BlockManager) -> int:
+def num_residual(blocks: BlockManager) -> int:
     """That are held."""
     return blocks.groups[1].num_pages - blocks.idle_pages()[1]
 
 
-def test_only_the_page_being_written_has_a_twin() -> None:
+def test_only_the_page_being_written_has_a_residual_page() -> None:
     blocks = manager(4)
     table = blocks.open(PROMPT)
     for length in range(1, 22):
         write(blocks, table, PROMPT[:length])
-        assert num_twins(blocks) == (1 if length % 4 else 0), "a full page has none"
+        assert num_residual(blocks) == (1 if length % 4 else 0), "a full page has none"
     assert blocks.num_held == 6
 
 
-def test_kept_and_recent_pages_have_twins() -> None:
+def test_kept_and_recent_pages_have_residual_pages() -> None:
     blocks = manager(6, window=5, keep=3)
     write(blocks, table := blocks.open(PROMPT), PROMPT)
     held = {page for group, page in blocks.held_by(table) if group == 1}
     assert held == {table.parts[1].pages[index] for index in (0, 4, 5)}
 
 
-def test_a_sequence_gives_its_twins_back_once_it_is_longer_than_asked() -> None:
+def test_a_sequence_gives_its_residual_pages_back_once_it_is_longer_than_asked() -> None:
     blocks = manager(8)
     table = blocks.open(PROMPT, quantize_after=14)
     write(blocks, table, PROMPT[:13], chunk=1)
-    assert num_twins(blocks) == 4
+    assert num_residual(blocks) == 4
     write(blocks, table, PROMPT[:16], chunk=1)
-    assert num_twins(blocks) == 0
+    assert num_residual(blocks) == 0
 
 
-def test_a_hit_needs_the_kept_twins_and_no_others() -> None:
+def test_a_hit_needs_the_kept_residual_pages_and_no_others() -> None:
     blocks = manager(4, keep=4)
     write(blocks, first := blocks.open(PROMPT), PROMPT)
     blocks.close(first)
     again = blocks.open(PROMPT)
     assert again.num_written == 20
-    assert num_twins(blocks) == 1
+    assert num_residual(blocks) == 1
     blocks.close(again)
-    write(blocks, other := blocks.open([9] * 16), [9] * 16)  # takes all twins, one after the other
+    write(blocks, other := blocks.open([9] * 16), [9] * 16)  # takes all residual pages, one after the other
     write(blocks, another := blocks.open([8] * 5), [8] * 5)
     assert blocks.find(first.digests[0] if first.digests else again.digests[0]) is not None
     assert blocks.open(PROMPT).num_written in (0, 20)
@@ -79,30 +79,30 @@ def test_a_hit_needs_the_kept_twins_and_no_others() -> None:
     blocks.check()
 
 
-def test_before_quantize_after_a_hit_needs_every_twin() -> None:
+def test_before_quantize_after_a_hit_needs_every_residual_page() -> None:
     blocks = manager(8)
     write(blocks, first := blocks.open(PROMPT, salt=b"long", quantize_after=100), PROMPT)
     blocks.close(first)
     again = blocks.open(PROMPT, salt=b"long", quantize_after=100)
-    assert (again.num_written, num_twins(blocks)) == (20, 5)
+    assert (again.num_written, num_residual(blocks)) == (20, 5)
     blocks.close(again)
     blocks.flush()
     assert blocks.open(PROMPT, salt=b"long", quantize_after=100).num_written == 0
 
 
-def test_a_fork_copies_the_twin_of_the_partial_page_too() -> None:
+def test_a_fork_copies_the_residual_page_of_the_partial_page_too() -> None:
     blocks = manager(4)
     write(blocks, table := blocks.open(PROMPT), PROMPT)
     fork = blocks.fork(table)
     assert fork is not None
     assert [copy.group for copy in fork.copies] == [0, 1]
-    assert num_twins(blocks) == 2
+    assert num_residual(blocks) == 2
     blocks.copied(fork.copies)
     blocks.check()
 
 
 def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
-    """Its twin is gone, and what is quantized is not what it was."""
+    """Its residual page is gone, and what is quantized is not what it was."""
     blocks = manager(4)
     write(blocks, table := blocks.open(PROMPT), PROMPT)
     assert blocks.rollback(table, 18) == ()
@@ -115,10 +115,10 @@ def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
     assert table.num_written == 17, "a page that is still being written has one"
 
 
-@pytest.mark.parametrize("num_twins", [3, 4, 5])
-def test_with_hardly_any_twins_every_request_ends(num_twins: int) -> None:
+@pytest.mark.parametrize("num_residual", [3, 4, 5])
+def test_with_hardly_any_residual_pages_every_request_ends(num_residual: int) -> None:
     """One sequence needs three: what eight tokens at a time can touch."""
-    groups = (FullAttention(num_pages=40), ResidualWindow(num_pages=num_twins, window=1, residual_of=0))
+    groups = (FullAttention(num_pages=40), ResidualWindow(num_pages=num_residual, window=1, residual_of=0))
     blocks, ledger = BlockManager(groups, 4, max_chunk=8), Ledger(4, groups)
     scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=6))
     sequences = [Sequence(str(i), [i + 1] * (3 * i + 1), max_tokens=20) for i in range(6)]
@@ -131,8 +131,8 @@ def test_with_hardly_any_twins_every_request_ends(num_twins: int) -> None:
         scheduler.commit(step, [SampleResult(1 + next_token(s.tokens, "")) for s in step.sampled()])
         blocks.check()
     assert all(len(s.tokens) == s.num_prompt + 20 for s in sequences)
-    assert 1 < most <= num_twins, "each of them writes a page"
-    assert blocks.idle_pages() == (40, num_twins)
+    assert 1 < most <= num_residual, "each of them writes a page"
+    assert blocks.idle_pages() == (40, num_residual)
 
 
 def test_what_can_never_fit_in_16_bits_is_refused() -> None:
@@ -143,7 +143,7 @@ def test_what_can_never_fit_in_16_bits_is_refused() -> None:
         scheduler.check_fits(Sequence("not", PROMPT, max_tokens=20, quantize_after=60))
 
 
-def test_a_twin_shows_a_part_of_what_its_group_does() -> None:
+def test_a_residual_page_shows_a_part_of_what_its_group_does() -> None:
     window = SlidingWindow(num_pages=9, window=6, keep=2)
     for residual, message in (
         (ResidualWindow(num_pages=9, window=1, residual_of=0, outer_window=6), "have the same keep"),

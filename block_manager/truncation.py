@@ -1,0 +1,90 @@
+"""Making tables shorter: giving back their last pages, and going back to an earlier position."""
+
+from __future__ import annotations
+
+from collections import abc
+
+from .kv_group import KVGroup
+from .page_copies import PageCopies
+from .prefix_search import PrefixSearch
+from .state_group import StateGroup
+from .types import PageCopy, PageId, PageTable
+
+
+class Truncation:
+    """Shortens tables in all groups together.
+
+    states     slots of recurrent layers, if the model has any
+    prefixes   says after which page every group can go on
+    copies     where copies of pages begin
+    """
+
+    def __init__(
+        self,
+        groups: abc.Sequence[KVGroup],
+        states: StateGroup | None,
+        prefixes: PrefixSearch,
+        copies: PageCopies,
+    ) -> None:
+        self._groups = groups
+        self._windowed = tuple(group for group in groups if group.spec.window is not None)
+        self._states = states
+        self._prefixes = prefixes
+        self._copies = copies
+
+    def rollback(self, table: PageTable, num_tokens: int) -> tuple[PageCopy, ...]:
+        """See ``BlockManager.rollback``."""
+        assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
+        num_full, partial = divmod(num_tokens, table.page_size)
+        table.reserved_ahead = 0
+        if self._states is not None and num_tokens < table.num_written:  # only a snapshot brings a state back
+            self._truncate(table, num_full)
+            return self._states.restore(table, len(table.digests), self._copies.slot)
+        if self._has_lost_window(table, num_tokens):
+            self._truncate(table, num_full)
+            return ()
+        self.trim(table, num_full + (partial > 0))
+        del table.digests[num_full:]
+        table.num_written = num_tokens
+        return self._own_partial_page(table, num_full) if partial else ()
+
+    def trim(self, table: PageTable, num_pages: int) -> None:
+        """Give back all but the first ``num_pages`` pages of every group."""
+        for group, part in zip(self._groups, table.parts, strict=True):
+            group.trim(part, num_pages)
+        table.update_capacity()
+
+    def _has_lost_window(self, table: PageTable, num_tokens: int) -> bool:
+        """Whether what a query at ``num_tokens`` sees was given back in part."""
+        return any(
+            table.parts[group.index].window_start
+            > max(group.first_visible_page(num_tokens, table.quantize_after), group.num_kept)
+            for group in self._windowed
+        )
+
+    def _truncate(self, table: PageTable, num_pages: int) -> None:
+        """Shorten a table to at most so many full pages, so that every group can go on after them."""
+        num_pages = self._prefixes.longest(table.digests, num_pages, table.quantize_after, table)
+        for group in self._groups:
+            group.reacquire_window(table, num_pages)
+        del table.digests[num_pages:]
+        table.num_written = num_pages * table.page_size
+        table.update_capacity()
+
+    def _own_partial_page(self, table: PageTable, index: int) -> tuple[PageCopy, ...]:
+        """Replace page ``index`` in the groups where others hold or find it."""
+        foreign = [
+            (group, part)
+            for group, part in zip(self._groups, table.parts, strict=True)
+            if not group.pool.is_private(PageId(part.pages[index]))
+        ]
+        if not all(group.pool.num_idle for group, _ in foreign):
+            self._truncate(table, index)
+            return ()
+        copies: list[PageCopy] = []
+        for group, part in foreign:
+            page = PageId(part.pages.pop())
+            group.extend(part, index + 1)
+            copies.append(self._copies.begin(group, page, part.pages[index]))
+            group.pool.decref([page])
+        return tuple(copies)

@@ -1,0 +1,217 @@
+"""Recurrent layers on Metal: one launch for all segments of a step, states in slots, written in place.
+
+The functions are those of ``cpu.recurrent``, with the same arguments and promises. A kernel writes the slots
+of a pool that MLX takes for an input: whoever reads the pool next waits for y first. So it needs a device
+that lets kernels write their inputs (``in_place_check``), and steps with states are not in flight together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..recurrent_kernels import READY, DeltaGates, SsdParameters
+from ..state_segments import StateSegments
+from .launch import Kernel, KernelLibrary, Launch, padded
+from .recurrent_units import CONV_THREADS, MatrixState, conv_unit, delta_unit, ssd_unit, takes_width
+from .units import MIN_ELEMENTS, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrays:
+    """A step's segments and checkpoints as the kernels read them (sources/recurrent.metal), for all layers.
+
+    Segments are [num_segments, 8]; checkpoints are in the order of rows.
+    """
+
+    num_segments: int
+    segments: mx.array
+    checkpoints: mx.array
+
+    @classmethod
+    def of(cls, step: StateSegments) -> SegmentArrays:
+        """Of a step that was checked against the pool: kernels write wherever it says."""
+        kept = step.checkpoints[step.checkpoints[:, 0] >= 0]
+        kept = kept[np.argsort(kept[:, 0], kind="stable")]
+        used = step.segments[step.segments[:, 1] > 0]
+        bounds = [np.searchsorted(kept[:, 0], at) for at in (used[:, 0], used[:, 0] + used[:, 1])]
+        rows = np.zeros((len(used), 8), np.int32)
+        rows[:, :4], rows[:, 4], rows[:, 5] = used, *bounds
+        return cls(len(used), mx.array(rows), padded(kept.astype(np.int32).ravel()))
+
+
+class MetalRecurrences:
+    """``RecurrentKernels`` on Metal."""
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self._library = library
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._numbers: dict[tuple[float, float], mx.array] = {}
+
+    def arrays(self, step: StateSegments) -> SegmentArrays:
+        return SegmentArrays.of(step)
+
+    def takes_gated_delta(self, key_dim: int) -> bool:
+        return takes_width(key_dim)
+
+    def takes_ssd(self, state_dim: int) -> bool:
+        return takes_width(state_dim)
+
+    def gated_delta(
+        self,
+        pool: mx.array,
+        step: SegmentArrays,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        a: mx.array,
+        b: mx.array,
+        *,
+        gates: DeltaGates = READY,
+    ) -> tuple[mx.array, mx.array]:
+        """As ``cpu.recurrent.gated_delta``."""
+        _, heads, height, width = pool.shape
+        state = MatrixState(heads=heads, key_heads=q.shape[1], height=height, width=width)
+        vector = a.ndim == 3
+        num_rows = v.shape[0]
+        _check("pool", pool, pool.shape, mx.float32)
+        for name, rows, shape in (
+            ("q", q, (num_rows, q.shape[1], width)),
+            ("k", k, (num_rows, q.shape[1], width)),
+            ("v", v, (num_rows, heads, height)),
+            ("a", a, (num_rows, heads, width) if vector else (num_rows, heads)),
+            ("b", b, (num_rows, heads)),
+        ):
+            _check(name, rows, shape)
+        inputs = {"q": q, "k": k, "v": v, "a": a, "b": b}
+        wide_A = False
+        if gates.kind != "ready":
+            if gates.A_log is None or gates.dt_bias is None:
+                raise ValueError(f"gates of {gates.kind} need A_log and dt_bias")
+            wide_A = gates.A_log.size != heads
+            of_row = heads * width if vector else heads
+            if gates.dt_bias.size != of_row or gates.A_log.size not in (heads, of_row):
+                raise ValueError(
+                    f"dt_bias must have the {of_row} values of a row of a, and A_log those or {heads}, got "
+                    f"{gates.dt_bias.size} and {gates.A_log.size}"
+                )
+            limits = self._limits(gates.lower_bound, gates.beta_scale)
+            inputs |= {"A_log": gates.A_log, "dt_bias": gates.dt_bias, "limits": limits}
+        kernel = self._kernel(
+            ("delta", state, gates.kind, vector, wide_A),
+            lambda: delta_unit(state, gates.kind, vector_gate=vector, wide_A=wide_A),
+        )
+        return self._run(kernel, pool, step, inputs, v, (32 * state.simdgroups * state.tiles, heads), state)
+
+    def ssd(
+        self,
+        pool: mx.array,
+        step: SegmentArrays,
+        x: mx.array,
+        B: mx.array,
+        C: mx.array,
+        dt: mx.array,
+        *,
+        parameters: SsdParameters,
+    ) -> tuple[mx.array, mx.array]:
+        """As ``cpu.recurrent.ssd``."""
+        _, heads, height, width = pool.shape
+        state = MatrixState(heads=heads, key_heads=B.shape[1], height=height, width=width)
+        num_rows = x.shape[0]
+        _check("pool", pool, pool.shape, mx.float32)
+        for name, rows, shape in (
+            ("x", x, (num_rows, heads, height)),
+            ("B", B, (num_rows, B.shape[1], width)),
+            ("C", C, (num_rows, B.shape[1], width)),
+            ("dt", dt, (num_rows, heads)),
+        ):
+            _check(name, rows, shape)
+        inputs = {
+            "x": x,
+            "B": B,
+            "C": C,
+            "dt": dt,
+            "limits": self._limits(parameters.lowest, parameters.highest),
+        }
+        for name, array in (
+            ("A_log", parameters.A_log),
+            ("dt_bias", parameters.dt_bias),
+            ("D", parameters.D),
+        ):
+            _check(name, array, (heads,))
+            inputs[name] = array
+        kernel = self._kernel(("ssd", state), lambda: ssd_unit(state))
+        return self._run(kernel, pool, step, inputs, x, (32 * state.simdgroups * state.tiles, heads), state)
+
+    def causal_conv(
+        self,
+        pool: mx.array,
+        step: SegmentArrays,
+        x: mx.array,
+        weight: mx.array,
+        bias: mx.array | None = None,
+        *,
+        silu: bool = False,
+    ) -> tuple[mx.array, mx.array]:
+        """As ``cpu.recurrent.causal_conv``, of two taps or more."""
+        taps, channels = weight.shape
+        if taps < 2:
+            raise ValueError(f"a convolution must have two taps or more for the Metal kernels, got {taps}")
+        _check("x", x, (x.shape[0], channels))
+        _check("pool", pool, (pool.shape[0], taps - 1, channels))
+        if pool.dtype not in (x.dtype, mx.float32):
+            raise ValueError(f"a pool of {pool.dtype} does not hold inputs of {x.dtype}")
+        inputs = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+        kernel = self._kernel(
+            ("conv", taps, channels, silu, bias is None),
+            lambda: conv_unit(taps, channels, silu=silu, bias=bias is not None),
+        )
+        threads = -(-channels // CONV_THREADS) * CONV_THREADS
+        return self._run(kernel, pool, step, inputs, x, (threads, 1), None)
+
+    def _run(
+        self,
+        kernel: Kernel,
+        pool: mx.array,
+        step: SegmentArrays,
+        inputs: dict[str, mx.array],
+        like: mx.array,
+        grid: tuple[int, int],
+        state: MatrixState | None,
+    ) -> tuple[mx.array, mx.array]:
+        """y has the shape and dtype of ``like``; the pool is the array that was given."""
+        given = {name: _wide(array) for name, array in inputs.items()}
+        given |= {"pool": pool, "to_pool": pool, "segments": step.segments, "checkpoints": step.checkpoints}
+        threads = CONV_THREADS if state is None else 32 * state.simdgroups
+        launch = Launch(
+            grid=(*grid, step.num_segments), threadgroup=(threads, 1, 1), outputs=((like.shape, like.dtype),)
+        )
+        (y,) = kernel(given, launch)
+        return pool, y
+
+    def _kernel(self, key: tuple[object, ...], unit: Callable[[], Unit]) -> Kernel:
+        if key not in self._kernels:
+            self._kernels[key] = self._library.kernel(unit())
+        return self._kernels[key]
+
+    def _limits(self, low: float, high: float) -> mx.array:
+        """Two numbers as an input."""
+        if (low, high) not in self._numbers:
+            self._numbers[low, high] = padded(np.array([low, high], np.float32))
+        return self._numbers[low, high]
+
+
+def _wide(array: mx.array) -> mx.array:
+    """With at least 8 elements, as every input of a kernel."""
+    missing = MIN_ELEMENTS - array.size
+    return array if missing <= 0 else mx.pad(array.flatten(), (0, missing))
+
+
+def _check(name: str, array: mx.array, shape: tuple[int, ...], dtype: mx.Dtype | None = None) -> None:
+    """ValueError unless an array has this shape: kernels do not look."""
+    if array.shape != shape or (dtype is not None and array.dtype != dtype):
+        wanted = "" if dtype is None else f"{dtype} "
+        raise ValueError(f"{name} must be {wanted}{list(shape)}, got {array.dtype} {list(array.shape)}")
