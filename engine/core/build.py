@@ -37,8 +37,13 @@ from .engine_core import EngineCore
 from .mtp_drafts import MTPDrafts
 
 
-def build_core(config: EngineConfig, observer: Observer | None = None) -> EngineCore:
-    """Load the model and its tokenizer; call it on the thread that will run the steps.
+def build_core(
+    config: EngineConfig,
+    observer: Observer | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """Load the model and its tokenizer; call it on the thread that will run the steps. ``clock``: seconds, by
+    which steps are timed.
 
     Raises ModelLoadError or InvalidConfig with one clear line.
     """
@@ -57,7 +62,7 @@ def build_core(config: EngineConfig, observer: Observer | None = None) -> Engine
         elif head is not None:
             blocks = BlockManager(head.num_pages, head.page_size, prefix_cache=False)
             drafts = MTPDrafts(head, blocks, max_tokens=config.max_step_tokens)
-        return assemble(config, runner, tokenizer, observer, drafts)
+        return assemble(config, runner, tokenizer, observer, drafts, clock)
     except BaseException:
         if drafts is not None:
             drafts.shut_down()

@@ -4,7 +4,12 @@
 
 Some streams decode; prompts arrive one after the other, the next when the last has its first token. Rounds
 alternate without and with the target, and with fixed chunks of so many tokens instead. Reported are the gaps
-between tokens of the streams (ms), and the tokens of streams and prompts together per second.
+between tokens of the streams (ms), the tokens of streams and prompts together that were computed per second,
+and of those of prompts alone.
+
+With ``--clock cpu`` a second is the CPU time of this process, divided by the threads of the kernels: the
+engine's clock and the bench's. It is near what a machine takes that has nothing else to do, and steady on
+one that has; time in which a thread waits for another one is missing.
 
 With ``--rates``, prompts also arrive at random, so many per second, and go on for some tokens each. Goodput
 is the rate times the share of requests whose first token came within ``--good-ttft`` and no gap of which
@@ -26,24 +31,41 @@ import numpy as np
 
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import StepRecord
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
 
 Number = TypeVar("Number", int, float)
 
+CLOCKS = ("wall", "cpu")
 WARM_UP_STEPS = 20
 WARM_UP_S = 5.0
 GOOD_GAP = 1.3  # times the target
 DEFAULT_TARGET_MS = 150.0
 
 
+class Tokens:
+    """Counts what steps compute: of a prompt of 2,000 that is under way, too."""
+
+    def __init__(self) -> None:
+        self.prompts = self.streams = 0
+
+    def step(self, record: StepRecord) -> None:
+        self.prompts += record.prefill_tokens
+        self.streams += record.decode_tokens
+
+    def rejected(self, reason: str) -> None:
+        raise AssertionError(f"nothing is submitted here that could be refused, but: {reason}")
+
+
 @dataclass(slots=True)
 class Round:
-    """Gaps in seconds; tokens of prompts and streams in so many seconds."""
+    """Gaps in seconds; tokens that were computed in so many seconds."""
 
     gaps: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
     seconds: float = 0.0
 
     def quantile(self, q: float) -> float:
@@ -58,7 +80,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--target-itl", type=_target, default=DEFAULT_TARGET_MS, help="milliseconds, or auto")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a round, by the clock")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--threads", type=int, default=2, help="of the kernels, for --clock cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fixed", type=_numbers(int), default=[], metavar="N,N", help="tokens of chunks")
     parser.add_argument(
@@ -76,17 +100,17 @@ def main(argv: Sequence[str]) -> None:
     goodput: dict[str, dict[str, float]] = {name: {} for name in configs}
     for number in range(args.rounds):
         for name, (target, step_tokens) in configs.items():
-            with _core(args, target, step_tokens) as core:
-                rounds[name].append(_measure(core, args, np.random.default_rng(number)))
+            with _core(args, target, step_tokens) as (core, counts):
+                rounds[name].append(_measure(core, counts, args, np.random.default_rng(number)))
     for name, (target, step_tokens) in configs.items() if args.rates else ():
-        with _core(args, target, step_tokens) as core:
-            _measure(
-                core, args, np.random.default_rng(0), seconds=WARM_UP_S
-            )  # the target learns what steps cost
+        with _core(args, target, step_tokens) as (core, counts):
+            # the target learns what steps cost
+            _measure(core, counts, args, np.random.default_rng(0), seconds=WARM_UP_S)
             for rate in args.rates:
                 goodput[name][f"{rate:g}"] = _goodput(core, args, rate, has_target=target != "off")
     result = {
         "bench": "target_itl",
+        "clock": args.clock,
         "target_ms": args.target_itl,
         **{n: _figures(r) for n, r in rounds.items()},
         "goodput_per_s": goodput,
@@ -113,13 +137,15 @@ def _figures(rounds: list[Round]) -> dict[str, list[float]]:
         "p99_ms": [each.quantile(0.99) for each in rounds],
         "max_ms": [max(each.gaps) * 1e3 for each in rounds],
         "tokens_per_s": [each.num_tokens / each.seconds for each in rounds],
+        "prompt_tokens_per_s": [each.num_prompt_tokens / each.seconds for each in rounds],
     }
 
 
 @contextlib.contextmanager
 def _core(
     args: argparse.Namespace, target: float | Literal["auto", "off"], step_tokens: int
-) -> Iterator[EngineCore]:
+) -> Iterator[tuple[EngineCore, Tokens]]:
+    counts = Tokens()
     core = build_core(
         EngineConfig(
             model=args.model,
@@ -129,36 +155,47 @@ def _core(
             max_step_tokens=step_tokens,
             prefix_cache=False,
             target_itl=target,
-        )
+        ),
+        counts,
+        _clock(args),
     )
     try:
-        yield core
+        yield core, counts
     finally:
         core.finish()
         core.close()
 
 
+def _clock(args: argparse.Namespace) -> Callable[[], float]:
+    return time.monotonic if args.clock == "wall" else lambda: time.process_time() / args.threads
+
+
 def _measure(
-    core: EngineCore, args: argparse.Namespace, rng: np.random.Generator, seconds: float | None = None
+    core: EngineCore,
+    counts: Tokens,
+    args: argparse.Namespace,
+    rng: np.random.Generator,
+    seconds: float | None = None,
 ) -> Round:
+    clock = _clock(args)
     streams = {_add(core, rng, 64, 4000) for _ in range(args.streams)}
     for _ in range(WARM_UP_STEPS):
         core.step()
-    found, last, prompt = Round(), dict.fromkeys(streams, time.monotonic()), None
-    began = time.monotonic()
-    while time.monotonic() - began < (seconds or args.seconds):
+    found, last, prompt = Round(), dict.fromkeys(streams, clock()), None
+    began, prompts_before, streams_before = clock(), counts.prompts, counts.streams
+    while clock() - began < (seconds or args.seconds):
         if prompt is None:
             prompt = _add(core, rng, args.prompt_tokens, 1)
         for update in core.step():
-            now = time.monotonic()
+            now = clock()
             if update.request in streams:
                 found.gaps.append(now - last[update.request])
                 last[update.request] = now
-                found.num_tokens += 1
             elif update.request is prompt:
-                found.num_tokens += args.prompt_tokens
                 prompt = None
-    found.seconds = time.monotonic() - began
+    found.seconds = clock() - began
+    found.num_prompt_tokens = counts.prompts - prompts_before
+    found.num_tokens = found.num_prompt_tokens + counts.streams - streams_before
     for request in (*streams, *([prompt] if prompt else ())):
         core.abort(request)
     return found
