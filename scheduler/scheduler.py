@@ -71,8 +71,8 @@ class Scheduler:
         self.num_preemptions = 0  # since the start
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
-        self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
-        self._cost = StepCost() if self._latency is None else self._latency.cost
+        self._cost = StepCost(limits.row_tile)
+        self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl, self._cost)
         self._has_targets = False  # whether a sequence had one of its own
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)

@@ -61,7 +61,17 @@ MUTANTS = (
         "aa * a + ba * b + da * d,",
         "aa * a + ba * b,",
     ),
-    Mutant("a predicted step may take all of the target", TARGET, "HEADROOM = 0.85", "HEADROOM = 1.5"),
+    Mutant(
+        "a predicted step may take all of the target", TARGET, "MOST_HEADROOM, 1 / (1 +", "9.9, 1.5 + (1 +"
+    ),
+    Mutant("errors of predictions leave no room", TARGET, "LATE_FACTOR = 1.6", "LATE_FACTOR = 0.0"),
+    Mutant(
+        "a stall counts in full",
+        TARGET,
+        "min(1.0, abs(seconds / predicted - 1))",
+        "abs(seconds / predicted - 1)",
+    ),
+    Mutant("parts of tiles cost a part", COST, "chunk_tokens += -(decodes", "chunk_tokens += 0 * -(decodes"),
     Mutant("prompts starve under a tight target", TARGET, "MIN_CHUNK = 8", "MIN_CHUNK = 0"),
     Mutant("the first chunk takes all", TARGET, "if not self._taught:", "if False:"),
     Mutant("one runs at a time", TARGET, "MIN_RUNNING = 4", "MIN_RUNNING = 1"),
