@@ -59,3 +59,7 @@ class Limits:
         """``long_prefill_token_threshold``, or what it stands for."""
         threshold = self.long_prefill_token_threshold
         return self.max_step_tokens if threshold is None else threshold
+
+    def is_long_prompt(self, num_prompt: int) -> bool:
+        """Whether a prompt takes more than one step, whatever is left of it."""
+        return num_prompt > self.long_prefill_threshold

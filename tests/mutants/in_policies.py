@@ -5,6 +5,8 @@ from __future__ import annotations
 from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
+ARRIVALS = "scheduler/arrivals.py"
+TARGETS = "scheduler/targets.py"
 BUDGET = "scheduler/budget.py"
 COST = "scheduler/step_cost.py"
 TARGET = "scheduler/latency_target.py"
@@ -20,26 +22,26 @@ LENGTHS = "scheduler/waiting/cached_lengths.py"
 MUTANTS = (
     Mutant(
         "who waits for time is looked at in every step",
-        SCHEDULER,
-        "len(self._queues.running) == self.limits.max_running or not self._has_time():",
-        "len(self._queues.running) == self.limits.max_running:",
+        ARRIVALS,
+        "            or not self._targets.has_time()\n",
+        "",
     ),
     Mutant(
         "parallel samples count as one row",
-        SCHEDULER,
+        TARGETS,
         "members = 1 + len(each.parallel_samples)\n",
         "members = 1\n",
     ),
     Mutant(
         "a target of one's own counts for nobody",
         SCHEDULER,
-        "self._latency.limit(decodes, tightest)",
-        "self._latency.limit(decodes)",
+        "latency.limit(decodes, tightest)",
+        "latency.limit(decodes)",
     ),
     Mutant(
         "those who run have no targets of their own",
-        SCHEDULER,
-        "StepShape(num_rows, 0, num_positions, 0), self._tightest(running))",
+        TARGETS,
+        "StepShape(num_rows, 0, num_positions, 0), self.tightest(running))",
         "StepShape(num_rows, 0, num_positions, 0), None)",
     ),
     Mutant(
