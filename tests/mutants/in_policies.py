@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant(
         "the cost of positions is not learned",
         COST,
-        "return (1.0, decodes / 8, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)",
-        "return (1.0, decodes / 8, chunk_tokens / 64, 0.0, 0.0)",
+        "return (1.0, decodes / 16, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)",
+        "return (1.0, decodes / 16, chunk_tokens / 64, 0.0, 0.0)",
     ),
     Mutant("errors are not relative", COST, "scale = 1 / seconds  # relative errors", "scale = 1.0"),
     Mutant("coefficients may be negative", COST, "strict=True) if w > 0.0])", "strict=True)])"),

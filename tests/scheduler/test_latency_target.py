@@ -21,7 +21,7 @@ from octavo.scheduler.latency_target import (
     MOST_HEADROOM,
     LatencyTarget,
 )
-from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
+from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk, with_drafts
 from octavo.scheduler.types import ScheduledChunk, StepShape
 
 PAGE_SIZE = 16
@@ -468,3 +468,22 @@ def test_a_step_of_decodes_alone_fills_no_tile() -> None:
 def test_a_tile_of_no_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="row_tile must be at least 1, got 0"):
         Limits(row_tile=0)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_rows_are_not_held_dear_where_every_step_has_as_many(rows: int) -> None:
+    """What one more would take, as a share of the step: nothing but the scales of the terms can say."""
+
+    def seconds(shape: StepShape) -> float:
+        return machine(shape) + 0.013  # 28 ms, and 0.8 for a row
+
+    shares, errors = [], []
+    for seed in range(7):
+        cost, rng = StepCost(), random.Random(seed)
+        chunk = with_chunk(StepShape(0, 0, 0, 0), 0, 512)
+        for shape in (*[chunk] * 4, *(StepShape(rows, 0, rows * (100 + step), 0) for step in range(400))):
+            cost.observe(shape, seconds(shape) * rng.uniform(0.85, 1.15))
+        shares.append(cost.predict(with_drafts(shape, 500, 1)) / cost.predict(shape) - 1)
+        errors.append(cost.predict(shape) / seconds(shape) - 1)
+    assert abs(statistics.median(errors)) < 0.05
+    assert 0.3 * 0.0008 / 0.028 < statistics.median(shares) < 2 * 0.0008 / (0.028 + 0.0008 * rows)
