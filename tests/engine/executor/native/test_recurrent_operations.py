@@ -42,7 +42,7 @@ class Sigmoid(Module):
     """Gated by something else."""
 
     def __init__(self, size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.weight = mx.ones(size)
         self.eps = 1e-6
 
