@@ -29,7 +29,7 @@ namespace {
 // ---- 16-bit rows ----
 
 inline bool store_bf16(const float* row, int dim, uint8_t* codes) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_VECTOR_ROWS)
   if (dim % 16 == 0) return store_bf16_vectors(row, dim, codes);
 #endif
   bool storable = true;

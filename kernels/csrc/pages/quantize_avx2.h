@@ -1,5 +1,5 @@
-// Rows to fp16, int8, int4, mxfp4, nvfp4, affine8 and affine4 on AVX2: the operations of pages/quantize.h, 16
-// values at a time, under the names that AVX-512's have. Internal linkage.
+// Rows to bf16, fp16, int8, int4, mxfp4, nvfp4, affine8 and affine4 on AVX2: the operations of
+// pages/quantize.h, 16 values at a time, under the names that AVX-512's have. Internal linkage.
 #pragma once
 
 #include <immintrin.h>
@@ -43,7 +43,26 @@ struct Extent {
   }
 };
 
-// float_to_f16 of finite values; false if one is not finite, or rounds beyond the range.
+// float_to_bf16 of finite values; false if one is not finite, or rounds beyond the range; dim: a multiple
+// of 16.
+inline bool store_bf16_vectors(const float* row, int dim, uint8_t* codes) {
+  const __m256i one = _mm256_set1_epi32(1), below_half = _mm256_set1_epi32(0x7fff);
+  const Extent extent(row, dim);
+  for (int i = 0; i < dim; i += 16) {
+    __m256i words[2];
+    for (int half = 0; half < 2; ++half) {
+      const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(row + i + 8 * half));
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+      const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(below_half, odd));
+      words[half] = _mm256_srli_epi32(rounded, 16);
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 2 * i),
+                        _mm256_permute4x64_epi64(_mm256_packus_epi32(words[0], words[1]), 0xd8));
+  }
+  return extent.finite && extent.largest <= 0x1.fefffep127f;  // what is larger becomes infinity
+}
+
+// float_to_f16 likewise.
 inline bool store_fp16_vectors(const float* row, int dim, uint8_t* codes) {
   const Extent extent(row, dim);
   for (int i = 0; i < dim; i += 8)
