@@ -8,10 +8,12 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.cpu import recurrent
+from octavo.kernels.cpu.backend import CpuPrograms
 from octavo.kernels.cpu.recurrent import StateArrays
 
 from ..recurrent.kernel_recurrences import FLOATS, Arguments, KernelRecurrences
-from ..recurrent.recurrences import Advance, Entry
+from ..recurrent.recurrences import Advance, Entry, Recorder
+from ..recurrent.segments import StateStep
 
 
 class NativeRecurrences(KernelRecurrences):
@@ -21,6 +23,13 @@ class NativeRecurrences(KernelRecurrences):
         super().__init__(recurrent)
         self._decays: dict[int, tuple[Module, mx.array]] = {}  # c of RG-LRU
         self._functions |= {"recurrent_gla": _gla, "selective_scan": _selective_scan, "_wkv7": _wkv7}
+
+    def mark(self, flags: mx.array, arrays: StateArrays, y: mx.array, step: StateStep) -> mx.array:
+        del step
+        return recurrent.mark_nonfinite(flags, arrays, y)
+
+    def recorder(self) -> Recorder:
+        return Recorder(CpuPrograms(), lambda arrays: StateArrays(*arrays))
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
         if type(module).__name__ == "RGLRU":

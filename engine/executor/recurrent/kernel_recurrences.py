@@ -15,7 +15,8 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.recurrent_kernels import DeltaGates, RecurrentKernels, SsdParameters
 from octavo.kernels.state_segments import StateSegments
 
-from .recurrences import Advance, Entry
+from .recurrences import Advance, Entry, Recorder
+from .segments import StateStep
 
 Arguments = dict[str, Any]
 
@@ -47,6 +48,17 @@ class KernelRecurrences:
 
     def arrays(self, segments: StateSegments) -> Any:
         return self._kernels.arrays(segments)
+
+    def mark(self, flags: mx.array, arrays: Any, y: mx.array, step: StateStep) -> mx.array:
+        del arrays
+        rows = step.last_row_ids
+        last = y if rows is None else y[rows]
+        finite = mx.isfinite(last.reshape(last.shape[0], -1).astype(mx.float32).sum(axis=1))
+        bad = mx.logical_not(finite).astype(mx.int32)
+        return flags + bad if rows is None else flags.at[rows].add(bad)
+
+    def recorder(self) -> Recorder | None:
+        return None
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
         kernel = self._functions.get(name)
