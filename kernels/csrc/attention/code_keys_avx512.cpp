@@ -213,8 +213,8 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
       const __m512 factor = _mm512_set1_ps(queries.factors[r]);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
-        const __m512i joined = join(_mm512_load_si512(from + 16 * b),
-                                    _mm512_load_si512(from + amx::kByteProducts + 16 * b));
+        const __m512i joined =
+            join(_mm512_load_si512(from + 16 * b), _mm512_load_si512(from + amx::kByteProducts + 16 * b));
         store_scores(_mm512_sub_epi32(joined, offset), factor, scales[b],
                      scores + size_t(r) * kTileTokens + 16 * b);
       }

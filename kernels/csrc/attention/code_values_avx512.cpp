@@ -188,13 +188,14 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
   }
 }
 
-// The same products on AMX tiles: integers, so the bits are equal. Blocks that nobody sees hold anything in the
-// panel, and have weights of 0.
+// The same products on AMX tiles: integers, so the bits are equal. Blocks that nobody sees hold anything in
+// the panel, and have weights of 0.
 template <class Code>
 void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i* panel, int num_vectors,
                       float* accumulators) {
   constexpr int kLow = amx::kByteRows * 32;
-  alignas(64) int32_t products[2][2 * kLow];  // in turns: what is added up does not hold up what is multiplied
+  alignas(64)
+      int32_t products[2][2 * kLow];  // in turns: what is added up does not hold up what is multiplied
   amx::ByteSums tiles(num_rows);
   for (int first = 0; first < num_rows; first += amx::kByteRows) {
     const int count = std::min(amx::kByteRows, num_rows - first);
@@ -232,8 +233,7 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for (int r = 0; r < num_rows; ++r)
     fix_weights(weights + size_t(r) * kTileTokens, scales, 1.0f / Code::kScale,
                 fixed.bytes + size_t(r) * 2 * kTileTokens, fixed.factors[r]);
-  if (takes_tiles(num_rows))
-    return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
+  if (takes_tiles(num_rows)) return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     accumulate_rows<Code, kRows>(fixed, row, panel, num_vectors, blocks, accumulators);
   });
@@ -241,9 +241,11 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
 
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
-  // Whole vectors: a row is read again at once, and what was stored in parts would have to reach the cache first.
+  // Whole vectors: a row is read again at once, and what was stored in parts would have to reach the cache
+  // first.
   if constexpr (Code::kBits == 8) {  // lane 4 c + k of vector m is dim 16 c + 4 m + k
-    alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+    alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19,
+                                                       4, 5, 6, 7, 20, 21, 22, 23};
     const __m512i first = _mm512_load_si512(kFirst);
     for (int to = 0; to < dim; to += 64, accumulator += 64) {
       __m512i low[2], high[2];  // 128 bits of vectors 0 and 1, of 2 and 3, by turns

@@ -24,8 +24,8 @@ inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim,
     load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
 }
 
-// Ask for row (token, head) before it is loaded, or, with kWrite, stored: tokens lie far apart, and nothing else
-// foresees them.
+// Ask for row (token, head) before it is loaded, or, with kWrite, stored: tokens lie far apart, and nothing
+// else foresees them.
 template <bool kWrite = false>
 inline void ask_row(const void* data, Float type, int64_t at, int dim) {
   const char* const from = static_cast<const char*>(data) + at * int64_t(float_size(type));

@@ -42,8 +42,8 @@ class WeightedSum {
 
 // ---- rows of two bytes a value: integer products, exact in any order ----
 
-constexpr int kByteRows = 16;                   // rows of a call, at most
-constexpr int kByteProducts = kByteRows * 64;   // of high bytes; as many of low ones follow
+constexpr int kByteRows = 16;                  // rows of a call, at most
+constexpr int kByteProducts = kByteRows * 64;  // of high bytes; as many of low ones follow
 
 // Products of rows of queries with a panel of keys.
 class ByteScores {
