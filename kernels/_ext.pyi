@@ -252,6 +252,7 @@ def wkv7(
     *,
     stream: mx.Stream | mx.Device | None = None,
 ) -> tuple[mx.array, mx.array]: ...
+def rows_behind(x: mx.array, count: int) -> mx.array: ...
 def mark_nonfinite(
     flags: mx.array,
     segments: mx.array,

@@ -35,6 +35,11 @@ _NAMES = {
 """Arguments of mlx-lm's functions, in order."""
 
 
+def rows_of(given: Arguments, *names: str) -> list[mx.array]:
+    """Arguments [1, T, ..] as [T, ..]: views, which an index would copy."""
+    return [given[name].squeeze(0) for name in names]
+
+
 class KernelRecurrences:
     """``Recurrences`` of the kernels that every device with kernels has."""
 
@@ -70,7 +75,7 @@ class KernelRecurrences:
         return kernel(named)
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
-        return self.conv(module, rows[0]) if type(module).__name__ == "Conv1d" else None
+        return self.conv(module, rows.squeeze(0)) if type(module).__name__ == "Conv1d" else None
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """A depthwise convolution over rows [T, C]."""
@@ -84,6 +89,9 @@ class KernelRecurrences:
 
         return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
 
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        return window[0, keep:]
+
     def _weight(self, module: Any) -> mx.array:
         """[K, C], turned once."""
         known = self._taps.get(id(module))
@@ -94,7 +102,7 @@ class KernelRecurrences:
         return known[1]
 
     def _gated_delta(self, given: Arguments) -> Advance | None:
-        q, k, v, a, b = (given[name][0] for name in ("q", "k", "v", "a", "b"))
+        q, k, v, a, b = rows_of(given, "q", "k", "v", "a", "b")
         if not self._kernels.takes_gated_delta(k.shape[-1]) or k.shape[1] == 0 or v.shape[1] % k.shape[1]:
             return None
         bound = given.get("lower_bound")
@@ -113,7 +121,7 @@ class KernelRecurrences:
         return Advance(Entry(state, mx.float32), run, lambda y: y[None].astype(q.dtype))
 
     def _ssm(self, given: Arguments) -> Advance | None:
-        x, B, C, dt = (given[name][0] for name in ("hidden_states", "B", "C", "dt"))
+        x, B, C, dt = rows_of(given, "hidden_states", "B", "C", "dt")
         if not self._kernels.takes_ssd(B.shape[-1]) or x.shape[1] % B.shape[1]:
             return None
         x = x.astype(mx.result_type(x, given["D"]))  # the dtype of mlx-lm's y

@@ -70,3 +70,7 @@ class Recurrences(Protocol):
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """For a depthwise convolution over rows [T, C], without those before them."""
         ...
+
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        """[T, C] of a window [1, keep + T, C] that model code has put together."""
+        ...
