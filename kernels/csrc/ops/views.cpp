@@ -119,8 +119,9 @@ mx::array shortcut(const mx::array& x) {
 }
 
 mx::array rows_behind(const mx::array& x, int count) {
-  require(x.ndim() >= 2 && x.shape(0) == 1 && count >= 0 && count <= x.shape(1),
-          "x must be [1, count + T, ...] with at least " + std::to_string(count) + " rows, got " + shape_text(x));
+  require(
+      x.ndim() >= 2 && x.shape(0) == 1 && count >= 0 && count <= x.shape(1),
+      "x must be [1, count + T, ...] with at least " + std::to_string(count) + " rows, got " + shape_text(x));
   if (made_by(x, "Concatenate") && x.inputs().size() == 2 && x.inputs()[0].shape(1) == count &&
       static_cast<const mx::Concatenate&>(x.primitive()).state() == 1)
     return mx::squeeze(x.inputs()[1], 0, x.primitive().stream());

@@ -59,8 +59,12 @@ class MarkNonfinite : public CpuPrimitive {
     const mx::array y = row_contiguous(inputs[3], encoder);
     const int rows = y.shape(0);
     const int64_t size = rows > 0 ? static_cast<int64_t>(y.size()) / rows : 0;
-    const StateStep step{segments.data<int32_t>(), checkpoints.data<int32_t>(), segments.shape(0),
-                         checkpoints.shape(0),     rows,                        0};
+    const StateStep step{segments.data<int32_t>(),
+                         checkpoints.data<int32_t>(),
+                         segments.shape(0),
+                         checkpoints.shape(0),
+                         rows,
+                         0};
     const MarkCall call{y.data<void>(), float_of(y.dtype()), size, step, outputs[0].data<int32_t>()};
     encoder.dispatch([call] { mark(call); });
   }
