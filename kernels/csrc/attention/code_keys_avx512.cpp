@@ -285,7 +285,7 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
                                         : load_row_scales<Code>(k_scale(layout, block.base, block.offset),
                                                                 layout.k.scale_bytes, tile.mask(b));
     }
-    if (takes_tiles(num_rows) && dim % 64 == 0)
+    if (takes_tiles<Code>(num_rows) && dim % 64 == 0)
       return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
     for_row_blocks(num_rows, [&]<int kRows>(int row) {
       score_rows<Code, kRows>(queries, row, dim, panel, scales, scores);

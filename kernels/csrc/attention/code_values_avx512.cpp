@@ -233,7 +233,8 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for (int r = 0; r < num_rows; ++r)
     fix_weights(weights + size_t(r) * kTileTokens, scales, 1.0f / Code::kScale,
                 fixed.bytes + size_t(r) * 2 * kTileTokens, fixed.factors[r]);
-  if (takes_tiles(num_rows)) return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
+  if (takes_tiles<Code>(num_rows))
+    return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     accumulate_rows<Code, kRows>(fixed, row, panel, num_vectors, blocks, accumulators);
   });

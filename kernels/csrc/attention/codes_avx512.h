@@ -17,8 +17,9 @@ namespace {
 
 // Are rows multiplied on AMX tiles, where the CPU has them? Integer products have the same bits either way,
 // so it is a matter of speed alone (measured on a Sapphire Rapids).
-inline bool takes_tiles(int num_rows) {
-  constexpr int kTiledRows = 8;
+template <typename Code>
+bool takes_tiles(int num_rows) {
+  constexpr int kTiledRows = Code::kBits == 8 ? 16 : 8;
   return num_rows >= kTiledRows && isa() == Isa::amx;
 }
 
