@@ -376,7 +376,9 @@ class BlockManager:
     def close(self, table: PageTable) -> None:
         """Give every page back, tail first, so that a shared head outlives its tails."""
         self._tables.remove(table)
-        self._truncation.trim(table, 0)
+        for group, part in zip(self._groups, table.parts, strict=True):
+            group.trim(part, 0)
+        table.update_capacity()
         if self._states is not None:
             self._states.close(table)
         table.num_written = 0

@@ -252,6 +252,15 @@ def wkv7(
     *,
     stream: mx.Stream | mx.Device | None = None,
 ) -> tuple[mx.array, mx.array]: ...
+def rows_behind(x: mx.array, count: int) -> mx.array: ...
+def mark_nonfinite(
+    flags: mx.array,
+    segments: mx.array,
+    checkpoints: mx.array,
+    y: mx.array,
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
 
 class Arena:
     def __init__(self) -> None: ...

@@ -99,6 +99,12 @@ def native_instructions() -> tuple[str, int]:
     return _ext.isa(), _ext.threads()
 
 
+def row_tile(backend_name: str) -> int:
+    """Rows that the matrix products of a backend compute at once: a tile of AMX holds 16, and a part of it
+    takes as long. 1 where time grows by the row, as with AVX-512, or was not measured."""
+    return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
+
+
 def kernel_clock(backend_name: str) -> Callable[[], float] | None:
     """A clock that runs while kernels of the backend run: seconds. None if it has none."""
     if backend_name != "cpu":

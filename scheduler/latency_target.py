@@ -9,8 +9,19 @@ from typing import Literal
 from .step_cost import StepCost, with_chunk, with_drafts
 from .types import StepShape
 
-HEADROOM = 0.85
-"""Of the target, what a predicted step may take: a mean is exceeded by half of the steps."""
+LATE_FACTOR = 1.6
+"""Times the mean error of predictions, that a step takes longer than predicted once in ten times, were errors
+normal: 1.28 deviations, of 1.25 mean errors each."""
+
+FIRST_ERROR = 0.11
+"""Mean error, as a share of the prediction, that is assumed at first."""
+
+MOST_HEADROOM = 0.95
+LEAST_HEADROOM = 0.7
+"""Bounds of what a predicted step may take of the target: a few calm steps promise nothing, and steps that
+nobody can predict still are to get on."""
+
+_FORGETTING = 0.98  # of errors: some fifty steps with prompts count
 
 AUTO_FACTOR = 3.0
 """Times what the decodes alone take, that a step may take without a target of its own: others' prompts show
@@ -49,6 +60,13 @@ class LatencyTarget:
         self.target_s = target_s
         self.cost = self._cost = cost or StepCost()
         self._num_chunks = 0  # observed steps that had prompt tokens
+        self._error = FIRST_ERROR  # mean, of their predictions
+
+    @property
+    def headroom(self) -> float:
+        """Of the target, what a predicted step may take, so that nine of ten with prompts are within it: a
+        mean is exceeded by half of the steps."""
+        return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
     def limit(self, decodes: StepShape, tightest: float | None = None) -> StepTime | None:
         """What prompts may take beside these decodes, the ``tightest`` of whose own targets is given in
@@ -56,7 +74,7 @@ class LatencyTarget:
         targets = [each for each in (self._target(decodes), tightest) if each is not None]
         if not decodes.num_decodes or not targets:
             return None
-        return StepTime(self._cost, decodes, min(targets) * HEADROOM, taught=self._num_chunks > 0)
+        return StepTime(self._cost, decodes, min(targets) * self.headroom, taught=self._num_chunks > 0)
 
     def _target(self, decodes: StepShape) -> float | None:
         """Seconds between two tokens of any sequence that decodes in this step."""
@@ -84,7 +102,12 @@ class LatencyTarget:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step."""
-        self._num_chunks += shape.num_chunk_tokens > 0
+        if shape.num_chunk_tokens:
+            predicted = self._cost.predict(shape) if self._num_chunks else 0.0
+            if predicted > 0 and seconds > 0:
+                error = min(1.0, abs(seconds / predicted - 1))  # one that stalls is no measure of the others
+                self._error += (1 - _FORGETTING) * (error - self._error)
+            self._num_chunks += 1
         self._cost.observe(shape, seconds)
 
 

@@ -19,6 +19,8 @@ class Limits:
     target_itl        seconds that a step may take while somebody decodes: prompts are cut to what is
                       predicted to fit ("auto": a few times what the decodes alone take; None: as many
                       tokens as max_step_tokens allows)
+    row_tile          rows that the matrix products compute at once: a part of them takes as long, which
+                      chunks that are cut for a target heed (1: every row counts)
     max_long_partial_prefills   long prompts that are under way at once; short ones pass those that wait
     """
 
@@ -27,6 +29,7 @@ class Limits:
     long_prefill_token_threshold: int | None = None
     max_long_partial_prefills: int = 1
     target_itl: float | Literal["auto"] | None = None
+    row_tile: int = 1
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
@@ -35,6 +38,10 @@ class Limits:
             raise ValueError(
                 "max_long_partial_prefills and long_prefill_token_threshold must be at least 1, got "
                 f"{self.max_long_partial_prefills} and {self.long_prefill_threshold}"
+            )
+        if self.row_tile < 1:
+            raise ValueError(
+                f"row_tile must be at least 1, got {self.row_tile}; 1 is for kernels without tiles"
             )
         if isinstance(self.target_itl, float | int) and not self.target_itl > 0:
             raise ValueError(
@@ -52,3 +59,7 @@ class Limits:
         """``long_prefill_token_threshold``, or what it stands for."""
         threshold = self.long_prefill_token_threshold
         return self.max_step_tokens if threshold is None else threshold
+
+    def is_long_prompt(self, num_prompt: int) -> bool:
+        """Whether a prompt takes more than one step, whatever is left of it."""
+        return num_prompt > self.long_prefill_threshold

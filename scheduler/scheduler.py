@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, abc, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain
 
-from octavo.block_manager import BlockManager, Digest, Miss, PageTable
+from octavo.block_manager import BlockManager
 
+from .arrivals import Arrivals
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
 from .draft_times import DraftTimes
 from .drafts import draft_rows, drop_rejected, plan_drafts
-from .latency_target import MIN_RUNNING, LatencyTarget
 from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
-from .preemption import has_headroom, lost_work
+from .preemption import lost_work
 from .prompt_pace import Deadlines, PromptPace
 from .returns import Returns
 from .sequence_queues import SequenceQueues
-from .step_cost import StepCost, decode_shape, shape_of
-from .types import Lookup, SampleResult, ScheduledChunk, Sequence, Status, Step, StepShape
-from .waiting import LOOK_AHEAD, FirstComeQueue, WaitingQueue
-
-SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
-
-
-class Admission(enum.Enum):
-    LET_IN = enum.auto()
-    NO_ROOM = enum.auto()  # nor for anybody after it
-    SHARES = enum.auto()  # its next page is being computed
+from .step_cost import decode_shape, shape_of
+from .targets import Targets
+from .types import Lookup, SampleResult, ScheduledChunk, Sequence, Status, Step, append_chunk
+from .waiting import FirstComeQueue, WaitingQueue
 
 
 class Scheduler:
@@ -72,17 +64,15 @@ class Scheduler:
         self.num_preemptions = 0  # since the start
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
-        self._latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl)
-        self._cost = StepCost() if self._latency is None else self._latency.cost
-        self._has_targets = False  # whether a sequence had one of its own
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
         self._draft_times: DraftTimes | None = None  # once somebody asks for them
         queue = FirstComeQueue() if waiting is None else waiting
         self._queues = SequenceQueues(blocks, limits.max_running, queue)
         self._returns = Returns(self._connector, self._queues, self.prompt_pace)
+        self._targets = Targets(limits, self._queues)
+        self._arrivals = Arrivals(blocks, limits, self._queues, self._returns, self._targets)
         self._planned: deque[Step] = deque()  # and not yet committed: two at most
-        self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
 
     @property
     def num_running(self) -> int:
@@ -122,9 +112,7 @@ class Scheduler:
             assert member.priority == sequence.priority, "parallel samples share one priority"
             assert member.tenant == sequence.tenant, "parallel samples share one tenant"
             self._has_deadlines = self._has_deadlines or member.first_token_by is not None
-            if member.target_itl is not None:
-                self._has_targets = True
-                self._latency = self._latency or LatencyTarget(None, self._cost)
+            self._targets.add(member)
         if not sequence.recompute and self._connector.start_load(sequence):
             self._queues.load(sequence)
         else:
@@ -150,7 +138,7 @@ class Scheduler:
             self._connector.cancel_load(sequence)
             self._stop_loading(sequence)  # a parallel sample that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
-            self._refused = None
+            self._arrivals.look_again()
             self._queues.abort(sequence)
 
     def plan(self, now: float | None = None) -> Step | None:
@@ -166,14 +154,15 @@ class Scheduler:
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks = self._plan_decodes(work, preempted)
-        decodes = None if self._latency is None else decode_shape(work)
-        tightest = self._tightest(item.sequence for item in work)
-        time = None if self._latency is None or decodes is None else self._latency.limit(decodes, tightest)
+        latency, decodes, time = self._targets.latency, decode_shape(work), None
+        if latency is not None:
+            tightest = self._targets.tightest(item.sequence for item in work)
+            time = latency.limit(decodes, tightest)
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         chunks = self._queues.waiting.in_turn(chunks)
         held_back = self._plan_chunks(chunks, budget, work, preempted)
         if not preempted and budget.left and self._queues.waiting:
-            self._plan_arrivals(chunks, budget, work, lookups)
+            self._arrivals.plan(chunks, budget, work, lookups)
         if held_back:  # for arrivals; now they get what these have left
             self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
         drafted = False
@@ -191,10 +180,11 @@ class Scheduler:
                     sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
                 )
         copies, self._queues.copies = tuple(self._queues.copies), []
-        shape = predicted_s = None
-        if self._latency is not None and decodes is not None:
-            shape = decodes if len(work) == decodes.num_decodes and not drafted else shape_of(work)
-            predicted_s = self._latency.predict(shape)
+        shape = decodes if len(work) == decodes.num_decodes and not drafted else None
+        predicted_s = None
+        if latency is not None:
+            shape = shape or shape_of(work)
+            predicted_s = latency.predict(shape)
         step = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s, shape)
         self._planned.append(step)
         return step
@@ -208,10 +198,10 @@ class Scheduler:
             or self._connector.has_news
             or self.blocks.states is not None  # a recurrent state has no place ahead
             or self._queues.copies
-            or self._may_admit()
+            or self._arrivals.may_admit()
         ):
             return None
-        step = next_tokens(before, self._queues.running, self.blocks, self._latency)
+        step = next_tokens(before, self._queues.running, self.blocks, self._targets.latency)
         if step is not None:
             self._planned.append(step)
         return step
@@ -219,8 +209,8 @@ class Scheduler:
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
         self.prompt_pace.observe(step, seconds)
-        if self._latency is not None:
-            self._latency.observe(step.shape or shape_of(step.work), seconds)
+        if (latency := self._targets.latency) is not None:
+            latency.observe(step.shape or shape_of(step.work), seconds)
         if self._draft_times is not None and (rows := draft_rows(step)) is not None:
             self._draft_times.observe(*rows, seconds)
 
@@ -239,7 +229,7 @@ class Scheduler:
         oldest = self._planned.popleft() if self._planned else None
         assert step is oldest, "this step is not the oldest that was planned and not committed"
         self.blocks.copied(step.copies)
-        commit_pages, running = self.blocks.commit, Status.RUNNING
+        commit_pages = self.blocks.commit
         ended: list[Sequence] = []
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
         index = 0
@@ -251,12 +241,12 @@ class Scheduler:
                 groups.append((item, results[first:index]))
                 continue
             if not samples:
-                if table is not None and sequence.status is running:
+                if table is not None:
                     commit_pages(table, sequence.tokens, stop)
                 continue
             token, finished, more, void = results[index]
             index += 1
-            if void or table is None or sequence.status is not running:  # aborted while it was computed
+            if void or table is None:  # aborted while it was computed, or ended by the step before
                 continue
             if token is None:
                 ended.append(sequence)
@@ -273,7 +263,7 @@ class Scheduler:
                 ended.append(sequence)
         assert index == len(results), f"{len(results)} results for {index} samples"
         if ended:
-            self._refused = None  # what they would have grown by is free, even if they shared all they had
+            self._arrivals.look_again()
             self._queues.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
@@ -288,28 +278,6 @@ class Scheduler:
         """It waits for pages no more."""
         if not self._returns.end(sequence):
             self._queues.enqueue(sequence)
-
-    def _tightest(self, sequences: Iterable[Sequence]) -> float | None:
-        """The tightest of the targets that these have of their own."""
-        if not self._has_targets:
-            return None
-        return min((each.target_itl for each in sequences if each.target_itl is not None), default=None)
-
-    def _has_time(self, sequence: Sequence | None = None) -> bool:
-        """Whether the latency target allows for one more that decodes: a given one, or one as long as those
-        that run are on average. A few run whatever it says, so that everybody gets on."""
-        running = self._queues.running
-        if self._latency is None or len(running) < MIN_RUNNING:
-            return True
-        num_rows = num_positions = 0
-        for each in running if sequence is None else (*running, sequence):
-            members = 1 + len(each.parallel_samples)
-            num_rows += members
-            num_positions += members * len(each.tokens)
-        if sequence is None:
-            num_positions += num_positions // num_rows
-            num_rows += 1
-        return self._latency.has_time_for(StepShape(num_rows, 0, num_positions, 0), self._tightest(running))
 
     def _plan_decodes(self, work: list[ScheduledChunk], preempted: list[Sequence]) -> list[Sequence]:
         """One token for each sequence that has just one to compute; returns the others."""
@@ -342,7 +310,7 @@ class Scheduler:
         may_admit   arrivals may follow
         """
         waiting, held_back = self._queues.waiting, []
-        may_admit = may_admit and not preempted and self._may_admit()
+        may_admit = may_admit and not preempted and self._arrivals.may_admit()
         for index, sequence in enumerate(chunks):
             if not budget.left:
                 break
@@ -353,125 +321,15 @@ class Scheduler:
             first = tuple(waiting.first_claims(sequence)) if may_admit else ()
             tokens = budget.grant(sequence, wanted, rivals, first)
             next_one = first[0] if first and budget.num_missing(first[0]) <= budget.left else None
-            if not tokens or (self._is_long(sequence) and waiting.ends_step(sequence, work, next_one)):
+            if not tokens or (
+                self.limits.is_long_prompt(sequence.num_prompt)
+                and waiting.ends_step(sequence, work, next_one)
+            ):
                 held_back.append(sequence)
             elif self._make_room(sequence, sequence.num_written + tokens, work, preempted):
-                budget.spend(sequence, _append(work, sequence, tokens), wanted)
+                budget.spend(sequence, append_chunk(work, sequence, tokens), wanted)
                 waiting.planned(work[-1])
         return held_back
-
-    def _plan_arrivals(
-        self, chunks: list[Sequence], budget: TokenBudget, work: list[ScheduledChunk], lookups: list[Lookup]
-    ) -> None:
-        """Admit waiting sequences in their order, but those beyond the number of long prompts that may
-        be under way: others pass them. Each gets pages for all it has to compute: a prompt that was let
-        in does not run out of pages before its first token. One whose next page is computed in this very
-        step waits for the next, where it shares that page, and is passed, too."""
-        if not self._may_admit():
-            return
-        waiting, filling = self._queues.waiting, self._filling(work)
-        long = [sequence for sequence in chunks if budget.is_long(sequence)]
-        passed = 0
-        blocked: Sequence | None = None  # the first that was passed
-        for sequence in waiting.offers():
-            if not budget.left or len(self._queues.running) == self.limits.max_running:
-                break
-            if blocked is not None and (passed >= LOOK_AHEAD or not waiting.may_pass(blocked, sequence)):
-                break
-            is_long = budget.is_long(sequence)
-            under_way = sum(waiting.holds_back(other, sequence) for other in long) if is_long else 0
-            if is_long and (
-                budget.long_ones_have_theirs or under_way >= self.limits.max_long_partial_prefills
-            ):
-                blocked, passed = blocked or sequence, passed + 1
-                continue
-            if self._is_long(sequence) and waiting.ends_step(sequence, work):
-                break
-            outcome = self._admit(sequence, budget, work, lookups, filling)
-            if outcome is Admission.NO_ROOM:
-                break
-            if outcome is Admission.SHARES:
-                blocked, passed = blocked or sequence, passed + SHARES_LOOK_AHEAD
-            elif is_long:
-                long.append(sequence)
-
-    def _is_long(self, sequence: Sequence) -> bool:
-        """Whether its prompt takes more than one step, whatever is left of it."""
-        return sequence.num_prompt > self.limits.long_prefill_threshold
-
-    def _may_admit(self) -> bool:
-        """Whether anybody may be let in; False where looking would cost time and find no room."""
-        waiting, refused = self._queues.waiting, self._refused
-        if not waiting or len(self._queues.running) == self.limits.max_running or not self._has_time():
-            return False
-        return (
-            refused is None
-            or self._has_more_idle(refused[1])
-            or next(waiting.offers(), None) is not refused[0]
-        )
-
-    def _admit(
-        self,
-        sequence: Sequence,
-        budget: TokenBudget,
-        work: list[ScheduledChunk],
-        lookups: list[Lookup],
-        filling: set[Digest],
-    ) -> Admission:
-        """Let a waiting sequence in, or say what it waits for."""
-        if self._returns.holds_up(sequence) or not self._has_time(sequence):
-            return Admission.NO_ROOM
-        if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
-            return Admission.NO_ROOM
-        blocks, find = self.blocks, not sequence.recompute
-        table = blocks.open(
-            sequence.tokens,
-            salt=sequence.salt,
-            digests=sequence.digests,
-            find=find,
-            quantize_after=sequence.quantize_after,
-        )
-        if find and _next_digest(table) in filling:
-            blocks.close(table)
-            return Admission.SHARES  # from the next step on it finds what this one computes
-        miss = None
-        if sequence.num_cached is None:  # explained before pages are evicted for it
-            miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
-        wanted = len(sequence.tokens) - table.num_written
-        rivals = self._queues.waiting.short_rivals(sequence)
-        tokens = max(1, budget.grant(sequence, wanted, rivals))
-        may_grow = has_headroom(sequence, table, self._queues.running, blocks)
-        if not may_grow or not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
-            blocks.close(table)
-            self._refused = (sequence, blocks.idle_pages())
-            return Admission.NO_ROOM
-        if self._returns.begin(sequence):
-            blocks.close(table)
-            return Admission.NO_ROOM  # for others: it is this one's, when its pages are there
-        self._queues.admit(sequence, table)
-        self._refused = None
-        if miss is not None:
-            sequence.num_cached = hit = table.num_written
-            misses = blocks.count_misses(len(sequence.tokens), miss)
-            lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
-        budget.spend(sequence, _append(work, sequence, tokens), wanted)
-        self._queues.waiting.planned(work[-1])
-        filling |= self._filling(work[-1:])
-        return Admission.LET_IN
-
-    def _has_more_idle(self, before: tuple[int, ...]) -> bool:
-        """Whether some group has more idle pages than it had."""
-        return any(now > then for now, then in zip(self.blocks.idle_pages(), before, strict=True))
-
-    def _filling(self, work: list[ScheduledChunk]) -> set[Digest]:
-        """Digests of the prompt pages that this step fills, or begins to."""
-        page_size = self.blocks.page_size
-        filling: set[Digest] = set()
-        for sequence, start, stop, samples, *_ in work:
-            if stop - start > 1 or not samples:
-                assert sequence.table is not None
-                filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])
-        return filling
 
     def _make_room(
         self, sequence: Sequence, num_tokens: int, work: list[ScheduledChunk], preempted: list[Sequence]
@@ -514,23 +372,6 @@ class Scheduler:
             else:
                 remaining.append(member)
         self._queues.share(parent, remaining, kv_valid=kv_valid)
-
-
-def _next_digest(table: PageTable) -> Digest | None:
-    """Of the first page a look-up did not find; None if nothing was left to look up."""
-    index = len(table.pages)
-    return table.digests[index] if index < len(table.digests) else None
-
-
-def _append(work: list[ScheduledChunk], sequence: Sequence, num_tokens: int) -> int:
-    """Plan the next tokens of one sequence; returns how many."""
-    start = sequence.num_written
-    stop = start + num_tokens
-    samples = stop == len(sequence.tokens)
-    work.append(
-        ScheduledChunk(sequence, start, stop, samples, tuple(sequence.parallel_samples) if samples else ())
-    )
-    return num_tokens
 
 
 def _is_done(sequence: Sequence, result: SampleResult) -> bool:

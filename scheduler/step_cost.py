@@ -22,9 +22,14 @@ class StepCost:
     cost for each row, one for each position attended to. Errors are relative, so that steps of a long prompt
     do not drown the short ones. Five numbers that forget follow a machine whose speed drifts.
     (Ljung, System Identification, 2nd ed., section 11.2.)
+
+    Kernels that compute rows in tiles take as long for a part of a tile as for all of it. A step with prompts
+    counts as if its last tile were full; so a chunk that is cut to a time ends where a tile does, mostly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, row_tile: int = 1) -> None:
+        """``row_tile``: rows of a tile of the matrix products, see ``Limits``."""
+        self._row_tile = row_tile
         self._weights = [0.0] * 5
         self._covariance = [1 / _PRIOR if i == j else 0.0 for i in range(5) for j in range(i + 1)]
         self.num_steps = 0
@@ -32,7 +37,8 @@ class StepCost:
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step will take; 0 before anything was observed. Never less for a larger step: a
         coefficient that noise has made negative counts as none."""
-        return sum([w * x for w, x in zip(self._weights, _terms(shape), strict=True) if w > 0.0])
+        terms = _terms(shape, self._row_tile)
+        return sum([w * x for w, x in zip(self._weights, terms, strict=True) if w > 0.0])
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that took so long."""
@@ -40,7 +46,7 @@ class StepCost:
             return
         self.num_steps += 1
         scale = 1 / seconds  # relative errors
-        x = a, b, c, d, e = [term * scale for term in _terms(shape)]
+        x = a, b, c, d, e = [term * scale for term in _terms(shape, self._row_tile)]
         # The lower triangle by rows, written out: loops take three times as long, after every step.
         aa, ba, bb, ca, cb, cc, da, db, dc, dd, ea, eb, ec, ed, ee = self._covariance
         if c or e:
@@ -114,10 +120,16 @@ def with_drafts(shape: StepShape, stop: int, num_drafts: int) -> StepShape:
     )
 
 
-def _terms(shape: StepShape) -> tuple[float, float, float, float, float]:
-    """Scaled so that coefficients are of one order: milliseconds for most models."""
+def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float, float]:
+    """Scaled so that coefficients are of one order: milliseconds for most models.
+
+    Where every step has r rows, the constant and the rows cannot be told apart, and their scales share the
+    time: r^2 / 16^2 parts are the rows', one the constant's. One row more is 1/64 to 1/32 of a step then, for
+    4 to 60 rows; a smaller scale would make rows look dear, and drafts not worth their rows."""
     decodes, chunk_tokens, positions, chunk_positions = shape
-    return (1.0, decodes / 8, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)
+    if chunk_tokens:  # a step of decodes alone has kernels of its own
+        chunk_tokens += -(decodes + chunk_tokens) % row_tile
+    return (1.0, decodes / 16, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)
 
 
 _STOP = itemgetter(

@@ -1,7 +1,8 @@
 """Registers, scratch memory and instructions of the Metal kernels, as clang's amdgcn target has them.
 
-``python tools/metal_resources.py`` compiles decode, reduce, chunk and the writing kernels for several shapes.
-No kernel runs, and no number is Apple's: see tools/metal_emulator/resources.py for what they are good for.
+``python tools/metal_resources.py`` compiles decode, reduce, chunk, the writing kernels and recurrences for
+several shapes. No kernel runs, and no number is Apple's: tools/metal_emulator/resources.py says what they are
+good for.
 Exits 1 if a shape that LIMITED names needs scratch memory.
 """
 
@@ -17,7 +18,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tools")]
 
 import mlx.core as mx  # noqa: E402
 
-from check_metal import run_step  # noqa: E402
+from check_metal import run_recurrences, run_step  # noqa: E402
 from metal_emulator.assemble import KernelSource  # noqa: E402
 from metal_emulator.resources import MAX_REGISTERS, Resources, measure  # noqa: E402
 from octavo.kernels.interface import LayerSpec  # noqa: E402
@@ -42,6 +43,26 @@ def examine(
     ``latents`` (quantize, latent, reduce) of these in that format, beside 64 rotary values in bf16, and
     ``group`` heads; with ``dense``, dense in place of chunk."""
     found: dict[str, Resources] = {}
+    library = _measuring(found, only)
+    if latents:
+        layer = LayerSpec(num_kv_heads=1, head_dim=dim, value_dim=64)
+        run_step(library, (name, "bf16"), layer, group, mx.float16, options=False, latents=True)
+    else:
+        layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)
+        run_step(library, (name, name), layer, group, mx.float16, options=False, dense=dense)
+    return found
+
+
+def examine_recurrences(width: int, height: int) -> dict[str, Resources]:
+    """Of the delta rule with either gate, SSD and the convolution, by the unit's name; states have ``height``
+    rows of ``width`` values."""
+    found: dict[str, Resources] = {}
+    run_recurrences(_measuring(found, None, by_unit=True), mx.bfloat16, width=width, height=height)
+    return found
+
+
+def _measuring(found: dict[str, Resources], only: str | None, *, by_unit: bool = False) -> KernelLibrary:
+    """Nothing runs: ``found`` gets each kernel's first unit, or all of them."""
 
     def compile_kernel(
         *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
@@ -51,7 +72,7 @@ def examine(
         def launch(
             *, inputs: Any, output_shapes: Any, output_dtypes: Any, threadgroup: Any, **_: Any
         ) -> list[mx.array]:
-            kind = name.split("_")[1]
+            kind = name if by_unit else name.split("_")[1]
             if kind not in found and only in (
                 None,
                 kind,
@@ -61,14 +82,11 @@ def examine(
 
         return launch
 
-    library = KernelLibrary(compile_kernel)
-    if latents:
-        layer = LayerSpec(num_kv_heads=1, head_dim=dim, value_dim=64)
-        run_step(library, (name, "bf16"), layer, group, mx.float16, options=False, latents=True)
-    else:
-        layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)
-        run_step(library, (name, name), layer, group, mx.float16, options=False, dense=dense)
-    return found
+    return KernelLibrary(compile_kernel)
+
+
+STATES = ((64, 64), (128, 128), (128, 64), (256, 256))
+"""Widths and heights of states of recurrences."""
 
 
 def main() -> int:
@@ -87,6 +105,13 @@ def main() -> int:
                 f"{kernel:8} {name:5} D={dim:3} G={group:3}: {found.registers:3} registers, "
                 f"{found.scratch_bytes:4} bytes of scratch{' (too many)' if over else ''}, "
                 f"{found.threadgroup_bytes:5} of threadgroup memory; {kinds}"
+            )
+    for width, height in STATES:
+        for kernel, found in examine_recurrences(width, height).items():
+            failed += found.scratch_bytes > 0
+            print(
+                f"{kernel.removeprefix('octavo_'):44}: {found.registers:3} registers, "
+                f"{found.scratch_bytes:4} bytes of scratch, {found.threadgroup_bytes:5} of threadgroup memory"
             )
     return 1 if failed else 0
 

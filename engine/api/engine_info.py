@@ -34,6 +34,7 @@ class EngineInfo:
     num_pages      of the pool that every sequence needs for its whole length; where layers have
                    windows, ``groups`` says what each kind of layer has (empty: one kind), and then
                    its residual windows, if there are any
+    row_tile       rows that its matrix products compute at once, in the time that some of them would take
     quantize_after  of requests that say nothing of it
     residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
     states         slots of recurrent layers; None for models without any
@@ -60,6 +61,7 @@ class EngineInfo:
     chat_template: Path | None = None
     groups: tuple[KVGroupSpec, ...] = ()
     quantize_after: int = 0
+    row_tile: int = 1
     residual_pages: int = 0
     states: RecurrentState | None = None
     state_tier: str = ""

@@ -28,8 +28,6 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
     result, report, fusion = ready.result, ready.report, ready.fusion
     unfused = _unfused_reason(config, None if ops.fusion is not None else choice.backend.name)
-    if ops.fusion is not None and layout.mixers:
-        unfused = "the model has recurrent layers"
     recurrent = result.recurrent
     native = [] if recurrent is None else [id(module) for module in recurrent.native_modules()]
     covered = {name for name, module in loaded.model.named_modules() if id(module) in native}

@@ -128,6 +128,7 @@ def assemble(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
         target_itl=_target_itl(config),
+        row_tile=info.row_tile,
     )
     if config.save_dir is not None:
         _make_folder("save_dir", config.save_dir)

@@ -11,6 +11,7 @@ from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import PagedKVCache
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
+from octavo.kernels.replay import ReplayablePool
 
 from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
@@ -19,6 +20,7 @@ from .load.discover import AttentionCache, CacheLayout, CachePlace, StateCache
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool
+from .recurrent.state_replay import StateReplay
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
 
@@ -42,7 +44,8 @@ class Choices:
 class PagedModel:
     """A model and its KV cache. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
     every row; ``replay``: graphs of steps that repeat are replayed where the cache allows it. ``recurrent``
-    and ``states``: its recurrent layers and their slots, where it has any; nothing is replayed then."""
+    and ``states``: its recurrent layers and their slots, where it has any; what operations write there is not
+    replayed."""
 
     def __init__(
         self,
@@ -65,8 +68,19 @@ class PagedModel:
         self._layout = layout
         self._layer_shims: list[LayerCache] = []
         self._shims = [self._shim(place) for place in layout.caches]
-        replays = replay and states is None and mask_dims is None and kv_cache.replayable
-        self.replay: Replay | None = Replay(kv_cache.replayable) if replays else None
+        self.replay: Replay | None = None
+        if replay and mask_dims is None and (pools := self._replayable()):
+            self.replay = Replay(pools)
+
+    def _replayable(self) -> list[ReplayablePool]:
+        """All that a step writes to, if it can be recorded; states first (``StateReplay.pending``)."""
+        pools = list(self.kv_cache.replayable)
+        if self.states is None or (self._layout.layers and not pools):
+            return pools
+        if self._recurrent is None or self._recurrent.kernels is None or not self._recurrent.all_native:
+            return []
+        recorder = self._recurrent.kernels.recorder()
+        return [] if recorder is None else [StateReplay(self.states, recorder), *pools]
 
     def _shim(self, place: CachePlace) -> object:
         """What the model gets in place of a cache."""

@@ -192,3 +192,9 @@ def wkv7(
     y is of the dtype of r.
     """
     return _ext.wkv7(pool, step.segments, step.checkpoints, r, w, k, v, a, b)
+
+
+def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
+    """The new handle of flags int32 [T], written in place: 1 where y [T, ..] holds NaN or infinity in the
+    last row of a segment or in a row with a checkpoint, whose state then does; others stay as they are."""
+    return _ext.mark_nonfinite(flags, step.segments, step.checkpoints, y)

@@ -1,29 +1,32 @@
-"""Page formats by name. NumPy only: the memory planner and every backend share them."""
+"""Page formats by name. NumPy only: the memory planner and every backend share them.
+
+Every file of this folder that registers one is found by itself.
+"""
 
 from __future__ import annotations
 
-from .affine import AFFINE4, AFFINE8
-from .base import PageFormat
-from .fp4 import FP4
-from .fp5 import FP5
-from .half import BF16, FP16
-from .integer import INT4, INT8
-from .microscaling import MXFP4, NVFP4
+import importlib
+import pkgutil
+
+from .base import FORMATS, PageFormat
 from .pair import RECIPE, FormatPair, format_pair
 from .rotation import hadamard, rotation_block
 
-_FORMATS: dict[str, PageFormat] = {
-    fmt.name: fmt
-    for fmt in (BF16(), FP16(), INT8(), INT4(), FP4(), FP5(), MXFP4(), NVFP4(), AFFINE8(), AFFINE4())
-}
+_FIRST = ("bf16", "fp16", "int8", "int4", "fp4", "fp5", "mxfp4", "nvfp4", "affine8", "affine4")
+"""Those with kernels on every backend, as they are listed; others come after them."""
 
-FORMAT_NAMES = tuple(_FORMATS)
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
+for _name in (*_FIRST, *sorted(FORMATS.keys() - set(_FIRST))):
+    FORMATS[_name] = FORMATS.pop(_name)
+
+FORMAT_NAMES = tuple(FORMATS)
 
 
 def page_format(name: str) -> PageFormat:
     """The format called ``name``; ValueError lists the names there are."""
     try:
-        return _FORMATS[name]
+        return FORMATS[name]
     except KeyError:
         raise ValueError(f"page format {name!r} is not known; use one of {', '.join(FORMAT_NAMES)}") from None
 
@@ -31,7 +34,7 @@ def page_format(name: str) -> PageFormat:
 def known_formats(name: str) -> bool:
     """Whether ``name`` is a page format, or two as "K/V"."""
     parts = name.split("/")
-    return len(parts) <= 2 and all(part in _FORMATS for part in parts)
+    return len(parts) <= 2 and all(part in FORMATS for part in parts)
 
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import Array, Bools, Floats, PageFormat, check_multiple
+from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 from .packing import pack, unpack
 
 GROUP_SIZE = 64
@@ -77,11 +77,13 @@ class _Affine(PageFormat):
         return np.where(used, edge / np.where(used, count, np.float32(1)), step), bias
 
 
+@register
 class AFFINE8(_Affine):
     name = "affine8"
     bits = 8
 
 
+@register
 class AFFINE4(_Affine):
     name = "affine4"
     bits = 4

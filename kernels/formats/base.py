@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,8 +25,9 @@ class PageFormat(ABC):
     [..., scales_per_row] of ``scale_dtype``; a page of one head is all its codes, then all
     its scales. K and V may have different formats: nothing here knows which it holds.
 
-    A format is one subclass in one file: it gives the class constants and the four
-    abstract methods, and its name to ``octavo.kernels.formats``.
+    A format is one subclass in one file of this folder, with ``@register`` before it: it gives the class
+    constants and the abstract methods. Backends without code of their own for it either compute it by this
+    definition (the reference) or refuse it.
     """
 
     name: ClassVar[str]
@@ -119,3 +120,16 @@ def check_multiple(name: str, head_dim: int, multiple: int) -> None:
         raise ValueError(
             f"{name} packs rows of a multiple of {multiple} values, got head_dim {head_dim}; use bf16 pages"
         )
+
+
+FORMATS: dict[str, PageFormat] = {}
+"""By name, every format there is."""
+
+Format = TypeVar("Format", bound=type[PageFormat])
+
+
+def register(format_class: Format) -> Format:
+    """Enter a format under its name. Every file of this folder is imported with the folder."""
+    assert format_class.name not in FORMATS, f"two page formats are called {format_class.name!r}"
+    FORMATS[format_class.name] = format_class()
+    return format_class

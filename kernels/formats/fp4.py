@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
+from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple, register
 from .e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
 from .halving import halving_sum
 from .packing import pack, unpack
@@ -22,6 +22,7 @@ over 0.60..1.80 for the smallest relative RMS error on Gaussian, Laplace and out
 of 64 and 128 values: 0.105 -> 0.098 and 0.109 -> 0.103 (an exhaustive search: 0.096, 0.101)."""
 
 
+@register
 class FP4(PageFormat):
     """Element 0 of each eight sits in the low nibble of its uint32.
 

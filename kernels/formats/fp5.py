@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import e2m1
-from .base import Array, Bools, Floats, PageFormat, check_multiple
+from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 from .halving import halving_sum
 from .packing import pack, unpack
 
@@ -37,6 +37,7 @@ smallest relative RMS error on Gaussian, Laplace and outlier rows of 64 and 128 
 0.055; the number at or below absmax / 7 alone gives 0.065 and 0.060, all eleven 0.055 and 0.055."""
 
 
+@register
 class FP5(PageFormat):
     """With a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly rounded,
     the upper byte b of twice h's bits is the largest E5M3 number at or below h: E5M3 is fp16 without

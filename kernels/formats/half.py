@@ -7,7 +7,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Array, Bools, Floats, PageFormat, check_multiple
+from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 
 
 class _Half(PageFormat):
@@ -35,6 +35,7 @@ class _Half(PageFormat):
         """The 16-bit patterns nearest to the values; NaN and infinity stay recognisable."""
 
 
+@register
 class BF16(_Half):
     """bfloat16: the upper half of a float32."""
 
@@ -55,6 +56,7 @@ class BF16(_Half):
         return "bf16: bfloat16 values, no scale, no rotation"
 
 
+@register
 class FP16(_Half):
     """IEEE binary16; a magnitude that rounds beyond 65504 is refused rather than stored as infinity."""
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple
+from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple, register
 from .packing import pack, unpack
 
 
@@ -59,6 +59,7 @@ class _Integer(PageFormat):
         return values
 
 
+@register
 class INT8(_Integer):
     """-127..127, so that negation is exact."""
 
@@ -71,6 +72,7 @@ class INT8(_Integer):
         return "int8: symmetric 8-bit integers, fp16 scale per row, no rotation"
 
 
+@register
 class INT4(_Integer):
     """-8..7; -8 only where fp16 has rounded a tiny scale down."""
 

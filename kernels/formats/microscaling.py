@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Array, Bools, Floats, PageFormat, check_multiple
+from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 from .e2m1 import nearest_index, signed_codes, values_of
 from .packing import pack, unpack
 
@@ -70,6 +70,7 @@ class _Microscaled(PageFormat):
         return values.reshape(*codes.shape[:-1], head_dim)
 
 
+@register
 class MXFP4(_Microscaled):
     """E8M0 scales (OCP Microscaling v1.0): byte b is 2^(b - 127), 255 is NaN and never stored.
 
@@ -93,6 +94,7 @@ class MXFP4(_Microscaled):
         return "mxfp4: E2M1 codes, E8M0 scale per 32 values, no rotation"
 
 
+@register
 class NVFP4(_Microscaled):
     """E4M3 scales: the one nearest to a / 6, ties to even, at most 448; bytes 0..126.
 

@@ -24,7 +24,7 @@ from .units import MIN_ELEMENTS, Unit
 class SegmentArrays:
     """A step's segments and checkpoints as the kernels read them (sources/recurrent.metal), for all layers.
 
-    Segments are [num_segments, 8]; checkpoints are in the order of rows.
+    Segments are [num_segments, 8], those without rows left out; checkpoints are in the order of rows.
     """
 
     num_segments: int

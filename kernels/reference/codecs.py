@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
 from ..formats import PageFormat, page_format, rotation_block
 from ..formats.affine import AFFINE4, AFFINE8, GROUP_SIZE, SMALLEST_STEP
@@ -115,6 +116,30 @@ class AffineCodec:
         return mx.where(used, edge / count, step), mx.where(used, edge, mx.zeros_like(edge))
 
 
+class NumpyCodec:
+    """Any format without operations of its own here: by its definition, on arrays that are evaluated."""
+
+    def __init__(self, fmt: PageFormat) -> None:
+        self.format = fmt
+
+    def layout(self, head_dim: int) -> tuple[tuple[int, mx.Dtype], ...]:
+        fmt = self.format
+        parts = (
+            (fmt.codes_per_row(head_dim), fmt.code_dtype),
+            (fmt.scales_per_row(head_dim), fmt.scale_dtype),
+        )
+        return tuple((width, mx.array(np.zeros(1, dtype)).dtype) for width, dtype in parts if width)
+
+    def encode(self, rows: mx.array) -> Encoded:
+        *parts, storable = map(mx.array, self.format.encode(np.array(rows)))
+        return Encoded(tuple(part for part in parts if part.shape[-1]), storable)
+
+    def decode(self, parts: tuple[mx.array, ...]) -> mx.array:
+        codes, *rest = map(np.array, parts)
+        scales = rest[0] if rest else np.zeros((*codes.shape[:-1], 0), self.format.scale_dtype)
+        return mx.array(self.format.dequantize(codes, scales))
+
+
 def codec(name: str) -> Codec:
     """The codec of ``page_format(name)`` on MLX arrays."""
     fmt = page_format(name)
@@ -128,4 +153,6 @@ def codec(name: str) -> Codec:
         return FP4Codec()
     if fmt.name == "fp5":
         return FP5Codec()
-    return HalfCodec(fmt.name, {"bf16": mx.bfloat16, "fp16": mx.float16}[fmt.name])
+    if fmt.name in ("bf16", "fp16"):
+        return HalfCodec(fmt.name, mx.bfloat16 if fmt.name == "bf16" else mx.float16)
+    return NumpyCodec(fmt)

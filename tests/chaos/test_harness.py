@@ -23,7 +23,7 @@ from chaos.setups import Folder, small_disk
 from chaos.verdict import Bounds, Phase
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.proto import generation_pb2 as pb
-from served import served
+from served import eventually, served
 
 IDS = Request("ids", "bob", [3, 1, 4, 1, 5], SamplingParams(max_tokens=6, ignore_eos=True))
 
@@ -189,7 +189,7 @@ async def test_the_observer_notices_a_dead_probe(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(observer, "PROBE_S", 0.01)
     watcher = observer.Observer(os.getpid(), "127.0.0.1:1")
     watcher.start()
-    await asyncio.sleep(0.3)
+    await eventually(lambda: bool(watcher.wrong and watcher.memory.peak), "probed and measured")
     await watcher.stop()
     assert watcher.memory.peak >= watcher.memory.before // 2 > 0
     assert len(watcher.wrong) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
+ARRIVALS = "scheduler/arrivals.py"
+TARGETS = "scheduler/targets.py"
 BUDGET = "scheduler/budget.py"
 COST = "scheduler/step_cost.py"
 TARGET = "scheduler/latency_target.py"
@@ -20,26 +22,26 @@ LENGTHS = "scheduler/waiting/cached_lengths.py"
 MUTANTS = (
     Mutant(
         "who waits for time is looked at in every step",
-        SCHEDULER,
-        "len(self._queues.running) == self.limits.max_running or not self._has_time():",
-        "len(self._queues.running) == self.limits.max_running:",
+        ARRIVALS,
+        "            or not self._targets.has_time()\n",
+        "",
     ),
     Mutant(
         "parallel samples count as one row",
-        SCHEDULER,
+        TARGETS,
         "members = 1 + len(each.parallel_samples)\n",
         "members = 1\n",
     ),
     Mutant(
         "a target of one's own counts for nobody",
         SCHEDULER,
-        "self._latency.limit(decodes, tightest)",
-        "self._latency.limit(decodes)",
+        "latency.limit(decodes, tightest)",
+        "latency.limit(decodes)",
     ),
     Mutant(
         "those who run have no targets of their own",
-        SCHEDULER,
-        "StepShape(num_rows, 0, num_positions, 0), self._tightest(running))",
+        TARGETS,
+        "StepShape(num_rows, 0, num_positions, 0), self.tightest(running))",
         "StepShape(num_rows, 0, num_positions, 0), None)",
     ),
     Mutant(
@@ -49,8 +51,8 @@ MUTANTS = (
     Mutant(
         "the cost of positions is not learned",
         COST,
-        "return (1.0, decodes / 8, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)",
-        "return (1.0, decodes / 8, chunk_tokens / 64, 0.0, 0.0)",
+        "return (1.0, decodes / 16, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)",
+        "return (1.0, decodes / 16, chunk_tokens / 64, 0.0, 0.0)",
     ),
     Mutant("errors are not relative", COST, "scale = 1 / seconds  # relative errors", "scale = 1.0"),
     Mutant("coefficients may be negative", COST, "strict=True) if w > 0.0])", "strict=True)])"),
@@ -61,7 +63,17 @@ MUTANTS = (
         "aa * a + ba * b + da * d,",
         "aa * a + ba * b,",
     ),
-    Mutant("a predicted step may take all of the target", TARGET, "HEADROOM = 0.85", "HEADROOM = 1.5"),
+    Mutant(
+        "a predicted step may take all of the target", TARGET, "MOST_HEADROOM, 1 / (1 +", "9.9, 1.5 + (1 +"
+    ),
+    Mutant("errors of predictions leave no room", TARGET, "LATE_FACTOR = 1.6", "LATE_FACTOR = 0.0"),
+    Mutant(
+        "a stall counts in full",
+        TARGET,
+        "min(1.0, abs(seconds / predicted - 1))",
+        "abs(seconds / predicted - 1)",
+    ),
+    Mutant("parts of tiles cost a part", COST, "chunk_tokens += -(decodes", "chunk_tokens += 0 * -(decodes"),
     Mutant("prompts starve under a tight target", TARGET, "MIN_CHUNK = 8", "MIN_CHUNK = 0"),
     Mutant("the first chunk takes all", TARGET, "if not self._taught:", "if False:"),
     Mutant("one runs at a time", TARGET, "MIN_RUNNING = 4", "MIN_RUNNING = 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
+ARRIVALS = "scheduler/arrivals.py"
 PLAN_AHEAD = "scheduler/plan_ahead.py"
 QUEUES = "scheduler/sequence_queues.py"
 FAIR = "scheduler/waiting/fair.py"
@@ -13,15 +14,15 @@ TYPES = "scheduler/types.py"
 MUTANTS = (
     Mutant(
         "arrivals do not spend the budget",
-        SCHEDULER,
-        "budget.spend(sequence, _append(work, sequence, tokens), wanted)\n        self._queues",
-        "_append(work, sequence, tokens)\n        self._queues",
+        ARRIVALS,
+        "budget.spend(sequence, append_chunk(work, sequence, tokens), wanted)\n        self._queues",
+        "append_chunk(work, sequence, tokens)\n        self._queues",
     ),
     Mutant(
         "chunks do not spend the budget",
         SCHEDULER,
-        "                budget.spend(sequence, _append(work, sequence, tokens), wanted)",
-        "                _append(work, sequence, tokens)",
+        "                budget.spend(sequence, append_chunk(work, sequence, tokens), wanted)",
+        "                append_chunk(work, sequence, tokens)",
     ),
     Mutant(
         "long prompts take everything",
@@ -31,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody passes a long prompt that waits",
-        SCHEDULER,
+        ARRIVALS,
         "                blocked, passed = blocked or sequence, passed + 1\n                continue",
         "                break",
     ),
@@ -43,14 +44,14 @@ MUTANTS = (
     ),
     Mutant(
         "one sequence too many runs",
-        SCHEDULER,
-        "len(self._queues.running) == self.limits.max_running:\n                break",
-        "len(self._queues.running) > self.limits.max_running:\n                break",
+        ARRIVALS,
+        "len(self._queues.running) == self._limits.max_running:\n                break",
+        "len(self._queues.running) > self._limits.max_running:\n                break",
     ),
     Mutant("arrivals come in while others are preempted", SCHEDULER, "if not preempted and", "if"),
     Mutant(
         "arrivals get pages for a chunk only",
-        SCHEDULER,
+        ARRIVALS,
         "blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens))",
         "blocks.reserve(table, table.num_written + tokens)",
     ),
@@ -69,22 +70,20 @@ MUTANTS = (
     ),
     Mutant("whoever loses most gives way", "scheduler/waiting/base.py", "min(equals,", "max(equals,"),
     Mutant("the oldest is preempted", SCHEDULER, "running[running.index(sequence) + 1 :]", "running"),
-    Mutant(
-        "a refused arrival never comes in", SCHEDULER, "not self._has_more_idle(self._refused[1])", "True"
-    ),
+    Mutant("a refused arrival never comes in", ARRIVALS, "not self._has_more_idle(self._refused[1])", "True"),
     Mutant(
         "a refused arrival keeps its pages",
-        SCHEDULER,
+        ARRIVALS,
         "            blocks.close(table)\n            self._refused = ",
         "            self._refused = ",
     ),
     Mutant(
         "who waits for a page keeps others",
-        SCHEDULER,
+        ARRIVALS,
         "            blocks.close(table)\n            return Admission.SHARES",
         "            return Admission.SHARES",
     ),
-    Mutant("salts are forgotten at admission", SCHEDULER, "salt=sequence.salt,\n", "\n"),
+    Mutant("salts are forgotten at admission", ARRIVALS, "salt=sequence.salt,\n", "\n"),
     Mutant("max_tokens is not enforced", SCHEDULER, "if finished or", "if finished and"),
     Mutant(
         "failed work is published",
@@ -96,7 +95,7 @@ MUTANTS = (
     Mutant(
         "aborted work is committed",
         SCHEDULER,
-        "if void or table is None or sequence.status is not running:",
+        "if void or table is None:",
         "if void:",
     ),
     Mutant(
@@ -221,7 +220,7 @@ MUTANTS = (
     ),
     Mutant(
         "equal prompts are computed at once",
-        SCHEDULER,
+        ARRIVALS,
         "if find and _next_digest(table) in filling:",
         "if table is None:",
     ),
@@ -233,8 +232,8 @@ MUTANTS = (
     ),
     Mutant(
         "a latency target lets everybody in",
-        SCHEDULER,
-        "if self._returns.holds_up(sequence) or not self._has_time(sequence):",
+        ARRIVALS,
+        "if self._returns.holds_up(sequence) or not self._targets.has_time(sequence):",
         "if self._returns.holds_up(sequence):",
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
+ARRIVALS = "scheduler/arrivals.py"
 RETURNS = "scheduler/returns.py"
 HOST = "engine/kv_store/host_tier.py"
 RATE = "engine/kv_store/rate.py"
@@ -14,7 +15,7 @@ MUTANTS = (
     Mutant("who gives way keeps nothing", SCHEDULER, "            self._returns.gives_way(victim)\n", ""),
     Mutant(
         "others take the room of one on its way back",
-        SCHEDULER,
+        ARRIVALS,
         "if self._returns.holds_up(sequence) or not",
         "if not",
     ),

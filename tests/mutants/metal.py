@@ -28,7 +28,9 @@ from metal_checks import check_bytes, minimum_bytes, pages_read  # noqa: E402
 from metal_emulator import MetalEmulatorError  # noqa: E402
 from metal_in_place import WritingDevice, check_copies, check_flags  # noqa: E402
 from metal_latents import LATENT_LIMIT, worst_latents  # noqa: E402
+from metal_recurrent import check_recurrence  # noqa: E402
 from octavo.kernels.metal import units  # noqa: E402
+from recurrent_cases import conv_cases, delta_cases, gate_cases, ssd_cases  # noqa: E402
 
 PLAIN = shape("", 80, 3, 16)
 LATENT_CASES = (
@@ -121,6 +123,19 @@ def write_wide() -> None:
         check_bytes(name, 512, Emulator(ftz=False), limit=100, value_dim=64)
 
 
+def delta() -> None:
+    check_recurrence(delta_cases)
+    check_recurrence(gate_cases)
+
+
+def ssd() -> None:
+    check_recurrence(ssd_cases)
+
+
+def conv() -> None:
+    check_recurrence(conv_cases)
+
+
 CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "decode": (everything, split, plain, looping),
     "reduce": (split,),
@@ -140,6 +155,10 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "format_microscaling": (write_packed, microscaled),
     "format_affine": (write_packed, grouped),
     "copy": (copy,),
+    "recurrent": (delta, ssd),
+    "delta": (delta,),
+    "ssd": (ssd,),
+    "conv": (conv,),
 }
 
 

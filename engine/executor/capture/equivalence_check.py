@@ -14,15 +14,18 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
 
 from ..paged_model import PagedModel
+from ..recurrent.state_pool import StatePool
 
 PAGE_SIZE = 8
 NUM_ROWS = 3
 NUM_STEPS = 2  # the graph of the first is kept, the second replays it
 LAST = range(NUM_STEPS - 1, NUM_STEPS)
 ROWS: Ints = np.arange(NUM_ROWS, dtype=np.int32)
+FIRST_POSITIONS: Ints = np.array([PAGE_SIZE, 0, 3], np.int32)
+NO_SNAPSHOTS: Ints = np.zeros((0, 3), np.int32)
 NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 
@@ -73,10 +76,10 @@ def _check_choices(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
     try:
         _keep_at_once(model)
         ids, logits = mx.array(0), mx.array(0)
-        for token_ids, metadata in _steps(vocab_size, range(NUM_STEPS)):
+        for token_ids, metadata in _steps(model, vocab_size, range(NUM_STEPS)):
             choices = model.choose(token_ids, metadata, ROWS)
             ids, logits = choices.ids, choices.logits
-            mx.eval(ids, logits, *model.kv_cache.pending())
+            model.evaluate([ids, logits])
     except Exception as error:  # model code of any architecture meets a head that chooses here
         return str(error).partition("\n")[0] or type(error).__name__
     rows = np.array(wanted.astype(mx.float32))
@@ -93,9 +96,9 @@ def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
     """Logits of the last of these steps."""
     _keep_at_once(model)
     logits = mx.array(0)
-    for token_ids, metadata in _steps(vocab_size, steps):
+    for token_ids, metadata in _steps(model, vocab_size, steps):
         logits = model.forward(token_ids, metadata, ROWS)
-        mx.eval(logits, *model.kv_cache.pending())
+        model.evaluate([logits])
     return logits
 
 
@@ -104,12 +107,16 @@ def _keep_at_once(model: PagedModel) -> None:
         model.replay.at_once = True
 
 
-def _steps(vocab_size: int, steps: range) -> Iterator[tuple[Ints, AttentionMetadata]]:
-    """Token ids and where they go. Every step has pages of its own, zeros before its tokens."""
+def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[tuple[Ints, AttentionMetadata]]:
+    """Token ids and where they go. Every step has pages of its own, zeros before its tokens. States go on
+    from step to step, so that all are computed; those of the first are zeros, or not there."""
     rng = np.random.default_rng(0)
     token_ids = rng.integers(0, vocab_size, (NUM_STEPS, NUM_ROWS)).astype(np.int32)
+    if model.states is not None:
+        steps = range(NUM_STEPS)
+        _begin_states(model.states)
     for step in steps:
-        positions = np.array([PAGE_SIZE + step, 2 * step, 3 + step], np.int32)
+        positions = FIRST_POSITIONS + np.int32(step)
         firsts = 1 + 2 * (step * NUM_ROWS + np.arange(NUM_ROWS, dtype=np.int32))
         tables = np.stack([firsts, firsts + np.int32(1)], axis=1)
         slots = tables[ROWS, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
@@ -119,5 +126,13 @@ def _steps(vocab_size: int, steps: range) -> Iterator[tuple[Ints, AttentionMetad
             kv_len=positions + np.int32(1),
             groups=(GroupMetadata(slots=slots, page_table=tables),),
             page_size=PAGE_SIZE,
+            states=None if model.states is None else StateMetadata(slots=ROWS, snapshots=NO_SNAPSHOTS),
         )
         yield token_ids[step], metadata
+
+
+def _begin_states(states: StatePool) -> None:
+    """Zeros, where the sequences begin."""
+    data = np.zeros((NUM_ROWS, states.snapshot_bytes), np.uint8)
+    data[:, -8:] = FIRST_POSITIONS.astype("<i8")[:, None].view(np.uint8)
+    states.write_slots(ROWS.tolist(), data)

@@ -137,15 +137,15 @@ class Recorded:
                 outputs = build(arrays, True)
             pending = [pool.pending() for pool in pools]
             self._program = programs.record(
-                filled, fixed, [*outputs, *(array for written in pending for array in written)]
+                filled, fixed, [*(array for written in pending for array in written), *outputs]
             )
         except ValueError as error:
             raise CannotRecord(str(error)) from None
         finally:
             _bind(pools, inputs)
         results = iter(self._program.outputs)
-        self._outputs = [next(results) for _ in outputs]
         self._pending = [[next(results) for _ in written] for written in pending]
+        self._outputs = [next(results) for _ in outputs]
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
         """``host`` as given to ``Replay``, with the step's values of every pool behind it."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
-from octavo.kernels.backends import BackendSelection
+from octavo.kernels.backends import BackendSelection, row_tile
 from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 
@@ -298,6 +298,7 @@ def _info(
         num_pages=groups[0].num_pages,
         memory=budget,
         groups=groups,
+        row_tile=row_tile(choice.backend.name),
         quantize_after=config.quantize_after,
         residual_pages=0 if config.residual is None else config.residual.residual_pages,
     )

@@ -15,9 +15,11 @@ from octavo.kernels.interface import PoolSpec
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
 from ..adapt.output_head import RowSelection, select_rows
-from ..capture.equivalence_check import NUM_PAGES, PAGE_SIZE, FusionResult, check_fusion
+from ..capture.equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
 from ..model_ops import Fusion, model_ops
 from ..paged_model import PagedModel
+from ..recurrent.no_attention import NoAttentionCache
+from ..recurrent.state_pool import StatePool
 from .discover import CacheLayout
 from .loader import LoadedModel, materialize
 from .probe import ProbeResult, probe
@@ -88,9 +90,6 @@ def make_ready(
 ) -> ReadyModel:
     """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly."""
     model, ops = loaded.model, model_ops(choice.backend)
-    if layout.mixers and fuse and ops.fusion is not None:
-        log.info("%s runs module by module: it has recurrent layers", loaded.architecture)
-        fuse = False
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     gc.collect()  # graphs of observed forwards lie in cycles, and would keep the weights they read
     report = materialize(model, ops, exact=exact, fuse=fuse)
@@ -105,7 +104,7 @@ def make_ready(
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":
         chosen = selection if result.selects_rows else None
-        fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen)
+        fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen, result)
     return ReadyModel(selection, report, result, fusion)
 
 
@@ -115,6 +114,7 @@ def _checked_fusion(
     layout: CacheLayout,
     choice: BackendSelection,
     selection: RowSelection | None,
+    result: ProbeResult,
 ) -> FusionResult:
     """Leaves modules fused only if that changes no bit."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
@@ -127,8 +127,16 @@ def _checked_fusion(
     )
 
     def create(replay: bool) -> PagedModel:
-        pool = probe_cache(choice.backend, spec)
-        return PagedModel(loaded.model, layout, pool, selection=selection, replay=replay)
+        recurrent = result.recurrent
+        return PagedModel(
+            loaded.model,
+            layout,
+            probe_cache(choice.backend, spec) if layout.layers else NoAttentionCache(),
+            selection=selection,
+            replay=replay,
+            recurrent=recurrent,
+            states=None if recurrent is None else StatePool(NUM_ROWS, result.entries),
+        )
 
     fusion = check_fusion(create, lambda on: fusing.set_fused(loaded.model, on), layout.vocab_size)
     if fusion.not_fused:

@@ -6,12 +6,14 @@ functions that fall through to the originals for what the kernels do not take.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn.layers.activations as mlx_activations
+import numpy as np
 from mlx import nn
 
 from octavo.kernels import _ext
@@ -38,6 +40,16 @@ def replace_activations() -> tuple[str, ...]:
         ours = original if _is_ours(original) else _swiglu(original)
         _rebind("swiglu", ours.original, ours)
         done.append("swiglu")
+        original = models.precise_swiglu
+        ours = original if _is_ours(original) else _precise_swiglu(original)
+        _rebind("precise_swiglu", ours.original, ours)
+        done.append("precise_swiglu")
+    recurrent = sys.modules.get("mlx_lm.models.gated_delta")
+    if recurrent is not None:
+        original = recurrent.normalize_qk
+        ours = original if _is_ours(original) else _normalize_qk(original)
+        _rebind("normalize_qk", ours.original, ours)
+        done.append("normalize_qk")
     return tuple(done)
 
 
@@ -70,6 +82,39 @@ def _swiglu(original: Callable[[mx.array, mx.array], mx.array]) -> Any:
 
     swiglu.original = original  # type: ignore[attr-defined]
     return swiglu
+
+
+def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]) -> Any:
+    """In float32, rounded once, as ours is."""
+
+    def precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+        if gate.shape == x.shape and h.dtype == gate.dtype == x.dtype and h.dtype in FLOATS and on_cpu():
+            return _ext.gated(gate, x, "silu")
+        return original(h, gate, x)
+
+    precise_swiglu.original = original  # type: ignore[attr-defined]
+    return precise_swiglu
+
+
+def _normalize_qk(original: Callable[..., tuple[mx.array, mx.array]]) -> Any:
+    """Norms of q and k in front of a gated delta net, each with its scale."""
+
+    def normalize_qk(q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
+        if q.dtype not in FLOATS or k.dtype != q.dtype or not on_cpu():
+            return original(q, k, inv_scale=inv_scale, eps=eps)
+        eps *= inv_scale**2
+        return (
+            _ext.rms_norm(q, _constant(q.shape[-1], inv_scale**2), eps),
+            _ext.rms_norm(k, _constant(k.shape[-1], inv_scale), eps),
+        )
+
+    normalize_qk.original = original  # type: ignore[attr-defined]
+    return normalize_qk
+
+
+@functools.cache
+def _constant(size: int, value: float) -> mx.array:
+    return mx.array(np.full(size, value, np.float32))
 
 
 def on_cpu() -> bool:

@@ -22,9 +22,11 @@ from . import rope
 from .activations import FLOATS, replace_activations
 from .merged import Merged, MergedLinear, MergedQuantizedLinear, Observed
 from .norms import (
+    NativeGatedRMSNorm,
     NativeLayerNorm,
     NativeRMSNorm,
     NativeShiftedRMSNorm,
+    gate_of_rms_norm,
     is_shifted_rms_norm,
 )
 
@@ -85,7 +87,7 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
     merged, apart = _merge(model, observed.groups, exact, replaced)
     for name, module in model.named_modules():
         kind = type(module)
-        rule = _RULES.get(kind) or (_replace_shifted_norm if is_shifted_rms_norm(module) else None)
+        rule = _RULES.get(kind) or _rule_by_behaviour(module)
         if rule is None:
             if _has_own_arrays(module) and not isinstance(module, _NATIVE):
                 kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
@@ -226,6 +228,22 @@ def _replace_shifted_norm(module: Any, _exact: bool) -> str | None:
     return None
 
 
+def _replace_gated_norm(module: Any, gate_first: bool) -> str | None:
+    module.plain, module.gate_first, module.fuse = type(module), gate_first, False
+    module.__class__ = NativeGatedRMSNorm
+    return None
+
+
+def _rule_by_behaviour(module: Any) -> Callable[[Any, bool], str | None] | None:
+    """For norms that model files define for themselves."""
+    if is_shifted_rms_norm(module):
+        return _replace_shifted_norm
+    gate_first = gate_of_rms_norm(module)
+    if gate_first is None:
+        return None
+    return lambda norm, _exact: _replace_gated_norm(norm, gate_first)
+
+
 def _replace_rope(module: Any, _exact: bool) -> str | None:
     rotation = rope.rotation_of(module)
     if rotation.dims < 2 or rotation.dims % 2:
@@ -254,6 +272,7 @@ _NATIVE = (
     NativeRMSNorm,
     NativeLayerNorm,
     NativeShiftedRMSNorm,
+    NativeGatedRMSNorm,
     native.NativeSwitchLinear,
     native.NativeQuantizedSwitchLinear,
 )

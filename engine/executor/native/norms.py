@@ -56,6 +56,60 @@ class NativeShiftedRMSNorm(Module):
         return _ext.rms_norm(x, gain, self.eps, fuse=self.fuse)
 
 
+class NativeGatedRMSNorm(Module):
+    """An RMS norm and silu of a gate, as gated delta nets end: ``norm(x) silu(gate)``, or with ``gate_first``
+    ``norm(x silu(gate))``, as Mamba-2's."""
+
+    fuse: bool
+    eps: float
+    gate_first: bool
+    plain: type[Module]  # model code's own
+
+    def __call__(self, x: mx.array, gate: mx.array | None = None) -> mx.array:
+        weight = self["weight"]
+        if (
+            gate is None
+            or gate.shape != x.shape
+            or gate.dtype != x.dtype
+            or mx.result_type(x, weight) != x.dtype
+        ):
+            wide: mx.array = self.plain.__call__(self, x, gate)
+            return wide
+        return _gated_rms_norm(x, gate, weight, self.eps, gate_first=self.gate_first)
+
+
+def _gated_rms_norm(
+    x: mx.array, gate: mx.array, weight: mx.array, eps: float, *, gate_first: bool
+) -> mx.array:
+    if gate_first:
+        return _ext.rms_norm(_ext.gated(gate, x, "silu"), weight, eps)
+    return _ext.gated(gate, _ext.rms_norm(x, weight, eps), "silu")
+
+
+def gate_of_rms_norm(module: Any) -> bool | None:
+    """For a module of model code that is a gated RMS norm, whether its gate comes first; None for others: by
+    what it holds, and by what it gives for two rows."""
+    weight, eps = module.get("weight"), getattr(module, "eps", None)
+    if isinstance(module, NativeGatedRMSNorm) or not isinstance(eps, float) or module.children():
+        return None
+    if list(module.parameters()) != ["weight"] or weight.ndim != 1 or weight.dtype not in FLOATS:
+        return None
+    x, gate = (
+        (scale * mx.sin(step * mx.arange(2 * weight.size))).reshape(2, -1).astype(weight.dtype)
+        for scale, step in ((1.0, 1.0), (3.0, 0.7))
+    )
+    try:
+        given = module(x, gate)
+    except Exception:  # model code that wants something else: then it is not this norm
+        return None
+    if not isinstance(given, mx.array) or given.shape != x.shape or given.dtype != x.dtype:
+        return None
+    for gate_first in (False, True):
+        if _error(given, _gated_rms_norm(x, gate, weight, eps, gate_first=gate_first)) <= 0.02:
+            return gate_first
+    return None
+
+
 def is_shifted_rms_norm(module: Any) -> bool:
     """Whether a module of model code is an RMS norm by its ``weight`` plus one: by what it holds, and
     by what it gives for two rows."""

@@ -7,11 +7,14 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from octavo.kernels import _ext
 from octavo.kernels.cpu import recurrent
+from octavo.kernels.cpu.backend import CpuPrograms
 from octavo.kernels.cpu.recurrent import StateArrays
 
-from ..recurrent.kernel_recurrences import FLOATS, Arguments, KernelRecurrences
-from ..recurrent.recurrences import Advance, Entry
+from ..recurrent.kernel_recurrences import FLOATS, Arguments, KernelRecurrences, rows_of
+from ..recurrent.recurrences import Advance, Entry, Recorder
+from ..recurrent.segments import StateStep
 
 
 class NativeRecurrences(KernelRecurrences):
@@ -22,9 +25,19 @@ class NativeRecurrences(KernelRecurrences):
         self._decays: dict[int, tuple[Module, mx.array]] = {}  # c of RG-LRU
         self._functions |= {"recurrent_gla": _gla, "selective_scan": _selective_scan, "_wkv7": _wkv7}
 
+    def mark(self, flags: mx.array, arrays: StateArrays, y: mx.array, step: StateStep) -> mx.array:
+        del step
+        return recurrent.mark_nonfinite(flags, arrays, y)
+
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        return _ext.rows_behind(window, keep)
+
+    def recorder(self) -> Recorder:
+        return Recorder(CpuPrograms(), lambda arrays: StateArrays(*arrays))
+
     def child(self, module: Module, rows: mx.array) -> Advance | None:
         if type(module).__name__ == "RGLRU":
-            return self._rg_lru(module, rows[0])
+            return self._rg_lru(module, rows.squeeze(0))
         return super().child(module, rows)
 
     def _rg_lru(self, module: Any, x: mx.array) -> Advance | None:
@@ -56,7 +69,7 @@ class NativeRecurrences(KernelRecurrences):
 
 
 def _gla(given: Arguments) -> Advance | None:
-    q, k, v = (given[name][0].swapaxes(0, 1) for name in ("q", "k", "v"))
+    q, k, v = (x.swapaxes(0, 1) for x in rows_of(given, "q", "k", "v"))
     decay = given["g"].reshape(-1)
     if k.shape[-1] % 2 or v.shape[-1] % recurrent.KEY_DIM_MULTIPLE or decay.size != q.shape[1]:
         return None
@@ -69,7 +82,7 @@ def _gla(given: Arguments) -> Advance | None:
 
 
 def _selective_scan(given: Arguments) -> Advance | None:
-    x, d, B, C = (given[name][0] for name in ("x", "d", "B", "C"))
+    x, d, B, C = rows_of(given, "x", "d", "B", "C")
     A, D = given["A"], given["D"]
     x = x.astype(mx.result_type(x, A))  # the dtype of mlx-lm's y
     if B.shape[-1] % recurrent.KEY_DIM_MULTIPLE or any(rows.dtype not in FLOATS for rows in (x, d, B, C)):
@@ -82,7 +95,7 @@ def _selective_scan(given: Arguments) -> Advance | None:
 
 
 def _wkv7(given: Arguments) -> Advance | None:
-    rows = [given[name][0] for name in ("r", "w", "k", "v", "a", "b")]
+    rows = rows_of(given, "r", "w", "k", "v", "a", "b")
     _, heads, size = rows[0].shape
     if size % recurrent.KEY_DIM_MULTIPLE or any(x.dtype not in FLOATS for x in rows):
         return None

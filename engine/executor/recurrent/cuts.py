@@ -148,7 +148,7 @@ class Cuts:
             if x.shape[:2] != (1, keep + step.num_rows):
                 raise MixerError(f"a convolution over {x.shape}, not over the rows of the step")
             if (kernels := self._layers.kernels) is not None:
-                advance = kernels.conv(module, x[0, keep:])
+                advance = kernels.conv(module, kernels.rows_behind(x, keep))
                 if advance is not None:
                     return self._advance(name, advance)
             outputs = []

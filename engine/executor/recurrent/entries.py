@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
+from .mixers import MixerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +26,19 @@ class EntrySpec:
 
 def slot_bytes(entries: Mapping[str, EntrySpec]) -> int:
     return sum(entry.nbytes for entry in entries.values())
+
+
+def bytes_of(array: mx.array) -> Any:
+    """The memory of an evaluated array [N, ..] without gaps, as NumPy's uint8 [N, bytes]."""
+    return np.asarray(array.reshape(array.shape[0], -1).view(mx.uint8))
+
+
+def fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """States [B, ..] of a shape. Windows of inputs may be shorter at first: the missing past is zeros in
+    front. MixerError if it is not that."""
+    if value.shape[1:] == shape:
+        return value
+    if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):
+        raise MixerError(f"a state of shape {value.shape[1:]} where slots have room for {shape}")
+    widths = [(0, 0), *((b - a, 0) for a, b in zip(value.shape[1:], shape, strict=True))]
+    return mx.pad(value, widths)

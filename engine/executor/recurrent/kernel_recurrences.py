@@ -15,7 +15,8 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.recurrent_kernels import DeltaGates, RecurrentKernels, SsdParameters
 from octavo.kernels.state_segments import StateSegments
 
-from .recurrences import Advance, Entry
+from .recurrences import Advance, Entry, Recorder
+from .segments import StateStep
 
 Arguments = dict[str, Any]
 
@@ -34,6 +35,11 @@ _NAMES = {
 """Arguments of mlx-lm's functions, in order."""
 
 
+def rows_of(given: Arguments, *names: str) -> list[mx.array]:
+    """Arguments [1, T, ..] as [T, ..]: views, which an index would copy."""
+    return [given[name].squeeze(0) for name in names]
+
+
 class KernelRecurrences:
     """``Recurrences`` of the kernels that every device with kernels has."""
 
@@ -48,6 +54,17 @@ class KernelRecurrences:
     def arrays(self, segments: StateSegments) -> Any:
         return self._kernels.arrays(segments)
 
+    def mark(self, flags: mx.array, arrays: Any, y: mx.array, step: StateStep) -> mx.array:
+        del arrays
+        rows = step.last_row_ids
+        last = y if rows is None else y[rows]
+        finite = mx.isfinite(last.reshape(last.shape[0], -1).astype(mx.float32).sum(axis=1))
+        bad = mx.logical_not(finite).astype(mx.int32)
+        return flags + bad if rows is None else flags.at[rows].add(bad)
+
+    def recorder(self) -> Recorder | None:
+        return None
+
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
         kernel = self._functions.get(name)
         if kernel is None:
@@ -58,7 +75,7 @@ class KernelRecurrences:
         return kernel(named)
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
-        return self.conv(module, rows[0]) if type(module).__name__ == "Conv1d" else None
+        return self.conv(module, rows.squeeze(0)) if type(module).__name__ == "Conv1d" else None
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """A depthwise convolution over rows [T, C]."""
@@ -72,6 +89,9 @@ class KernelRecurrences:
 
         return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
 
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        return window[0, keep:]
+
     def _weight(self, module: Any) -> mx.array:
         """[K, C], turned once."""
         known = self._taps.get(id(module))
@@ -82,7 +102,7 @@ class KernelRecurrences:
         return known[1]
 
     def _gated_delta(self, given: Arguments) -> Advance | None:
-        q, k, v, a, b = (given[name][0] for name in ("q", "k", "v", "a", "b"))
+        q, k, v, a, b = rows_of(given, "q", "k", "v", "a", "b")
         if not self._kernels.takes_gated_delta(k.shape[-1]) or k.shape[1] == 0 or v.shape[1] % k.shape[1]:
             return None
         bound = given.get("lower_bound")
@@ -101,7 +121,7 @@ class KernelRecurrences:
         return Advance(Entry(state, mx.float32), run, lambda y: y[None].astype(q.dtype))
 
     def _ssm(self, given: Arguments) -> Advance | None:
-        x, B, C, dt = (given[name][0] for name in ("hidden_states", "B", "C", "dt"))
+        x, B, C, dt = rows_of(given, "hidden_states", "B", "C", "dt")
         if not self._kernels.takes_ssd(B.shape[-1]) or x.shape[1] % B.shape[1]:
             return None
         x = x.astype(mx.result_type(x, given["D"]))  # the dtype of mlx-lm's y

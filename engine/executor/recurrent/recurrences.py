@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from octavo.kernels.replay import Programs
 from octavo.kernels.state_segments import StateSegments
+
+if TYPE_CHECKING:
+    from .segments import StateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,29 @@ class Advance:
     finish: Callable[[mx.array], mx.array]
 
 
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """``programs`` record what kernels do; ``bind`` makes what they take for a step's segments of int32
+    arrays [B, 4] and [C, 2], as in ``StateSegments``."""
+
+    programs: Programs
+    bind: Callable[[Sequence[mx.array]], Any]
+
+
 class Recurrences(Protocol):
     """Kernels for cut points; None where none fits the arguments."""
 
     def arrays(self, segments: StateSegments) -> Any:
         """The segments of a step as its kernels take them."""
+        ...
+
+    def mark(self, flags: mx.array, arrays: Any, y: mx.array, step: StateStep) -> mx.array:
+        """``flags`` int32 [T], no longer 0 where a state is NaN or infinite that a step leaves somewhere, by
+        what it gave for its row of y [T, ..]."""
+        ...
+
+    def recorder(self) -> Recorder | None:
+        """What records steps as programs; None where nothing does."""
         ...
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
@@ -47,4 +69,8 @@ class Recurrences(Protocol):
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """For a depthwise convolution over rows [T, C], without those before them."""
+        ...
+
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        """[T, C] of a window [1, keep + T, C] that model code has put together."""
         ...

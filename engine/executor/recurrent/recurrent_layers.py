@@ -108,6 +108,7 @@ class RecurrentLayers:
         self.kernels = kernels
         self.tier = tier
         self.computed_by: Mapping[str, bool] = {}  # see ``settle``
+        self.all_native = False  # kernels alone compute states
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
         for mixer in mixers:
@@ -122,6 +123,7 @@ class RecurrentLayers:
     def settle(self, computed_by: Mapping[str, bool]) -> None:
         """These computed the states of the probe's steps, by name: a kernel, or operations. For reports: no
         step asks."""
+        self.all_native = bool(computed_by) and all(computed_by.values())
         names = [f"{mixer.name}." for mixer in self.mixers]
         self.computed_by = {
             name: native for name, native in computed_by.items() if any(map(name.startswith, names))

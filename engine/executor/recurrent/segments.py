@@ -112,16 +112,10 @@ class StateStep:
         self._inverse = None if _rises(order) else mx.array(np.argsort(order).astype(np.int32))
 
     @functools.cached_property
-    def last_rows(self) -> list[int]:
-        """The last row of each segment, in the order of rows."""
-        return sorted(row for group in self.groups for row in group.last_rows)
-
-    @functools.cached_property
     def last_row_ids(self) -> mx.array | None:
-        """The same as an array; None: every row is one."""
-        if len(self.last_rows) == self.num_rows:
-            return None
-        return mx.array(np.array(self.last_rows, np.int32))
+        """The last rows of all segments; None: every row is one."""
+        rows = sorted(row for group in self.groups for row in group.last_rows)
+        return None if len(rows) == self.num_rows else mx.array(np.array(rows, np.int32))
 
     def arrays(self, kernels: Recurrences) -> Any:
         """The segments as kernels take them: the same for all layers."""

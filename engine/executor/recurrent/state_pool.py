@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +20,7 @@ from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes
 
 from ...api.config import StateSnapshots
-from .entries import EntrySpec, slot_bytes
+from .entries import EntrySpec, bytes_of, fitting, slot_bytes
 from .mixers import MixerError
 from .recurrences import Advance, Recurrences
 from .segments import SegmentGroup, StateStep
@@ -67,7 +68,9 @@ class StatePool:
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}  # by kernels, which write slots when they are evaluated
         self.num_advanced = 0  # states that kernels kept in the step committed last
-        self._row_sums: mx.array | None = None  # [segments], of what those gave for last rows
+        self._flags: mx.array | None = None  # int32 [T]: rows whose state a kernel left NaN or infinite
+        self._bound: Any = None  # the step's segments where a program is recorded, in its own arrays
+        self.stays = False  # arrays keep their place in memory: programs have it
 
     @property
     def entries(self) -> dict[str, EntrySpec]:
@@ -139,7 +142,7 @@ class StatePool:
         self._step = step
         self._written = {}
         self._advanced = {}
-        self._row_sums = None
+        self._flags = self._bound = None
 
     def read(self, name: str, group: SegmentGroup) -> mx.array | None:
         """States [B, ..] that the group's segments begin with; None if they have none yet, or if nobody
@@ -158,11 +161,15 @@ class StatePool:
 
     def write(self, name: str, group: SegmentGroup, value: mx.array) -> None:
         """The states [B, ..] after the group's segments; they are in no slot before ``commit``."""
+        if self.stays:
+            raise MixerError(
+                f"operations write a state {name!r} that a kernel wrote when the model was probed"
+            )
         entry = self._arrays.get(name)
         if entry is None and self._fixed:
             raise MixerError(f"the model writes a state {name!r} that it did not write when it was probed")
         if entry is not None:
-            value = _fitting(value, entry.shape[1:])
+            value = fitting(value, entry.shape[1:])
             if self._fixed:
                 value = value.astype(entry.dtype)
         self._written.setdefault(name, []).append((group, value))
@@ -178,16 +185,31 @@ class StatePool:
             self.computed_by[name] = True
         if (array.shape[1:], array.dtype) != (entry.shape, entry.dtype) or name in self._advanced:
             raise MixerError(f"a kernel's state {name!r} has changed since the model was probed")
-        self._advanced[name], y = advance.run(array, self.step.arrays(kernels))
-        self._sum_rows(y)
+        arrays = self.step.arrays(kernels) if self._bound is None else self._bound
+        self._advanced[name], y = advance.run(array, arrays)
+        if self._flags is None:
+            self._flags = mx.array(np.zeros(self.step.num_rows, np.int32))
+        self._flags = kernels.mark(self._flags, arrays, y, self.step)
         return advance.finish(y)
 
-    def _sum_rows(self, y: mx.array) -> None:
-        """A state with NaN or infinity gives NaN or infinity for the row after it."""
-        ids = self.step.last_row_ids
-        rows = y if ids is None else y[ids]
-        total = rows.reshape(rows.shape[0], -1).astype(mx.float32).sum(axis=1)
-        self._row_sums = total if self._row_sums is None else self._row_sums + total
+    def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
+        """Let kernels advance these from now on, as if nothing of the step were computed; with ``segments``
+        None, those of the step that has begun."""
+        self._bound, self._flags = segments, flags
+        self._arrays = dict(arrays)
+        self._advanced = {}
+
+    def advanced(self) -> tuple[mx.array | None, dict[str, mx.array]]:
+        """What kernels give in the step that has begun: flags of rows, and handles of the arrays by name."""
+        return self._flags, self._advanced
+
+    def set_advanced(self, flags: mx.array, arrays: Mapping[str, mx.array]) -> None:
+        """A program has computed these."""
+        self._flags, self._advanced = flags, dict(arrays)
+
+    def arrays(self) -> dict[str, mx.array]:
+        """All slots, by the name of an entry."""
+        return self._arrays
 
     def pending(self) -> list[mx.array]:
         """What a step must evaluate before ``commit``: the states, and whether they are finite."""
@@ -200,8 +222,8 @@ class StatePool:
                     sums[id(group)] = (group, total if before is None else before[1] + total)
         self._sums = list(sums.values())
         states = [value for parts in self._written.values() for _, value in parts]
-        rows = [] if self._row_sums is None else [self._row_sums]
-        return [*states, *self._advanced.values(), *(total for _, total in self._sums), *rows]
+        flags = [] if self._flags is None else [self._flags]
+        return [*flags, *states, *self._advanced.values(), *(total for _, total in self._sums)]
 
     def commit(self) -> None:
         """Put the states of the evaluated step into their slots, and copies into those of snapshots."""
@@ -212,10 +234,10 @@ class StatePool:
             finite = np.isfinite(np.array(total))
             self._failed += [row for row, ok in zip(group.last_rows, finite, strict=True) if not ok]
         self._sums = []
-        if self._row_sums is not None:
-            finite = np.isfinite(np.array(self._row_sums))
-            self._failed += [row for row, ok in zip(step.last_rows, finite, strict=True) if not ok]
-            self._row_sums = None
+        if self._flags is not None:
+            flags = cast("list[int]", self._flags.tolist())
+            self._failed += [row for row, flag in enumerate(flags) if flag]
+            self._flags = None
         self.num_advanced = len(self._advanced)
         self._arrays |= self._advanced
         self._advanced = {}
@@ -257,6 +279,11 @@ class StatePool:
     def _put(self, slots: Sequence[int], rows: Mapping[str, mx.array], positions: Sequence[int]) -> None:
         """Let slots hold these states."""
         mx.eval(rows)
+        if self.stays:
+            for name, array in self._arrays.items():
+                bytes_of(array)[list(slots)] = bytes_of(rows[name])
+            self._positions[list(slots)] = positions
+            return
         targets = mx.array(np.array(slots, np.int32))
         for name in list(self._arrays):
             array = self._arrays.pop(name)  # nothing else may hold it, or all of it is copied
@@ -297,10 +324,7 @@ class StatePool:
 
     def swap_slots(self, a: int, b: int) -> None:
         """Exchange the contents of two slots, and nothing else: for checks that notice it."""
-        for name, array in self._arrays.items():
-            order = np.arange(self.num_slots, dtype=np.int32)
-            order[[a, b]] = b, a
-            self._arrays[name] = array[mx.array(order)]
+        self._put((a, b), self._rows((b, a)), self._positions[[a, b]].tolist())
 
     def _store(self, name: str, parts: list[tuple[SegmentGroup, mx.array]]) -> None:
         places: list[int] = []
@@ -314,7 +338,7 @@ class StatePool:
         if not self._fixed:
             self._widen(name, parts)
         shape = self._arrays[name].shape[1:]
-        values = [_fitting(value, shape) for _, value in parts]
+        values = [fitting(value, shape) for _, value in parts]
         rows = values[0] if len(values) == 1 else mx.concatenate(values)
         if places != list(range(first)):
             rows = rows[mx.array(np.array(places, np.int32))]
@@ -330,15 +354,4 @@ class StatePool:
                 array = mx.zeros((self.num_slots, *value.shape[1:]), value.dtype)
                 self.computed_by[name] = False
             shape = tuple(map(max, array.shape[1:], value.shape[1:]))
-            self._arrays[name] = _fitting(array, shape).astype(mx.result_type(array, value))
-
-
-def _fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """States [B, ..] of a shape. Windows of inputs may be shorter at first: the missing past is zeros in
-    front. MixerError if it is not that."""
-    if value.shape[1:] == shape:
-        return value
-    if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):
-        raise MixerError(f"a state of shape {value.shape[1:]} where slots have room for {shape}")
-    widths = [(0, 0), *((b - a, 0) for a, b in zip(value.shape[1:], shape, strict=True))]
-    return mx.pad(value, widths)
+            self._arrays[name] = fitting(array, shape).astype(mx.result_type(array, value))

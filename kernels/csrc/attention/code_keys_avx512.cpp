@@ -8,6 +8,7 @@
 
 #include "attention/codes_avx512.h"
 #include "attention/rows.h"
+#include "attention/tiles_amx.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -59,6 +60,11 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   alignas(64) float row[kMaxDim + 16];
   alignas(64) int32_t fixed[kMaxDim + 16];
   for (int r = 0; r < num_rows; ++r) {
+    if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
+      ask_row(args.queries.data, args.queries.type,
+              (item.first_token + next / group) * args.queries.row_stride +
+                  (item.kv_head * group + next % group) * args.queries.head_stride,
+              dim);
     load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
     if (format.rotated) hadamard(row, dim);
     std::fill(row + dim, row + dim + 16, 0.0f);
@@ -166,6 +172,11 @@ OCTAVO_INLINE void add_quads(const int8_t* from, int dim, const __m512i* panel, 
   }
 }
 
+// Integer products of a row with 16 positions become scores.
+OCTAVO_INLINE void store_scores(__m512i products, __m512 factor, __m512 scales, float* to) {
+  _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(products), factor), scales));
+}
+
 template <class Code, int kRows>
 OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
                               const __m512 (&scales)[kBlocks], float* scores) {
@@ -181,9 +192,32 @@ OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, 
     const __m512 factor = _mm512_set1_ps(queries.factors[first + r]);
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      const __m512 product = _mm512_cvtepi32_ps(_mm512_sub_epi32(join(high[r][b], low[r][b]), offset));
-      _mm512_storeu_ps(scores + size_t(first + r) * kTileTokens + 16 * b,
-                       _mm512_mul_ps(_mm512_mul_ps(product, factor), scales[b]));
+      store_scores(_mm512_sub_epi32(join(high[r][b], low[r][b]), offset), factor, scales[b],
+                   scores + size_t(first + r) * kTileTokens + 16 * b);
+    }
+  }
+}
+
+// The same products on AMX tiles: integers, so the bits are equal.
+template <class Code>
+void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m512i* panel,
+                 const __m512 (&scales)[kBlocks], float* scores) {
+  alignas(64) int32_t products[2 * amx::kByteProducts];
+  amx::ByteScores tiles(num_rows);
+  for (int first = 0; first < num_rows; first += amx::kByteRows) {
+    const int count = std::min(amx::kByteRows, num_rows - first);
+    tiles.multiply(queries.bytes + size_t(first) * 2 * dim, count, dim, panel, products);
+    for (int r = first; r < first + count; ++r) {
+      const int32_t* const from = products + (r - first) * kTileTokens;
+      const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
+      const __m512 factor = _mm512_set1_ps(queries.factors[r]);
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) {
+        const __m512i joined =
+            join(_mm512_load_si512(from + 16 * b), _mm512_load_si512(from + amx::kByteProducts + 16 * b));
+        store_scores(_mm512_sub_epi32(joined, offset), factor, scales[b],
+                     scores + size_t(r) * kTileTokens + 16 * b);
+      }
     }
   }
 }
@@ -251,6 +285,8 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
                                         : load_row_scales<Code>(k_scale(layout, block.base, block.offset),
                                                                 layout.k.scale_bytes, tile.mask(b));
     }
+    if (takes_tiles(num_rows) && dim % 64 == 0)
+      return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
     for_row_blocks(num_rows, [&]<int kRows>(int row) {
       score_rows<Code, kRows>(queries, row, dim, panel, scales, scores);
     });

@@ -7,6 +7,7 @@
 
 #include "attention/codes_avx512.h"
 #include "attention/rows.h"
+#include "attention/tiles_amx.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -145,6 +146,10 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
   factor = top / 65535.0f * per_unit;
 }
 
+OCTAVO_INLINE void add_sums(__m512i sums, __m512 factor, float* to) {
+  _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), factor, _mm512_loadu_ps(to)));
+}
+
 template <class Code, int kRows>
 OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, const __m512i* panel,
                                    int num_vectors, uint32_t blocks, float* accumulators) {
@@ -177,8 +182,33 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
       float* to = accumulators + (size_t(first + r) * num_vectors + vector) * 16;
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
-        const __m512 sum = _mm512_cvtepi32_ps(join(high[r][v], low[r][v]));
-        _mm512_storeu_ps(to + 16 * v, _mm512_fmadd_ps(sum, factor, _mm512_loadu_ps(to + 16 * v)));
+        add_sums(join(high[r][v], low[r][v]), factor, to + 16 * v);
+      }
+    }
+  }
+}
+
+// The same products on AMX tiles: integers, so the bits are equal. Blocks that nobody sees hold anything in
+// the panel, and have weights of 0.
+template <class Code>
+void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i* panel, int num_vectors,
+                      float* accumulators) {
+  constexpr int kLow = amx::kByteRows * 32;
+  alignas(64)
+      int32_t products[2][2 * kLow];  // in turns: what is added up does not hold up what is multiplied
+  amx::ByteSums tiles(num_rows);
+  for (int first = 0; first < num_rows; first += amx::kByteRows) {
+    const int count = std::min(amx::kByteRows, num_rows - first);
+    tiles.load_weights(weights.bytes + size_t(first) * 2 * kTileTokens, count);
+    for (int vector = 0; vector < num_vectors; vector += 2) {
+      int32_t* const pair = products[vector / 2 % 2];
+      tiles.multiply(panel + vector, num_vectors * int64_t(sizeof(__m512i)), pair);
+      for (int r = 0; r < count; ++r) {
+        const int32_t* const from = pair + 32 * r;
+        const __m512 factor = _mm512_set1_ps(weights.factors[first + r]);
+        float* const to = accumulators + (size_t(first + r) * num_vectors + vector) * 16;
+        add_sums(join(_mm512_load_si512(from), _mm512_load_si512(from + kLow)), factor, to);
+        add_sums(join(_mm512_load_si512(from + 16), _mm512_load_si512(from + kLow + 16)), factor, to + 16);
       }
     }
   }
@@ -203,6 +233,7 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for (int r = 0; r < num_rows; ++r)
     fix_weights(weights + size_t(r) * kTileTokens, scales, 1.0f / Code::kScale,
                 fixed.bytes + size_t(r) * 2 * kTileTokens, fixed.factors[r]);
+  if (takes_tiles(num_rows)) return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     accumulate_rows<Code, kRows>(fixed, row, panel, num_vectors, blocks, accumulators);
   });
@@ -210,21 +241,46 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
 
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
-  if constexpr (Code::kBits == 8) {      // lane 4 c + k of vector m is dim 16 c + 4 m + k
-    for (int to = 0; to < dim; to += 4)  // the row's buffer is longer than dim
-      std::memcpy(row + to, accumulator + to / 64 * 64 + to / 4 % 4 * 16 + to / 16 % 4 * 4, 16);
+  // Whole vectors: a row is read again at once, and what was stored in parts would have to reach the cache
+  // first.
+  if constexpr (Code::kBits == 8) {  // lane 4 c + k of vector m is dim 16 c + 4 m + k
+    alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19,
+                                                       4, 5, 6, 7, 20, 21, 22, 23};
+    const __m512i first = _mm512_load_si512(kFirst);
+    for (int to = 0; to < dim; to += 64, accumulator += 64) {
+      __m512i low[2], high[2];  // 128 bits of vectors 0 and 1, of 2 and 3, by turns
+      for (int half = 0; half < 2; ++half) {
+        const __m512i even = _mm512_loadu_si512(accumulator + 32 * half),
+                      odd = _mm512_loadu_si512(accumulator + 32 * half + 16);
+        low[half] = _mm512_permutex2var_epi32(even, first, odd);
+        high[half] = _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+      }
+      _mm512_storeu_si512(row + to, _mm512_shuffle_i32x4(low[0], low[1], 0x44));
+      _mm512_storeu_si512(row + to + 16, _mm512_shuffle_i32x4(low[0], low[1], 0xee));
+      _mm512_storeu_si512(row + to + 32, _mm512_shuffle_i32x4(high[0], high[1], 0x44));
+      _mm512_storeu_si512(row + to + 48, _mm512_shuffle_i32x4(high[0], high[1], 0xee));
+    }
     return;
   }
-  for (int first = 0; first < dim; first += 128, accumulator += 128)
-    for (int c = 0; c < 4; ++c)
-      for (int m = 0; m < 4; ++m) {
-        const int to = first + 32 * c + 8 * m;
-        if (to >= dim) continue;
-        const __m128 even = _mm_loadu_ps(accumulator + 32 * m + 4 * c);
-        const __m128 odd = _mm_loadu_ps(accumulator + 32 * m + 16 + 4 * c);
-        _mm_storeu_ps(row + to, _mm_unpacklo_ps(even, odd));
-        _mm_storeu_ps(row + to + 4, _mm_unpackhi_ps(even, odd));
+  // Of 128 dims, lane 4 c + k of vectors 2 m and 2 m + 1 is dims 32 c + 8 m + 2 k, and the next one.
+  alignas(64) static constexpr int32_t kPairs[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  const __m512i first = _mm512_load_si512(kPairs);
+  for (int to = 0; to < dim; to += 128, accumulator += 128) {
+    for (int half = 0; half < 2; ++half) {
+      __m512i low[2], high[2];  // of c = 0 and 1, of 2 and 3
+      for (int m = 0; m < 2; ++m) {
+        const float* const from = accumulator + 64 * half + 32 * m;
+        const __m512i even = _mm512_loadu_si512(from), odd = _mm512_loadu_si512(from + 16);
+        low[m] = _mm512_permutex2var_epi32(even, first, odd);
+        high[m] = _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
       }
+      float* const at = row + to + 16 * half;
+      _mm512_storeu_si512(at, _mm512_shuffle_i32x4(low[0], low[1], 0x44));
+      _mm512_storeu_si512(at + 32, _mm512_shuffle_i32x4(low[0], low[1], 0xee));
+      _mm512_storeu_si512(at + 64, _mm512_shuffle_i32x4(high[0], high[1], 0x44));
+      _mm512_storeu_si512(at + 96, _mm512_shuffle_i32x4(high[0], high[1], 0xee));
+    }
+  }
 }
 
 template <class Code>

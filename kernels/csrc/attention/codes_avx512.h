@@ -10,9 +10,17 @@
 #include "attention/rows.h"
 #include "attention/sides_avx512.h"
 #include "pages/codes.h"
+#include "runtime/dispatch.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
+
+// Are rows multiplied on AMX tiles, where the CPU has them? Integer products have the same bits either way,
+// so it is a matter of speed alone (measured on a Sapphire Rapids).
+inline bool takes_tiles(int num_rows) {
+  constexpr int kTiledRows = 8;
+  return num_rows >= kTiledRows && isa() == Isa::amx;
+}
 
 // 1 / kScale of the integers is what the codes stand for. Adding kOffset makes them unsigned, as K has them;
 // its share of a product is subtracted at the end. kGroup: values that share a scale, 0 for the whole row.

@@ -27,6 +27,13 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     const float* accumulator = first + int64_t(r) * width;
     const float* statistics = first + int64_t(num_rows) * width + r;
     const int head = item.kv_head * group + r % group;
+    const Float type = args.logsums != nullptr ? Float::f32 : args.queries.type;
+    const auto place = [&](int of_row) {
+      return int64_t(item.first_token + of_row / group) * args.num_query_heads + item.kv_head * group +
+             of_row % group;
+    };
+    if (r + kRowsAhead < num_rows)
+      ask_row<true>(args.out, type, place(r + kRowsAhead) * format.dim, format.dim);
     const float sink = args.sinks != nullptr ? args.sinks[head] * kLog2E : kLowest;
     float top = sink;
     for (int p = 0; p < item.num_partials; ++p) top = std::max(top, statistics[p * stride]);
@@ -42,8 +49,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     for (int i = 0; i < width; i += kLanes) store(total + i, load(total + i) * factor);
     to_natural(total, row);
     if (format.rotated) hadamard(row, format.dim);
-    const int64_t at = int64_t(item.first_token + r / group) * args.num_query_heads + head;
-    const Float type = args.logsums != nullptr ? Float::f32 : args.queries.type;
+    const int64_t at = place(r);
     store_floats(args.out, type, size_t(at * format.dim), format.dim, row);
     if (args.logsums != nullptr) args.logsums[at] = sum == 0 ? kLowest : top + std::log2(sum);
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "attention/byte_rows_avx2.h"
+#include "attention/byte_sums_avx2.h"
 #include "attention/byte_weights_avx2.h"
 #include "attention/group_codes_avx2.h"
 
@@ -24,6 +25,22 @@ template <class Code>
 OCTAVO_INLINE int num_columns(int dim) {
   const int used = kStretches * (dim / kChunk) * Code::kSlots;
   return (used + kLanes8 - 1) / kLanes8 * kLanes8;
+}
+
+// Of the column (of two columns, whose groups the lower and the upper 128 bits belong to).
+template <class Code>
+OCTAVO_INLINE __m256i spread_pair(const uint16_t* weights) {
+  if constexpr (Code::kSlots == 1) return _mm256_set1_epi16(int16_t(*weights));
+  int32_t two;
+  std::memcpy(&two, weights, 4);
+  const __m256i halves = _mm256_setr_epi32(0x01000100, 0x01000100, 0x01000100, 0x01000100, 0x03020302,
+                                           0x03020302, 0x03020302, 0x03020302);
+  return _mm256_shuffle_epi8(_mm256_set1_epi32(two), halves);
+}
+template <class Code>
+OCTAVO_INLINE __m256 spread_units(const float* units) {
+  if constexpr (Code::kSlots == 1) return _mm256_set1_ps(*units);
+  return _mm256_setr_m128(_mm_set1_ps(units[0]), _mm_set1_ps(units[1]));
 }
 
 // A row's fixed weights: [columns / 8][pairs][8] of two bytes each; a unit and a sum of biases per column.
@@ -45,6 +62,39 @@ struct Weights {
   const uint16_t* of(int row, int column) const {
     return pairs + row * row_pairs() + column / kLanes8 * kLanes8 * kPairs + column % kLanes8;
   }
+
+  class Rows {
+   public:
+    Rows(const Weights& weights, int first, int stretch, int dim, int half)
+        : row_pairs_(weights.row_pairs()), columns_(weights.columns) {
+      // The first of the columns of vectors 2 * half and 2 * half + 1.
+      const int slot = dim / kChunk * Code::kSlots + (Code::kSlots == 4 ? 2 * half : 0);
+      const int column = weights.column(stretch, slot);
+      const size_t at = size_t(first) * columns_ + column;
+      pairs_ = weights.of(first, column);
+      units_ = weights.units + at;
+      biases_ = weights.biases + at;
+    }
+
+    __attribute__((always_inline)) __m256i pair(int row, int pair, int vector) const {
+      return spread_pair<Code>(pairs_ + row * row_pairs_ + pair * kLanes8 + vector / 2 * kStep);
+    }
+    __attribute__((always_inline)) void add(__m256i sums, int row, int vector, float* accumulators) const {
+      if constexpr (Code::kBias) {
+        const __m256 bias = _mm256_set1_ps(biases_[row * columns_]);
+        _mm256_storeu_ps(accumulators, _mm256_add_ps(_mm256_loadu_ps(accumulators), bias));
+        _mm256_storeu_ps(accumulators + 8, _mm256_add_ps(_mm256_loadu_ps(accumulators + 8), bias));
+      }
+      add_sums(sums, spread_units<Code>(units_ + row * columns_ + vector / 2 * kStep), accumulators);
+    }
+
+   private:
+    static constexpr int kStep = Code::kSlots == 4 ? 2 : 0;  // columns from one half to the next
+    const uint16_t* pairs_;
+    const float *units_, *biases_;
+    size_t row_pairs_;
+    int columns_;
+  };
 };
 
 template <class Code>
@@ -130,131 +180,15 @@ OCTAVO_INLINE void fix_columns(const float* weights, const Scales<Code>& scales,
   if constexpr (Code::kBias) _mm256_storeu_ps(to.biases + at, bias);
 }
 
-// Of the column (of two columns, whose groups the lower and the upper 128 bits belong to).
-template <class Code>
-OCTAVO_INLINE __m256i spread_pair(const uint16_t* weights) {
-  if constexpr (Code::kSlots == 1) return _mm256_set1_epi16(int16_t(*weights));
-  int32_t two;
-  std::memcpy(&two, weights, 4);
-  const __m256i halves = _mm256_setr_epi32(0x01000100, 0x01000100, 0x01000100, 0x01000100, 0x03020302,
-                                           0x03020302, 0x03020302, 0x03020302);
-  return _mm256_shuffle_epi8(_mm256_set1_epi32(two), halves);
-}
-template <class Code>
-OCTAVO_INLINE __m256 spread_units(const float* units) {
-  if constexpr (Code::kSlots == 1) return _mm256_set1_ps(*units);
-  return _mm256_setr_m128(_mm_set1_ps(units[0]), _mm_set1_ps(units[1]));
-}
-
-// The first of the columns of vectors 2 * half and 2 * half + 1 of the chunk at `dim`.
-template <class Code>
-OCTAVO_INLINE int slot_of(int dim, int half) {
-  return dim / kChunk * Code::kSlots + (Code::kSlots == 4 ? 2 * half : 0);
-}
-
-// kRows rows, kVectors vectors of the chunk at `dim` (4, or 2: those of `half`).
-template <class Code, int kDim, int kRows, int kVectors, bool kExpanded>
-OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights<Code>& weights, int first,
-                                   int dim, int half, float* accumulators) {
-  constexpr int kStep = Code::kSlots == 4 ? 2 : 0;  // columns from one half to the next
-  __m256i sums[kRows * kVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows * kVectors; ++i) sums[i] = _mm256_setzero_si256();
-  const int column = weights.column(values.stretch, slot_of<Code>(dim, half));
-  const uint16_t* pairs = weights.of(first, column);
-  for (int b = 0; b < 2; ++b, pairs += kPairs / 2 * kLanes8) {
-    if (values.block(b).base == nullptr) continue;
-    Rows<Code, kDim> rows(values.layout, values.block(b), dim);
-    const uint8_t* const ahead = values.ahead(b, dim);
-    const uint8_t* from = values.expanded(b * kPairs / 2, dim) + half * 64;
-#pragma GCC unroll 2
-    for (int pair = 0; pair < kPairs / 2; ++pair) {
-      if (!kExpanded) __builtin_prefetch(ahead + pair * 64);
-#pragma GCC unroll 2
-      for (int j = 0; j < kVectors; j += 2) {
-        __m256i bytes[2];
-        if (kExpanded) bytes[0] = load256(from + 32 * j), bytes[1] = load256(from + 32 * j + 32);
-        else rows.expand(values.lookup, half + j / 2, bytes);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const __m256i weight =
-              spread_pair<Code>(pairs + r * weights.row_pairs() + pair * kLanes8 + j / 2 * kStep);
-#pragma GCC unroll 2
-          for (int i = 0; i < 2; ++i) add_products(sums[r * kVectors + j + i], weight, bytes[i]);
-        }
-      }
-      from += 2 * (kDim > 0 ? kDim : values.layout.v.dim);
-      rows.advance();
-    }
-  }
-  const int width = kDim > 0 ? kDim : values.layout.v.dim;
-  accumulators += int64_t(first) * width + dim + half * 32;
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-    const size_t at = size_t(first + r) * weights.columns + column;
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      float* const to = accumulators + r * width + 16 * j;
-      if constexpr (Code::kBias) {
-        const __m256 bias = _mm256_set1_ps(weights.biases[at]);
-        _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), bias));
-        _mm256_storeu_ps(to + 8, _mm256_add_ps(_mm256_loadu_ps(to + 8), bias));
-      }
-      add_sums(sums[r * kVectors + j], spread_units<Code>(weights.units + at + j / 2 * kStep), to);
-    }
-  }
-}
-
-template <class Code, int kDim, bool kExpanded>
-void accumulate_stretch(const Values<Code>& values, const Weights<Code>& weights, int num_rows,
-                        float* accumulators) {
-  const int width = kDim > 0 ? kDim : values.layout.v.dim;
-  for (int dim = 0; dim < width; dim += kChunk) {
-    int row = 0;
-    for (; row + 4 <= num_rows; row += 4)
-      for (int half = 0; half < 2; ++half)
-        accumulate_rows<Code, kDim, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
-    for (; row + 2 <= num_rows; row += 2)
-      accumulate_rows<Code, kDim, 2, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
-    if (row < num_rows)
-      accumulate_rows<Code, kDim, 1, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
-  }
-}
-
-template <class Code, int kDim>
-void accumulate_dims(const PageLayout& layout, const Tile& tile, const Weights<Code>& weights, int num_rows,
-                     uint8_t* panel, float* accumulators) {
-  const Lookup<Code> lookup;
-  Values<Code> values{layout, tile, lookup, panel, 0};
-  for (int stretch = 0; stretch < kStretches; ++stretch) {
-    values.stretch = stretch;
-    for (int b = 2 * stretch; b < 2 * stretch + 2; ++b) {
-      const Tile::Block& next = tile.next[b];
-      if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
-    }
-    if (tile.mask(2 * stretch) == 0 && tile.mask(2 * stretch + 1) == 0) continue;
-    if (num_rows <= kDirectRows) {
-      accumulate_stretch<Code, kDim, false>(values, weights, num_rows, accumulators);
-      continue;
-    }
-    expand_stretch(values);
-    accumulate_stretch<Code, kDim, true>(values, weights, num_rows, accumulators);
-  }
-}
-
 template <class Code>
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  const int dim = layout.v.dim;
-  const Weights<Code> fixed(scratch, dim, num_rows);
+  const Weights<Code> fixed(scratch, layout.v.dim, num_rows);
   const Scales<Code> scales(layout, tile, fixed);
   for (int row = 0; row < num_rows; ++row)
     for (int first = 0; first < fixed.columns; first += kLanes8)
       fix_columns<Code>(weights + row * kTileTokens, scales, row, first, fixed);
-  const auto run = dim == 64    ? accumulate_dims<Code, 64>
-                   : dim == 128 ? accumulate_dims<Code, 128>
-                                : accumulate_dims<Code, 0>;
-  run(layout, tile, fixed, num_rows, static_cast<uint8_t*>(scratch), accumulators);
+  accumulate_tile<Code>(layout, tile, fixed, num_rows, scratch, accumulators);
 }
 
 template <class Code>

@@ -191,4 +191,75 @@ void WeightedSum::add(const uint16_t* weights, const uint16_t* values, uint32_t 
   configure(kTileRows, kTileRows);
 }
 
+ByteScores::ByteScores(int num_rows) : num_rows_(std::min(num_rows, kByteRows)) {
+  configure(num_rows_, num_rows_);
+}
+ByteScores::~ByteScores() { _tile_release(); }
+
+void ByteScores::multiply(const int8_t* queries, int num_rows, int dim, const void* panel,
+                          int32_t* products) {
+  constexpr int kStep = 64, kPanelStep = kStep / 4;  // dims of a tile; rows of the panel that they take
+  if (num_rows != num_rows_) configure(num_rows, num_rows), num_rows_ = num_rows;
+  const int64_t query_stride = 2 * dim, panel_stride = 4 * kPositions;
+  const uint8_t* const keys = static_cast<const uint8_t*>(panel);
+  finish_stores();
+  for (int first = 0; first < kPositions; first += 32, products += 32) {
+    const uint8_t* from = keys + 4 * first;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int d = 0; d < dim; d += kStep, from += kPanelStep * panel_stride) {
+      _tile_loadd(4, queries + d, query_stride);
+      _tile_loadd(6, from, panel_stride);
+      _tile_dpbsud(0, 4, 6);
+      _tile_loadd(7, from + kRowBytes, panel_stride);
+      _tile_dpbsud(1, 4, 7);
+      _tile_loadd(5, queries + dim + d, query_stride);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+    }
+    constexpr int64_t kStride = kPositions * sizeof(int32_t);
+    _tile_stored(0, products, kStride);
+    _tile_stored(1, products + 16, kStride);
+    _tile_stored(2, products + kByteProducts, kStride);
+    _tile_stored(3, products + kByteProducts + 16, kStride);
+  }
+  finish_stores();
+}
+
+ByteSums::ByteSums(int num_rows) : num_rows_(std::min(num_rows, kByteRows)) {
+  configure(num_rows_, num_rows_);
+}
+ByteSums::~ByteSums() { _tile_release(); }
+
+void ByteSums::load_weights(const uint8_t* weights, int num_rows) {
+  if (num_rows != num_rows_) configure(num_rows, num_rows), num_rows_ = num_rows;
+  finish_stores();
+  _tile_loadd(4, weights, 2 * kPositions);
+  _tile_loadd(5, weights + kPositions, 2 * kPositions);
+}
+
+void ByteSums::multiply(const void* panel, int64_t stride, int32_t* products) {
+  constexpr int64_t kStride = 32 * sizeof(int32_t);
+  constexpr int kLow = kByteRows * 32;
+  const uint8_t* const values = static_cast<const uint8_t*>(panel);
+  finish_stores();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(6, values, stride);
+  _tile_dpbusd(0, 4, 6);
+  _tile_dpbusd(2, 5, 6);
+  _tile_loadd(7, values + kRowBytes, stride);
+  _tile_dpbusd(1, 4, 7);
+  _tile_dpbusd(3, 5, 7);
+  _tile_stored(0, products, kStride);
+  _tile_stored(1, products + 16, kStride);
+  _tile_stored(2, products + kLow, kStride);
+  _tile_stored(3, products + kLow + 16, kStride);
+  finish_stores();
+}
+
 }  // namespace octavo::amx

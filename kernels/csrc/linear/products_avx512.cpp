@@ -6,8 +6,8 @@ namespace {
 
 constexpr int kItemRows = 96;
 
-// Rows for which 4-bit codes are spread to bytes first, as measured: in one tile of so many rows, sums and both
-// halves of the codes do not fit into the registers.
+// Rows for which 4-bit codes are spread to bytes first, as measured: in one tile of so many rows, sums and
+// both halves of the codes do not fit into the registers.
 constexpr int kWidenedRows = 2;
 
 // sums[R][64] = x[R][padded] panel, in bf16 pairs.

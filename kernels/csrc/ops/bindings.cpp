@@ -42,6 +42,9 @@ void bind_ops(nb::module_& m) {
         "`fuse`, an RMS norm over D that is not evaluated yet is computed on the way.");
   m.def("shortcut", &shortcut, "x"_a,
         "x, or the same values with fewer nodes: shape operations after one of our kernels become one.");
+  m.def("rows_behind", &rows_behind, "x"_a, "count"_a,
+        "x[0, count:] of x [1, count + T, ...]; where x is not evaluated yet and just that was put behind "
+        "`count` rows, what was put there.");
   m.def(
       "same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); }, "a"_a, "b"_a,
       "Whether both are one node of the graph.");

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "mlx/primitives.h"
+#include "program/primitive.h"
 
 namespace octavo {
 namespace {
@@ -115,6 +116,17 @@ mx::array shortcut(const mx::array& x) {
     return mx::reshape(view->base, x.shape(), view->base.primitive().stream());
   if (view->base.id() == x.inputs()[0].id()) return x;
   return mx::as_strided(view->base, x.shape(), view->strides, view->offset, view->base.primitive().stream());
+}
+
+mx::array rows_behind(const mx::array& x, int count) {
+  require(x.ndim() >= 2 && x.shape(0) == 1 && count >= 0 && count <= x.shape(1),
+          "x must be [1, count + T, ...] with at least " + std::to_string(count) + " rows, got " + shape_text(x));
+  if (made_by(x, "Concatenate") && x.inputs().size() == 2 && x.inputs()[0].shape(1) == count &&
+      static_cast<const mx::Concatenate&>(x.primitive()).state() == 1)
+    return mx::squeeze(x.inputs()[1], 0, x.primitive().stream());
+  mx::Shape start(x.ndim(), 0);
+  start[1] = count;
+  return mx::squeeze(mx::slice(x, start, x.shape()), 0);
 }
 
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides) {

@@ -29,6 +29,10 @@ mx::array shortcut(const mx::array& x);
 // Whether `x` is the yet unevaluated result of the named primitive.
 bool made_by(const mx::array& x, const char* primitive);
 
+// x[0, count:] of x [1, count + T, ...]; where x is not evaluated yet and just that was put behind `count` rows,
+// what was put there.
+mx::array rows_behind(const mx::array& x, int count);
+
 // The distance between rows (runs along the last axis) if all axes before the last can be counted as
 // one and rows have no gaps in them.
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides);

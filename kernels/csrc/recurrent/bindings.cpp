@@ -79,6 +79,13 @@ void bind_recurrent(nb::module_& m) {
          mx::StreamOrDevice stream) { return wkv7(pool, {segments, checkpoints}, r, w, k, v, a, b, stream); },
       "pool"_a, "segments"_a, "checkpoints"_a, "r"_a, "w"_a, "k"_a, "v"_a, "a"_a, "b"_a, nb::kw_only(),
       "stream"_a = nb::none(), "RWKV-7's recurrence: the pool and y.");
+  m.def(
+      "mark_nonfinite",
+      [](const mx::array& flags, const mx::array& segments, const mx::array& checkpoints, const mx::array& y,
+         mx::StreamOrDevice stream) { return mark_nonfinite(flags, {segments, checkpoints}, y, stream); },
+      "flags"_a, "segments"_a, "checkpoints"_a, "y"_a, nb::kw_only(), "stream"_a = nb::none(),
+      "flags int32 [T], in place: 1 where y [T, ..] holds NaN or infinity in the last row of a segment or in "
+      "one that has a checkpoint.");
 }
 
 }  // namespace octavo

@@ -76,4 +76,9 @@ PoolAndRows wkv7(const mx::array& pool, const StepArrays& step, const mx::array&
                  const mx::array& k, const mx::array& v, const mx::array& a, const mx::array& b,
                  mx::StreamOrDevice stream);
 
+// flags int32 [T], written in place: 1 for the last row of each segment and for rows of checkpoints if y [T, ..]
+// holds NaN or infinity there, the others as they are. A state that does gives a y that does.
+mx::array mark_nonfinite(const mx::array& flags, const StepArrays& step, const mx::array& y,
+                         mx::StreamOrDevice stream);
+
 }  // namespace octavo

@@ -27,7 +27,7 @@ const device int* const segment = segments + 8 * threadgroup_position_in_grid.z;
 const int first = segment[0], end = first + segment[1], source = segment[2];
 int kept = segment[4];
 const int end_kept = segment[5];
-if (first == end || channel >= CHANNELS) {
+if (channel >= CHANNELS) {
   return;
 }
 float taps[TAPS], window[KEPT];

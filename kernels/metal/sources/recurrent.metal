@@ -1,7 +1,7 @@
 // States of recurrent layers in slots, float32 [slots, HEADS, HEIGHT, WIDTH], shared by the recurrences whose
 // state is a matrix for each head. A threadgroup takes a segment, a head and a tile of rows, and walks the
 // segment's tokens in order: bits depend on nothing but the sequence.
-//   segments [B, 8]: first row, rows, slot that is read (-1: none), slot that is written, first and end of its
+//   segments [B, 8]: first row, rows (one or more), slot that is read (-1: none), slot that is written, first and end of its
 //     checkpoints, -, -
 //   checkpoints [>= C, 2], of each segment in the order of rows: a row, and the slot that gets the state after it
 // The pool is an input twice, once to read and once, as `to_pool`, to be written all the same. A segment reads

@@ -13,9 +13,6 @@ const device int* const segment = segments + 8 * threadgroup_position_in_grid.z;
 const int first = segment[0], end = first + segment[1];
 int kept = segment[4];
 const int end_kept = segment[5];
-if (first == end) {  // the whole threadgroup
-  return;
-}
 const Place place =
     place_of(threadgroup_position_in_grid.x, threadgroup_position_in_grid.y, simdgroup_index_in_threadgroup, lane);
 const uint group = place.head / (HEADS / KEY_HEADS);

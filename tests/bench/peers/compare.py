@@ -36,6 +36,7 @@ def arguments() -> argparse.Namespace:
     add("--tokenizer", help="folder, where the model's has none")
     add("--kv-format", help="of the KV cache, by the engine's name (octavo: fp4, others: their default)")
     add("--dtype", default="bfloat16", help="that vllm computes in")
+    add("--eager", action="store_true", help="vllm: without compiled graphs")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add("--step-tokens", type=int, default=512, help="tokens computed in one step")
     add("--prompt-tokens", type=int, default=512, help="before decoding; 0: no prefill figure")

@@ -1,6 +1,7 @@
 """vLLM's engine on the CPU, in this process. The model is a folder, its weights as they are there.
 
-Eager: compiled graphs need a Triton for CPUs, or a compiler, and change the work between steps.
+Its graphs are compiled (a C++ compiler is needed; the first run takes a minute), or computed eagerly where
+``--eager`` says so.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ class VllmEngine:
             max_num_seqs=args.sequences,
             max_num_batched_tokens=max(args.step_tokens, args.context),
             enable_prefix_caching=False,
-            enforce_eager=True,
+            enforce_eager=args.eager,
             disable_log_stats=True,
         )
         self._engine = self._vllm.LLMEngine.from_engine_args(engine_args)
         self._count = 0
         self._ids: list[str] = []
         self._seen: dict[str, int] = {}
-        self.settings = f"{args.model}, {args.dtype}, {args.threads} threads, eager, {self._vllm.__version__}"
+        how = "eager" if args.eager else "compiled"
+        version = self._vllm.__version__
+        self.settings = f"{args.model}, {args.dtype}, {args.threads} threads, {how}, {version}"
 
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         self._count += 1

@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from bf16_tensors import bf16_tensors
 
 BLOCK_TENSORS = {
     "self_attn.q_proj": "attn_q",
@@ -42,21 +41,6 @@ def gguf_name(name: str) -> str:
     ]
 
 
-def tensors(folder: Path) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
-    """Names and float32 values; bf16 is the upper half of float32."""
-    for path in sorted(folder.glob("*.safetensors")):
-        data = path.read_bytes()
-        start = 8 + int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8:start]).items():
-            if name == "__metadata__":
-                continue
-            if entry["dtype"] != "BF16":
-                raise ValueError(f"{name} is {entry['dtype']}, not BF16: convert a model of 16 bits")
-            first, last = entry["data_offsets"]
-            halves = np.frombuffer(data[start + first : start + last], np.uint16)
-            yield name, (halves.astype(np.uint32) << 16).view(np.float32).reshape(entry["shape"])
-
-
 def convert(folder: Path, out: Path, type_name: str) -> None:
     gguf: Any = importlib.import_module("gguf")
     config = json.loads((folder / "config.json").read_text())
@@ -74,7 +58,7 @@ def convert(folder: Path, out: Path, type_name: str) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     wanted = gguf.GGMLQuantizationType[type_name]
-    for name, values in tensors(folder):
+    for name, values in bf16_tensors(folder):
         kind = wanted if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()

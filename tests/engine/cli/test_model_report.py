@@ -17,7 +17,7 @@ require_extension()
 @pytest.mark.parametrize(
     ("name", "backend", "recurrences", "kept"),
     [
-        ("qwen3_5", "cpu", {"gated_delta_update": (3, 0), "convolution": (3, 0)}, {"Qwen3NextRMSNormGated"}),
+        ("qwen3_5", "cpu", {"gated_delta_update": (3, 0), "convolution": (3, 0)}, set()),
         ("qwen3_5", "reference", {"gated_delta_update": (0, 3), "convolution": (0, 3)}, set()),
         ("lfm2", "cpu", {"convolution": (2, 0)}, set()),
         ("rwkv7", "cpu", {"_wkv7": (3, 0), "token shift": (0, 6)}, {"Rwkv7TimeMixing", "Rwkv7ChannelMixing"}),

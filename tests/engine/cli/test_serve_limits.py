@@ -79,7 +79,7 @@ def test_a_process_that_does_not_end_is_ended_and_says_so() -> None:
 def test_a_process_whose_interpreter_is_kept_is_ended_too() -> None:
     code = (
         "import ctypes, sys; from octavo.engine.cli.serve_limits import ExitDeadline\n"
-        "ExitDeadline().start(0.3, 7)\n"
+        "ExitDeadline().start(1.0, 7)\n"  # time enough to begin what keeps it
         "ctypes.PyDLL(None).sleep(100)"  # keeps the interpreter's lock
     )
     done = python(code)

@@ -194,7 +194,9 @@ def test_plans_count_what_the_draft_model_takes(folder: Path, tmp_path: Path, *,
     finally:
         core.close()
     found = plan(model=config.model, memory=2**30, speculate=config.speculate)
-    assert found["draft_weights_bytes"] == found["weights_bytes"] == weights
+    assert found["draft_weights_bytes"] == found["weights_bytes"]
+    # In memory rows are padded to what an instruction set reads at once: tens of rows of some thousands.
+    assert found["weights_bytes"] <= weights < 1.02 * found["weights_bytes"]
     assert "draft model" in render(found)
 
 

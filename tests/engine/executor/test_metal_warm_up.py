@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+import recurrent_models
 import tiny_heads
 import tiny_models
 from metal_backend import needs_compiler
@@ -61,3 +62,16 @@ def test_nothing_is_compiled_for_a_request(
     expected = {"write", "copy", "chunk", "decode", *(["reduce"] if "residual_pages" in settings else [])}
     expected |= {"dense"} if dense else set()
     assert expected <= kinds, "the check at load compiles other kernels"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kinds"), [("qwen3_5", {"delta", "conv"}), ("nemotron_h", {"ssd", "conv"})]
+)
+def test_recurrences_are_compiled_before_requests(tmp_path: Path, architecture: str, kinds: set[str]) -> None:
+    """For segments of every length and number, with states and without, and states kept on the way."""
+    folder = recurrent_models.make_folder(tmp_path / "model", architecture, mx.bfloat16)
+    settings = {"state_memory": 1 << 20, "residual_pages": 0, "speculate": "ngram"}
+    assert compiled_while_serving(folder, **settings) == set()
+    device = WritingDevice()
+    with metal_engine(folder, device, **settings):
+        assert kinds <= set(device.launches)

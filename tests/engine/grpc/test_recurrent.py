@@ -261,8 +261,11 @@ async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
         def broken() -> None:
             committed()
             (running,) = [s.table.state.running for s in core.core._scheduler._queues.running if s.table][:1]  # type: ignore[union-attr]
-            for array in states._arrays.values():
-                array[running] = mx.array(float("nan"), array.dtype)
+            bad = {
+                name: mx.full((1, *array.shape[1:]), float("nan"), array.dtype)
+                for name, array in states.arrays().items()
+            }
+            states._put([running], bad, states._positions[[running]].tolist())
 
         states.commit = broken
         with pytest.raises(RequestFailed, match="not finite"):

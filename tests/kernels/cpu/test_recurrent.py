@@ -165,3 +165,21 @@ def test_what_does_not_fit_is_refused() -> None:
         recurrent.causal_conv(mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
     assert not recurrent.takes_gated_delta(24)
     assert recurrent.takes_gated_delta(128)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_rows_whose_state_is_not_finite_are_marked(dtype: mx.Dtype) -> None:
+    step = StateSegments.of([3, 0, 4], source=[0, 1, 2], checkpoints=[(4, 3), (-1, 0)])
+    arrays = StateArrays.of(step)
+    y = np.full((7, 2, 5), 60_000.0, np.float32)  # a sum of them overflows in 16 bits, and is no infinity
+    marks = {2: np.nan, 4: np.inf, 5: np.nan, 6: -np.inf}  # row 5 leaves its state to nobody
+    for row, value in marks.items():
+        y[row, 1, row % 5] = value
+    flags = mx.array(np.array([7, 0, 0, 0, 0, 0, 0], np.int32))
+    out = recurrent.mark_nonfinite(flags, arrays, mx.array(y).astype(dtype))
+    assert out.tolist() == [7, 0, 1, 0, 1, 0, 1]
+    finite = mx.where(mx.isfinite(mx.array(y)), mx.array(y), 1).astype(dtype)
+    zeros = mx.array(np.zeros(7, np.int32))
+    assert recurrent.mark_nonfinite(zeros, arrays, finite).tolist() == [0] * 7
+    with pytest.raises(ValueError, match=r"flags must be int32 \[7\], got int32 \[6\]"):
+        recurrent.mark_nonfinite(mx.array(np.zeros(6, np.int32)), arrays, finite)

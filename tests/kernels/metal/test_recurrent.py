@@ -21,6 +21,7 @@ import recurrent_cases
 from metal_backend import Emulator, needs_compiler
 from metal_engine import writing_backend
 from metal_in_place import WritingDevice
+from metal_recurrent import check_blocks, metal_kernels
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays
 from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters
@@ -36,7 +37,7 @@ KINDS: tuple[Callable[[Any], Iterator[Case]], ...] = (
     recurrent_cases.ssd_cases,
     recurrent_cases.conv_cases,
 )
-KERNELS = MetalRecurrences(KernelLibrary(WritingDevice().compile))
+KERNELS = metal_kernels()
 CASES = [case for cases in KINDS for case in cases(KERNELS)]
 SMALL = (CASES[1], CASES[5], CASES[13], CASES[16])
 """Gated delta with a scalar and a vector gate, SSD, a convolution."""
@@ -76,6 +77,11 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut(case: Case) -> None:
         y, state = run(case, cuts, mates=mates)
         assert np.array_equal(y, whole[0]), f"cut into {cuts}: other outputs"
         assert np.array_equal(state, whole[1]), f"cut into {cuts}: another state"
+
+
+@pytest.mark.parametrize("case", SMALL, ids=name_of)
+def test_gates_of_a_long_segment_are_made_block_by_block(case: Case) -> None:
+    check_blocks(case)
 
 
 @pytest.mark.parametrize("case", SMALL, ids=name_of)

@@ -9,7 +9,7 @@ from metal_backend import needs_compiler
 from metal_emulator import why_unavailable
 from metal_emulator.assemble import KernelSource
 from metal_emulator.resources import MAX_REGISTERS, has_target, measure
-from metal_resources import examine
+from metal_resources import examine, examine_recurrences
 
 pytestmark = [
     pytest.mark.parity,
@@ -51,6 +51,20 @@ def test_latents_fit_into_registers(name: str, heads: int) -> None:
         assert found[kernel].registers <= MAX_REGISTERS
         assert found[kernel].scratch_bytes == 0, kernel
     assert found["latent"].threadgroup_bytes <= 30_000
+
+
+@pytest.mark.parametrize(("width", "height"), [(64, 64), (128, 128), (256, 256)])
+def test_states_stay_in_registers(width: int, height: int) -> None:
+    """Also of the widest keys: a lane has two rows of 16 values. A token of the delta rule has one round of
+    sums, five for two rows of a lane; of SSD two."""
+    found = examine_recurrences(width, height)
+    assert len(found) == 2 * 3 + 1 + 2
+    for name, kernel in found.items():
+        assert kernel.registers <= MAX_REGISTERS, name
+        assert kernel.scratch_bytes == 0, name
+        lanes = width // 16
+        sums = {"delta": 5, "ssd": 2, "conv": 0}[name.split("_")[1]] * (lanes.bit_length() - 1)
+        assert max(loop["shuffle"] for loop in kernel.loops) == sums, name
 
 
 def test_logits_and_weights_of_a_chunk_stay_in_registers() -> None:

@@ -1,0 +1,106 @@
+// Sums over a tile by products of bytes (VPMADDUBSW), for the value sides of AVX2: which stretches, chunks
+// and rows are added up together, and whether codes are expanded for these or once for all rows.
+//
+// A side's class `Weights` has a tile's weights in fixed point; `Weights::Rows` are those of a few rows over
+// a stretch and a chunk:
+//
+//   __m256i pair(row, pair, vector): of two positions, for vectors `vector` and the one after it
+//   void add(sums, row, vector, accumulators): adds what the sums of a vector stand for
+#pragma once
+
+#include "attention/byte_rows_avx2.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// kRows rows, kVectors vectors of the chunk at `dim` (4, or 2: those of `half`).
+template <class Code, int kDim, int kRows, int kVectors, bool kExpanded, class Weights>
+OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& weights, int first, int dim,
+                                   int half, float* accumulators) {
+  __m256i sums[kRows * kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows * kVectors; ++i) sums[i] = _mm256_setzero_si256();
+  const typename Weights::Rows of_rows(weights, first, values.stretch, dim, half);
+  for (int b = 0; b < 2; ++b) {
+    if (values.block(b).base == nullptr) continue;
+    Rows<Code, kDim> rows(values.layout, values.block(b), dim);
+    const uint8_t* const ahead = values.ahead(b, dim);
+    const uint8_t* from = values.expanded(b * kPairs / 2, dim) + half * 64;
+#pragma GCC unroll 2
+    for (int pair = 0; pair < kPairs / 2; ++pair) {
+      if (!kExpanded) __builtin_prefetch(ahead + pair * 64);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; j += 2) {
+        __m256i bytes[2];
+        if (kExpanded) bytes[0] = load256(from + 32 * j), bytes[1] = load256(from + 32 * j + 32);
+        else rows.expand(values.lookup, half + j / 2, bytes);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const __m256i weight = of_rows.pair(r, b * kPairs / 2 + pair, j);
+#pragma GCC unroll 2
+          for (int i = 0; i < 2; ++i) add_products(sums[r * kVectors + j + i], weight, bytes[i]);
+        }
+      }
+      from += 2 * (kDim > 0 ? kDim : values.layout.v.dim);
+      rows.advance();
+    }
+  }
+  const int width = kDim > 0 ? kDim : values.layout.v.dim;
+  accumulators += int64_t(first) * width + dim + half * 32;
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j)
+      of_rows.add(sums[r * kVectors + j], r, j, accumulators + r * width + 16 * j);
+}
+
+template <class Code, int kDim, bool kExpanded, class Weights>
+void accumulate_stretch(const Values<Code>& values, const Weights& weights, int num_rows,
+                        float* accumulators) {
+  const int width = kDim > 0 ? kDim : values.layout.v.dim;
+  for (int dim = 0; dim < width; dim += kChunk) {
+    int row = 0;
+    for (; row + 4 <= num_rows; row += 4)
+      for (int half = 0; half < 2; ++half)
+        accumulate_rows<Code, kDim, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
+    for (; row + 2 <= num_rows; row += 2)
+      accumulate_rows<Code, kDim, 2, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+    if (row < num_rows)
+      accumulate_rows<Code, kDim, 1, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+  }
+}
+
+template <class Code, int kDim, class Weights>
+void accumulate_dims(const PageLayout& layout, const Tile& tile, const Weights& weights, int num_rows,
+                     uint8_t* panel, float* accumulators) {
+  const Lookup<Code> lookup;
+  Values<Code> values{layout, tile, lookup, panel, 0};
+  for (int stretch = 0; stretch < kStretches; ++stretch) {
+    values.stretch = stretch;
+    for (int b = 2 * stretch; b < 2 * stretch + 2; ++b) {
+      const Tile::Block& next = tile.next[b];
+      if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
+    }
+    if (tile.mask(2 * stretch) == 0 && tile.mask(2 * stretch + 1) == 0) continue;
+    if (num_rows <= kDirectRows) {
+      accumulate_stretch<Code, kDim, false>(values, weights, num_rows, accumulators);
+      continue;
+    }
+    expand_stretch(values);
+    accumulate_stretch<Code, kDim, true>(values, weights, num_rows, accumulators);
+  }
+}
+
+// accumulators[row] += the tile's values by weights[row].
+template <class Code, class Weights>
+void accumulate_tile(const PageLayout& layout, const Tile& tile, const Weights& weights, int num_rows,
+                     void* panel, float* accumulators) {
+  const int dim = layout.v.dim;
+  const auto run = dim == 64    ? accumulate_dims<Code, 64, Weights>
+                   : dim == 128 ? accumulate_dims<Code, 128, Weights>
+                                : accumulate_dims<Code, 0, Weights>;
+  run(layout, tile, weights, num_rows, static_cast<uint8_t*>(panel), accumulators);
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

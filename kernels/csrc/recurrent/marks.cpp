@@ -1,0 +1,82 @@
+#include <cstdint>
+
+#include "recurrent/node.h"
+
+namespace octavo {
+namespace {
+
+// Whether any of these values is NaN or infinite: all bits of its exponent are set.
+template <class Bits>
+bool any_nonfinite(const Bits* values, int64_t count, Bits exponent) {
+  bool found = false;
+  for (int64_t i = 0; i < count; ++i) found |= (values[i] & exponent) == exponent;
+  return found;
+}
+
+struct MarkCall {
+  const void* y;
+  Float type;
+  int64_t size;  // of a row
+  StateStep step;
+  int32_t* flags;
+};
+
+void mark_row(const MarkCall& call, int row) {
+  require(row < call.step.num_rows, "row " + std::to_string(row) + " is outside the " +
+                                        std::to_string(call.step.num_rows) + " rows of the step");
+  const int64_t first = row * call.size;
+  const auto halves = [&](uint16_t exponent) {
+    return any_nonfinite(static_cast<const uint16_t*>(call.y) + first, call.size, exponent);
+  };
+  const bool found =
+      call.type == Float::f32
+          ? any_nonfinite<uint32_t>(static_cast<const uint32_t*>(call.y) + first, call.size, 0x7f800000)
+          : halves(call.type == Float::bf16 ? 0x7f80 : 0x7c00);
+  if (found) call.flags[row] = 1;
+}
+
+void mark(const MarkCall& call) {
+  for (int i = 0; i < call.step.num_segments; ++i) {
+    const int32_t* const segment = call.step.segments + 4 * i;
+    if (segment[1] > 0) mark_row(call, segment[0] + segment[1] - 1);
+  }
+  for (int i = 0; i < call.step.num_checkpoints; ++i)
+    if (const int row = call.step.checkpoints[2 * i]; row >= 0) mark_row(call, row);
+}
+
+// flags, segments, checkpoints, y -> flags.
+class MarkNonfinite : public CpuPrimitive {
+ public:
+  using CpuPrimitive::CpuPrimitive;
+
+  const char* name() const override { return "octavo.mark_nonfinite"; }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Encoder encoder(stream());
+    outputs[0].copy_shared_buffer(inputs[0]);
+    const mx::array segments = row_contiguous(inputs[1], encoder);
+    const mx::array checkpoints = row_contiguous(inputs[2], encoder);
+    const mx::array y = row_contiguous(inputs[3], encoder);
+    const int rows = y.shape(0);
+    const int64_t size = rows > 0 ? static_cast<int64_t>(y.size()) / rows : 0;
+    const StateStep step{segments.data<int32_t>(), checkpoints.data<int32_t>(), segments.shape(0),
+                         checkpoints.shape(0),     rows,                        0};
+    const MarkCall call{y.data<void>(), float_of(y.dtype()), size, step, outputs[0].data<int32_t>()};
+    encoder.dispatch([call] { mark(call); });
+  }
+};
+
+}  // namespace
+
+mx::array mark_nonfinite(const mx::array& flags, const StepArrays& step, const mx::array& y,
+                         mx::StreamOrDevice stream) {
+  require_step(y, step);
+  require(is_float(y.dtype()), "y must be bfloat16, float16 or float32, got " + dtype_text(y.dtype()));
+  require(flags.dtype() == mx::int32 && flags.shape() == mx::Shape{y.shape(0)},
+          "flags must be int32 [" + std::to_string(y.shape(0)) + "], got " + dtype_text(flags.dtype()) + " " +
+              shape_text(flags));
+  return mx::array(flags.shape(), mx::int32, std::make_shared<MarkNonfinite>(cpu_stream(stream)),
+                   {flags, step.segments, step.checkpoints, y});
+}
+
+}  // namespace octavo

@@ -1,0 +1,51 @@
+"""The targets between tokens of the server and of those who run, and whether they leave time for one more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .latency_target import MIN_RUNNING, LatencyTarget
+from .limits import Limits
+from .sequence_queues import SequenceQueues
+from .step_cost import StepCost
+from .types import Sequence, StepShape
+
+
+class Targets:
+    """cost      of steps, as learned so far
+    latency   None as long as nobody had a target
+    """
+
+    def __init__(self, limits: Limits, queues: SequenceQueues) -> None:
+        self.cost = StepCost(limits.row_tile)
+        self.latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl, self.cost)
+        self._queues = queues
+        self._has_targets = False  # whether a sequence had one of its own
+
+    def add(self, sequence: Sequence) -> None:
+        """Heed the target of a sequence, if it has one."""
+        if sequence.target_itl is not None:
+            self._has_targets = True
+            self.latency = self.latency or LatencyTarget(None, self.cost)
+
+    def tightest(self, sequences: Iterable[Sequence]) -> float | None:
+        """The tightest of the targets that these have of their own."""
+        if not self._has_targets:
+            return None
+        return min((each.target_itl for each in sequences if each.target_itl is not None), default=None)
+
+    def has_time(self, sequence: Sequence | None = None) -> bool:
+        """Whether the latency target allows for one more that decodes: a given one, or one as long as those
+        that run are on average. A few run whatever it says, so that everybody gets on."""
+        running = self._queues.running
+        if self.latency is None or len(running) < MIN_RUNNING:
+            return True
+        num_rows = num_positions = 0
+        for each in running if sequence is None else (*running, sequence):
+            members = 1 + len(each.parallel_samples)
+            num_rows += members
+            num_positions += members * len(each.tokens)
+        if sequence is None:
+            num_positions += num_positions // num_rows
+            num_rows += 1
+        return self.latency.has_time_for(StepShape(num_rows, 0, num_positions, 0), self.tightest(running))
