@@ -241,6 +241,10 @@ class Scheduler:
                 groups.append((item, results[first:index]))
                 continue
             if not samples:
+                while table is None and sequence.successor is not None:
+                    # Aborted while it was computed: a recurrent state has gone on, for whoever has it now.
+                    sequence = sequence.successor
+                    table = sequence.table
                 if table is not None:
                     commit_pages(table, sequence.tokens, stop)
                 continue

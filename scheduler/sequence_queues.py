@@ -86,6 +86,7 @@ class SequenceQueues:
             sequence.parallel_samples = []
             if runs:
                 self.running[self.running.index(sequence)] = successor
+                sequence.successor = successor
             else:
                 self.waiting.replace(sequence, successor)
             successor.status = sequence.status

@@ -37,6 +37,7 @@ class Sequence:
     tenant       whose it is, where several share a server
     num_preempted  how often it had to give its pages back
     may_load     it gave its pages back, and no connector was asked for them since
+    successor    the parallel sample that took its place, and its pages, when it was aborted
     num_charged  tokens that the tenant has paid for, where accounts are kept
     digests      of the leading full pages, as far as known: they outlive preemption
     drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
@@ -60,6 +61,7 @@ class Sequence:
     num_cached: int | None = field(init=False, default=None)
     num_preempted: int = field(init=False, default=0)
     may_load: bool = field(init=False, default=False)
+    successor: Sequence | None = field(init=False, default=None)
     num_charged: int = field(init=False, default=0)
     digests: list[Digest] = field(init=False, default_factory=list)
     drafts: tuple[int, ...] = field(init=False, default=())

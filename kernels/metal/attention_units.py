@@ -95,6 +95,14 @@ class AttentionConfig(PageReaderConfig):
         )
 
     @property
+    def _values_first(self) -> bool:
+        """Whether K and V of a chunk's tiles are expanded as soon as they are loaded: there are no registers
+        for codes on their way, nor for products beside an expansion."""
+        wide = max(self.layer.head_dim, self.layer.value_dim) > 128
+        late = ("mxfp4", "nvfp4", "fp5") if wide else ("mxfp4", "nvfp4")
+        return self.k_format in late or self.v_format in late
+
+    @property
     def chunk_tokens(self) -> int:
         return chunk_tokens(self.layer, self.group)
 
@@ -243,5 +251,7 @@ class AttentionConfig(PageReaderConfig):
             "SHARED_QUADS": shared // 16,
             "STAGED": min(CHUNK_SIMDGROUPS // self.chunk_parts, shared // row_group),
             "UNUSED": "0xFFFFFFFFu",
+            "AHEAD_BYTES": 4 if self._values_first else 16,
+            "VALUES_FIRST": int(self._values_first),
         }
         return self._reading_unit("chunk", "tiles", macros, split=split, more=() if split else ("decoded",))

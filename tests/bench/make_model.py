@@ -31,13 +31,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 HYBRID = {  # as Qwen3.5: three layers of gated delta nets, then one of attention
     "model_type": "qwen3_5",
     "full_attention_interval": 4,
-    "linear_num_value_heads": 16,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
     "partial_rotary_factor": 0.25,
 }
+
+
+def hybrid_shape(heads: int, head_dim: int) -> dict[str, Any]:
+    """Of keys and of values alike."""
+    numbers = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
+    return HYBRID | numbers | {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
 
 
 def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, seed: int) -> None:
@@ -83,6 +85,8 @@ def main() -> None:
         ("max-len", 40_960),
         ("group-size", 64),
         ("seed", 0),
+        ("linear-heads", 16),
+        ("linear-head-dim", 128),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"({default})")
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 is bf16 (16)")
@@ -99,7 +103,7 @@ def main() -> None:
         "max_position_embeddings": args.max_len,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
-    } | (HYBRID if args.hybrid else {})
+    } | (hybrid_shape(args.linear_heads, args.linear_head_dim) if args.hybrid else {})
     make_model(args.out, shape, bits=args.bits, group_size=args.group_size, seed=args.seed)
 
 

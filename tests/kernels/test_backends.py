@@ -194,3 +194,20 @@ def test_the_pin_is_found_among_requirements() -> None:
     assert mlx_pin.pinned_version(lines) == "0.32.4"
     assert mlx_pin.pinned_version(['mlx==0.32.4; platform_system == "Darwin"']) == "0.32.4"
     assert mlx_pin.pinned_version(["mlx-lm==0.32.2", "numpy"]) is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "isa", "rows"),
+    [
+        ("cpu", "amx", 16),
+        ("cpu", "avx512", 1),
+        ("cpu", "avx2", 1),
+        ("cpu", "generic", 1),
+        ("metal", "amx", 1),
+    ],
+)
+def test_rows_of_a_tile_are_those_of_the_kernels_that_serve(
+    monkeypatch: pytest.MonkeyPatch, backend: str, isa: str, rows: int
+) -> None:
+    monkeypatch.setattr(backends, "native_instructions", lambda: (isa, 2))
+    assert backends.row_tile(backend) == rows

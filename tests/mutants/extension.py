@@ -34,6 +34,13 @@ BYTES = tuple(
         "test_long_contexts_equal_truth",
     )
 )
+STORES = tuple(
+    f"tests/kernels/cpu/test_pages.py::{name}"
+    for name in (
+        "test_any_floats_are_stored_as_the_format_says_or_reported",
+        "test_pages_are_bit_equal_to_the_numpy_format",
+    )
+)
 TESTS = {
     "program/program.cpp": PROGRAM,
     "program/bindings.cpp": PROGRAM,
@@ -42,6 +49,7 @@ TESTS = {
     "program/encoder.cpp": PROGRAM,
     "ops/gather_rows.cpp": PROGRAM,
     "pages/indices.cpp": INDICES,
+    "pages/quantize_avx2.h": STORES,
     "linear/mapped_file.cpp": MAPPED,
     "linear/integer_rows_avx2.h": LINEAR,
     "linear/quantized_avx2.cpp": LINEAR,

@@ -18,6 +18,7 @@ CODES = "attention/codes_avx2.h"
 GROUP_KEYS = "attention/group_keys_avx2.cpp"
 GROUP_VALUES = "attention/group_values_avx2.cpp"
 GROUP_CODES = "attention/group_codes_avx2.h"
+STORES = "pages/quantize_avx2.h"
 ROWS = "linear/integer_rows_avx2.h"
 LINEAR = "linear/quantized_avx2.cpp"
 
@@ -271,7 +272,38 @@ MUTANTS = (
         "_mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6)",
         "_mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)",
     ),
-    Mutant("flipped codes have the bias of the others", GROUP_CODES, "? 7.0f : 8.0f", "? 8.0f : 8.0f"),
+    Mutant(
+        "the sign of a weight runs into its neighbour",
+        GROUP_VALUES,
+        "Code::kUnsigned ? _mm256_and_si256(fixed[2 * i], byte) : fixed[2 * i]",
+        "fixed[2 * i]",
+    ),
+    Mutant(
+        "signed weights do not fit a byte",
+        GROUP_VALUES,
+        "Code::kUnsigned ? 126 : kLargestWeight",
+        "kLargestWeight",
+    ),
+    Mutant("biases are those of the chunk before", GROUP_CODES, "4 * chunk + 2", "4 * (chunk & ~1) + 2"),
+    # rows in registers
+    Mutant(
+        "ties of E2M1 go to the odd code",
+        STORES,
+        "count<_CMP_GE_OQ>(code, magnitude, seven_halves)",
+        "count<_CMP_GT_OQ>(code, magnitude, seven_halves)",
+    ),
+    Mutant(
+        "bf16 rows that round to infinity are stored",
+        STORES,
+        "return extent.finite && extent.largest <= 0x1.fefffep127f;",
+        "return extent.finite;",
+    ),
+    Mutant(
+        "one finite value makes a row finite",
+        STORES,
+        "finite = _mm256_movemask_ps(all) == 0xff;",
+        "finite = _mm256_movemask_ps(all) != 0;",
+    ),
     # products of bytes: linear layers
     Mutant(
         "biases meet half of the activations",

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from octavo.block_manager import FullAttention, RecurrentState
 from serving import Served, check_outputs
-from strategies import Workload, workloads
+from strategies import Event, Request, Workload, workloads
 
 pytestmark = pytest.mark.property
 
@@ -58,6 +59,25 @@ def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> N
         assert found.num_written == (len(sequence.tokens) - 1) // size * size
     assert served.blocks.num_evicted == 0
     assert served.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("num_aborted", [1, 2])
+def test_who_takes_an_aborted_parents_place_goes_on_from_its_state(num_aborted: int) -> None:
+    """In the middle of a prompt, while a step is computed: the state has gone on by then."""
+    workload = Workload(
+        page_size=4,
+        groups=(FullAttention(num_pages=20),),
+        max_running=4,
+        max_step_tokens=10,
+        arrivals_per_step=1,
+        requests=(Request((1, 2, 3, 4) * 6, max_tokens=(2, 2, 2)),),
+        events=tuple(Event("abort_in_flight", 2, 0, sample, 1) for sample in range(num_aborted)),
+        prefix_cache=True,
+        states=RecurrentState(num_slots=20, slot_bytes=1),
+    )
+    served = Served(workload).run()
+    check_outputs(served)
+    assert served.num_steps < 6, "nothing is computed again"
 
 
 @given(workloads())

@@ -53,6 +53,24 @@ def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
     return rows
 
 
+def any_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
+    """[count, heads, dim]: any finite floats, by random bits; of one row in three all of about one size.
+
+    Each of the last quarter has a NaN or an infinity."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 2**32, (count, heads, dim), dtype=np.uint32)
+    size = rng.integers(0, 251, (count, heads, 1), dtype=np.uint32)
+    near = size + rng.integers(0, 4, (count, heads, dim), dtype=np.uint32)
+    alike = (np.arange(count) % 3 == 0)[:, None, None]
+    rows: Floats = np.where(alike, bits & np.uint32(0x807FFFFF) | near << np.uint32(23), bits).view(
+        np.float32
+    )
+    rows[~np.isfinite(rows)] = 0
+    for row in rows[count - count // 4 :]:
+        row[rng.integers(heads), rng.integers(dim)] = rng.choice([np.nan, np.inf, -np.inf])
+    return rows
+
+
 def expected_pages(spec: PoolSpec, slots: NDArray[np.int32], keys: Floats, values: Floats) -> Bytes:
     """The layer's pages [num_pages, Hkv, bytes] after writing into zeros, by the NumPy formats."""
     heads = spec.layers[0].num_kv_heads
@@ -114,6 +132,7 @@ def digest() -> str:
             count = min(spec.num_pages * page_size, 100)
             slots = np.arange(count, dtype=np.int32)
             keys, values = (mx.array(hard_rows(count, 2, dim, seed)) for seed in (1, 2))
-            pages, reported = written_pages(spec, slots, keys, values)
-            total.update(pages.tobytes() + str(reported).encode())
+            for rows in ((keys, values), [mx.array(any_rows(count, 2, dim, seed)) for seed in (3, 4)]):
+                pages, reported = written_pages(spec, slots, *rows)
+                total.update(pages.tobytes() + str(reported).encode())
     return total.hexdigest()

@@ -40,8 +40,7 @@ struct Rows {
   // Vectors 2 * half and 2 * half + 1 of the pair.
   __attribute__((always_inline)) void expand(const Lookup<Code>& lookup, int half, __m256i* to) const {
     lookup.expand(
-        interleave(flipped(load256(codes), planes), flipped(load256(codes + stride()), planes + plane_stride),
-                   half),
+        interleave(load256(codes), load256(codes + stride()), half),
         interleave(plane_bytes<Code>(planes, dim), plane_bytes<Code>(planes + plane_stride, dim), half),
         to[0], to[1]);
   }
@@ -50,12 +49,6 @@ struct Rows {
 
  private:
   int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
-
-  // Codes of 4 bits of the row with these planes (of formats with groups: scales).
-  __attribute__((always_inline)) __m256i flipped(__m256i codes, const uint8_t* planes) const {
-    if constexpr (!Code::kFlips) return codes;
-    else return _mm256_xor_si256(codes, _mm256_set1_epi8(int8_t(-int(Code::flips(planes, dim / kChunk)))));
-  }
 
   // The lower (upper: half 1) bytes of each 128 bits, by turns.
   OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {

@@ -62,6 +62,7 @@ struct ByteLookup {
  private:
   template <int kHigh>
   __attribute__((always_inline)) __m256i look_up(__m256i codes, __m256i planes) const {
+    if constexpr (Code::kUnsigned && kShift == 0) return codes;
     const __m256i values = _mm256_shuffle_epi8(table, codes);
     if constexpr (!Code::kPlanes) return values;
     constexpr uint64_t kBits = kEach == 1 ? 0x4010040140100401 : 0x4040101004040101;

@@ -30,9 +30,9 @@ OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[1
 }
 
 // What a code stands for, times kScale, is an integer of at most kLargestValue; with a lowest bit, `added` to
-// it.
+// it. kUnsigned: codes are these integers, so that factors may be signed.
 struct Nibble {
-  static constexpr bool kPlanes = false, kFlips = false;
+  static constexpr bool kPlanes = false, kUnsigned = false;
   static constexpr int added(int) { return 0; }
   static uint64_t plane(const uint8_t*, int) { return 0; }
   OCTAVO_INLINE void load_scales(const uint8_t* from, int64_t, uint32_t mask, float (&to)[16]) {
@@ -48,7 +48,7 @@ struct Int4 : Nibble {
   static constexpr int value(int code) { return (code ^ 8) - 8; }
 };
 struct Fp5 {
-  static constexpr bool kPlanes = true, kFlips = false;
+  static constexpr bool kPlanes = true, kUnsigned = false;
   static constexpr int kScale = 4, kLargestValue = 28;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
   // Half of what the last bit of E2M1 is worth: with exponents 0 and 1 a quarter, then a half and 1.

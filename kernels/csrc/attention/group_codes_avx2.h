@@ -35,38 +35,28 @@ struct Nvfp4 : Fp4 {
 };
 
 struct Affine4 : Nibble {
-  static constexpr bool kBias = true;
+  static constexpr bool kBias = true, kUnsigned = true;
   static constexpr int kSlots = kChunk / kAffineGroup;
   static constexpr int kScale = 1, kLargestValue = 15;
   static constexpr int value(int code) { return code; }
-  OCTAVO_INLINE __m256 scales(const uint8_t* row, int chunk) {
-    return _mm256_set1_ps(load_half(row + 4 * chunk));
-  }
-  OCTAVO_INLINE float bias(const uint8_t* row, int chunk) { return load_half(row + 4 * chunk + 2); }
-};
+  OCTAVO_INLINE __m256 scales(const uint8_t* row, int chunk) { return _mm256_set1_ps(half(row + 4 * chunk)); }
+  OCTAVO_INLINE float bias(const uint8_t* row, int chunk) { return half(row + 4 * chunk + 2); }
 
-// The same with scales that are not negative and codes around 0: of a group whose scale is negative the codes
-// are flipped, 15 - code.
-struct CenteredAffine4 : Affine4 {
-  static constexpr bool kFlips = true;
-  static constexpr int kLargestValue = 8;
-  static constexpr int value(int code) { return code - 8; }
-  OCTAVO_INLINE __m256 scales(const uint8_t* row, int chunk) {
-    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), Affine4::scales(row, chunk));
+ private:
+  OCTAVO_INLINE float half(const uint8_t* from) {
+    uint16_t bits;
+    std::memcpy(&bits, from, 2);
+    return _cvtsh_ss(bits);
   }
-  OCTAVO_INLINE float bias(const uint8_t* row, int chunk) {
-    return Affine4::bias(row, chunk) + load_half(row + 4 * chunk) * (flips(row, chunk) ? 7.0f : 8.0f);
-  }
-  OCTAVO_INLINE bool flips(const uint8_t* row, int chunk) { return row[4 * chunk + 1] >> 7; }
 };
 
 // What `of` gives for the class of these codes; null for codes without one.
-template <class Side, class Affine, class Of>
+template <class Side, class Of>
 const Side* group_side_of(CodeType codes, Of of) {
   switch (codes) {
     case CodeType::mxfp4: return of(Mxfp4{});
     case CodeType::nvfp4: return of(Nvfp4{});
-    case CodeType::affine4: return of(Affine{});
+    case CodeType::affine4: return of(Affine4{});
     default: return nullptr;
   }
 }

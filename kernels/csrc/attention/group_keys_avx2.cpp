@@ -279,7 +279,7 @@ constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes, load_queries<Code
 }  // namespace
 
 const KeySide* group_keys(CodeType codes) {
-  return group_side_of<KeySide, Affine4>(codes, [](auto code) { return &sides<decltype(code)>; });
+  return group_side_of<KeySide>(codes, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,7 +1,8 @@
 // Weighted sums over mxfp4, nvfp4 and affine4 pages by products of bytes (VPMADDUBSW): softmax weights, times
 // the scale of their row and group, become 8-bit fixed point, codes integers of at most kLargestValue, and
 // their products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to float
-// accumulators. Biases of affine4 are summed as floats.
+// accumulators. Of affine4, whose codes are unsigned, weights are signed, as its scales are, and have one bit
+// less; its biases are summed as floats.
 //
 // Weights are rounded so that no mass is lost, as in byte_weights_avx2.h, but eight columns at a time: a
 // column is a stretch and a group, and hands the rounding error of each position on to the next.
@@ -136,34 +137,44 @@ struct Scales {
   }
 };
 
-// Eight columns of a row's weights in fixed point.
+// What rounding hands on may add one to each weight; signed ones then add up to as much in every stretch.
 template <class Code>
-OCTAVO_INLINE void fix_columns(const float* weights, const Scales<Code>& scales, int row, int first,
-                               const Weights<Code>& to) {
-  // Which lanes are of the second stretch.
+constexpr float kLargestFixed = Code::kUnsigned ? 126 : kLargestWeight;
+template <class Code>
+constexpr float kLargestTotal =
+    Code::kUnsigned ? float(INT16_MAX / Code::kLargestValue - kStretch) : kLargestSum<Code>;
+
+// Eight columns of a row's weights in fixed point; kBoth: some are of the second stretch.
+template <class Code, bool kBoth>
+void fix_columns(const float* weights, const Scales<Code>& scales, int row, int first,
+                 const Weights<Code>& to) {
+  const int of_second = to.column(1, 0) - first;  // the first lane of the second stretch
+  if (!kBoth && of_second <= 0) weights += kStretch;
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  const __m256i limit = _mm256_set1_epi32(to.column(1, 0) - 1 - first);
-  const __m256 second = _mm256_castsi256_ps(_mm256_cmpgt_epi32(lanes, limit));
+  const __m256 second = _mm256_castsi256_ps(_mm256_cmpgt_epi32(lanes, _mm256_set1_epi32(of_second - 1)));
+  const __m256 sign = _mm256_set1_ps(-0.0f);
   __m256 scaled[kStretch], top = _mm256_setzero_ps(), sum = top, bias = top;
 #pragma GCC unroll 2
   for (int i = 0; i < kStretch; ++i) {
-    const __m256 weight =
-        _mm256_blendv_ps(_mm256_set1_ps(weights[i]), _mm256_set1_ps(weights[kStretch + i]), second);
+    __m256 weight = _mm256_set1_ps(weights[i]);
+    if constexpr (kBoth) weight = _mm256_blendv_ps(weight, _mm256_set1_ps(weights[kStretch + i]), second);
     scaled[i] = _mm256_mul_ps(weight, _mm256_load_ps(scales.scales + i * to.columns + first));
-    top = _mm256_max_ps(top, scaled[i]);
-    sum = _mm256_add_ps(sum, scaled[i]);
+    const __m256 magnitude = Code::kUnsigned ? _mm256_andnot_ps(sign, scaled[i]) : scaled[i];
+    top = _mm256_max_ps(top, magnitude);
+    sum = _mm256_add_ps(sum, magnitude);
     if constexpr (Code::kBias)
       bias = _mm256_fmadd_ps(weight, _mm256_load_ps(scales.biases + i * to.columns + first), bias);
   }
-  const __m256 unit = _mm256_max_ps(_mm256_mul_ps(top, _mm256_set1_ps(1 / kLargestWeight)),
-                                    _mm256_mul_ps(sum, _mm256_set1_ps(1 / kLargestSum<Code>)));
+  const __m256 unit = _mm256_max_ps(_mm256_mul_ps(top, _mm256_set1_ps(1 / kLargestFixed<Code>)),
+                                    _mm256_mul_ps(sum, _mm256_set1_ps(1 / kLargestTotal<Code>)));
   const __m256 to_fixed = _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1), unit),
                                         _mm256_cmp_ps(unit, _mm256_set1_ps(1e-33f), _CMP_GT_OQ));
   uint16_t* const pairs = to.pairs + row * to.row_pairs() + first * kPairs;
+  const __m256i byte = _mm256_set1_epi32(0xff), word = _mm256_set1_epi32(0xffff);
   __m256 running = _mm256_setzero_ps();
   __m256i before = _mm256_setzero_si256();
   for (int pair = 0; pair < kPairs; pair += 2) {
-    __m256i fixed[4];
+    __m256i fixed[4], two[2];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       running = _mm256_add_ps(running, _mm256_mul_ps(scaled[2 * pair + i], to_fixed));
@@ -171,9 +182,13 @@ OCTAVO_INLINE void fix_columns(const float* weights, const Scales<Code>& scales,
       fixed[i] = _mm256_sub_epi32(rounded, before);
       before = rounded;
     }
-    const __m256i words = _mm256_packus_epi32(_mm256_or_si256(fixed[0], _mm256_slli_epi32(fixed[1], 8)),
-                                              _mm256_or_si256(fixed[2], _mm256_slli_epi32(fixed[3], 8)));
-    store256(pairs + pair * kLanes8, _mm256_permute4x64_epi64(words, 0xd8));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m256i low = Code::kUnsigned ? _mm256_and_si256(fixed[2 * i], byte) : fixed[2 * i];
+      two[i] = _mm256_or_si256(low, _mm256_slli_epi32(fixed[2 * i + 1], 8));
+      if constexpr (Code::kUnsigned) two[i] = _mm256_and_si256(two[i], word);
+    }
+    store256(pairs + pair * kLanes8, _mm256_permute4x64_epi64(_mm256_packus_epi32(two[0], two[1]), 0xd8));
   }
   const size_t at = size_t(row) * to.columns + first;
   _mm256_storeu_ps(to.units + at, _mm256_mul_ps(unit, _mm256_set1_ps(1.0f / Code::kScale)));
@@ -186,8 +201,12 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   const Weights<Code> fixed(scratch, layout.v.dim, num_rows);
   const Scales<Code> scales(layout, tile, fixed);
   for (int row = 0; row < num_rows; ++row)
-    for (int first = 0; first < fixed.columns; first += kLanes8)
-      fix_columns<Code>(weights + row * kTileTokens, scales, row, first, fixed);
+    for (int first = 0; first < fixed.columns; first += kLanes8) {
+      const int second = fixed.column(1, 0);
+      const bool both = first < second && first + kLanes8 > second;
+      const auto fix = both ? fix_columns<Code, true> : fix_columns<Code, false>;
+      fix(weights + row * kTileTokens, scales, row, first, fixed);
+    }
   accumulate_tile<Code>(layout, tile, fixed, num_rows, scratch, accumulators);
 }
 
@@ -197,7 +216,7 @@ constexpr ValueSide sides = {value_width, value_panel_bytes<Code>, accumulate<Co
 }  // namespace
 
 const ValueSide* group_values(CodeType codes) {
-  return group_side_of<ValueSide, CenteredAffine4>(codes, [](auto code) { return &sides<decltype(code)>; });
+  return group_side_of<ValueSide>(codes, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -17,6 +17,10 @@
 #if defined(__AVX512F__)
 #include "pages/quantize_avx512.h"
 #include "pages/quantize_groups_avx512.h"
+#define OCTAVO_VECTOR_ROWS  // of what these two and pages/quantize_avx2.h have in common
+#elif defined(__AVX2__)
+#include "pages/quantize_avx2.h"
+#define OCTAVO_VECTOR_ROWS
 #endif
 
 namespace octavo {
@@ -25,7 +29,7 @@ namespace {
 // ---- 16-bit rows ----
 
 inline bool store_bf16(const float* row, int dim, uint8_t* codes) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_VECTOR_ROWS)
   if (dim % 16 == 0) return store_bf16_vectors(row, dim, codes);
 #endif
   bool storable = true;
@@ -38,7 +42,7 @@ inline bool store_bf16(const float* row, int dim, uint8_t* codes) {
 }
 
 inline bool store_fp16(const float* row, int dim, uint8_t* codes) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_VECTOR_ROWS)
   if (dim % 16 == 0) return store_fp16_vectors(row, dim, codes);
 #endif
   bool storable = true;
@@ -140,7 +144,7 @@ inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* pl
 // ---- mxfp4 and nvfp4 ----
 
 inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes, uint8_t* scales) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_VECTOR_ROWS)
   return mx ? store_e2m1_groups<2>(row, dim, codes, scales, to_e8m0, e8m0)
             : store_e2m1_groups<1>(row, dim, codes, scales, to_e4m3, e4m3);
 #endif
@@ -161,7 +165,7 @@ inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes
 // ---- int8 and int4 ----
 
 inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scale) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_VECTOR_ROWS)
   if (dim % 16 == 0)
     return bits == 8 ? store_integers_of<8>(row, dim, codes, scale)
                      : store_integers_of<4>(row, dim, codes, scale);
@@ -189,7 +193,7 @@ inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, 
 // ---- affine8 and affine4 ----
 
 inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8_t* scales) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_VECTOR_ROWS)
   return bits == 8 ? store_affine_group_of<8>(row, codes, scales)
                    : store_affine_group_of<4>(row, codes, scales);
 #endif
@@ -211,7 +215,7 @@ inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8
 }
 
 inline bool store_affine(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scales) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_VECTOR_ROWS)
   if (!Extent(row, dim).finite) return false;
 #else
   alignas(64) float magnitudes[kMaxDim];

@@ -6,10 +6,11 @@
 //   rows that decode or reduce made, on their way to their places
 //   a simdgroup has 8 rows; where rows are wide, PARTS = 2 simdgroups have them, half of the width each
 // KEYS keys take two phases with a barrier after each: products of queries and K, while V is loaded;
-// softmax and sums of V, while the next K is loaded. Logits and weights never leave the matrices (tile.metal).
+// softmax and sums of V, while the next K is loaded. With VALUES_FIRST V is loaded and expanded before the
+// products, whose registers its expansion takes. Logits and weights never leave the matrices (tile.metal).
 //! body
-typedef Filling<Keys, HEAD_DIM> KeyFilling;
-typedef Filling<Values, VALUE_DIM> ValueFilling;
+typedef Filling<Keys, HEAD_DIM, AHEAD_BYTES> KeyFilling;
+typedef Filling<Values, VALUE_DIM, AHEAD_BYTES> ValueFilling;
 constexpr uint ROW_GROUPS = NUM_SIMDGROUPS / PARTS;
 constexpr uint KEY_MATRICES = HEAD_DIM / 8, VALUE_MATRICES = VALUE_DIM / 8;
 constexpr uint MY_KEY_MATRICES = (KEY_MATRICES + PARTS - 1) / PARTS;
@@ -120,10 +121,6 @@ for (int index = 0; index < num_tiles; ++index) {
   const uint now = uint(index) % 2 * KEYS, next = KEYS - now;
   const bool is_last = index + 1 == num_tiles;
   simdgroup_float8x8 products[KEYS / 8];
-  UNROLL
-  for (uint c = 0; c < KEYS / 8; ++c) {
-    products[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
   {
     ValueFilling::Raw raws[ValueFilling::TURNS];
     ValueFilling::start(v_codes, value_scale_rows, key_rows + now, thread_index, raws);
@@ -131,6 +128,14 @@ for (int index = 0; index < num_tiles; ++index) {
       find_rows<HEAD_DIM, VALUE_DIM>(
           table, key_scale_rows, value_scale_rows, kv_head, span.tile(index + 1) * KEYS, first_position, last_position,
           thread_index, key_rows + next);
+    }
+#if VALUES_FIRST
+    ValueFilling::finish(v_codes, value_scale_rows, key_rows + now, value_tile, thread_index, raws);
+    KEEP_ORDER
+#endif
+    UNROLL
+    for (uint c = 0; c < KEYS / 8; ++c) {
+      products[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
     if (has_rows) {
       UNROLL
@@ -146,7 +151,9 @@ for (int index = 0; index < num_tiles; ++index) {
         }
       }
     }
+#if !VALUES_FIRST
     ValueFilling::finish(v_codes, value_scale_rows, key_rows + now, value_tile, thread_index, raws);
+#endif
   }
 #if PARTS == 2
   UNROLL

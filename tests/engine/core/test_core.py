@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core_harness import Harness
-from fakes import small_config
+from fakes import byte_tokenizer, fake_info, small_config
 from ledger_runner import ALPHABET, EOS, LedgerRunner
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.build import assemble
 from octavo.engine.core.request import Request
 from octavo.engine.executor.sampling.sampler import Sampled
 from oracle import alone
@@ -264,3 +265,10 @@ def test_a_failure_that_the_parameters_bring_about_is_recorded_as_that(
         ended = [record for step in harness.observer.records for record in step.ended]
         assert ended[-1].invalid == invalid
     harness.assert_idle()
+
+
+def test_chunks_that_are_cut_know_the_tiles_of_the_backend() -> None:
+    config = small_config(target_itl=100.0)
+    runner = LedgerRunner(replace(fake_info(config), row_tile=16))
+    core = assemble(config, runner, byte_tokenizer())
+    assert core._scheduler.limits.row_tile == 16

@@ -15,7 +15,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from attention_cases import with_table  # noqa: E402
-from cpu_pages import digest, expected_pages, hard_rows, make_spec, write_step, written_pages  # noqa: E402
+from cpu_pages import any_rows, digest, expected_pages, hard_rows, make_spec, write_step, written_pages  # noqa: E402
 from format_rows import formats_and_dims  # noqa: E402
 from octavo.kernels import FORMAT_NAMES, _ext, page_format  # noqa: E402
 from octavo.kernels.cpu.backend import CpuPool  # noqa: E402
@@ -37,6 +37,20 @@ def test_pages_are_bit_equal_to_the_numpy_format(name: str, dim: int, page_size:
     np.testing.assert_array_equal(pages, want)
     storable = [page_format(name).store(rows)[2].all(-1) for rows in (keys, values)]
     assert reported == np.flatnonzero(~(storable[0] & storable[1])).tolist()
+
+
+@pytest.mark.parametrize(("name", "dim"), formats_and_dims(32, 64, 128, 192))
+def test_any_floats_are_stored_as_the_format_says_or_reported(name: str, dim: int) -> None:
+    spec = make_spec(name, name, dim=dim, value_dim=dim, page_size=32)
+    slots = np.arange(240, dtype=np.int32)
+    keys, values = (any_rows(len(slots), 2, dim, seed) for seed in (10, 11))
+    pages, reported = written_pages(spec, slots, mx.array(keys), mx.array(values))
+    with np.errstate(all="ignore"):
+        want = expected_pages(spec, slots, keys, values)
+        storable = [page_format(name).store(rows)[2].all(-1) for rows in (keys, values)]
+    np.testing.assert_array_equal(pages, want)
+    assert reported == np.flatnonzero(~(storable[0] & storable[1])).tolist()
+    assert set(range(180, 240)) <= set(reported)  # their last quarter
 
 
 @pytest.mark.parametrize(

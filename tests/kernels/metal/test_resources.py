@@ -29,7 +29,19 @@ def test_fp4_kernels_fit_into_registers(dim: int, group: int) -> None:
         assert found[kernel].scratch_bytes == 0, kernel
 
 
-@pytest.mark.parametrize(("name", "dim", "group"), [("fp4", 256, 8), ("bf16", 128, 4), ("bf16", 256, 8)])
+@pytest.mark.parametrize(
+    ("name", "dim", "group"),
+    [
+        ("fp4", 256, 8),
+        ("bf16", 128, 4),
+        ("bf16", 256, 8),
+        ("mxfp4", 128, 1),
+        ("nvfp4", 128, 4),
+        ("nvfp4", 256, 8),
+        ("fp5", 256, 4),
+        ("affine8", 128, 4),
+    ],
+)
 def test_two_threadgroups_of_a_chunk_fit_into_a_core(name: str, dim: int, group: int) -> None:
     chunk = examine(name, dim, group, only="chunk")["chunk"]
     assert chunk.registers <= MAX_REGISTERS
