@@ -80,8 +80,8 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
 def draft_rows(step: Step) -> tuple[int, int] | None:
     """The sequences that get a token from a step, and the drafts in it; None if it computes anything else."""
     num_drafts = 0
-    for _, start, stop, samples, siblings, drafts in step.work:
-        if not samples or siblings or stop - start != 1:
+    for _, start, stop, samples, parallel_samples, drafts in step.work:
+        if not samples or parallel_samples or stop - start != 1:
             return None
         num_drafts += len(drafts)
     return len(step.work), num_drafts
