@@ -10,26 +10,8 @@ from __future__ import annotations
 from octavo.block_manager import BlockManager, PageTable
 
 from .budget import TokenBudget
-from .step_cost import StepCost, with_drafts
-from .types import ScheduledChunk, Sequence, Step, StepShape
-
-NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
-a recorded program, and the first ones of each number cost several times as much."""
-
-UNKNOWN_COST = 0.2
-"""Of a row beside one sequence, as a share of its step, before any step was timed."""
-
-
-def draft_cost(cost: StepCost, step: Step) -> float:
-    """What one more row takes beside the sequences that got a token from ``step``, as a share of the
-    next step's time without it."""
-    ends = [item.end for item in step.work if item.samples]
-    shape = StepShape(len(ends), 0, sum(ends), 0)
-    seconds = cost.predict(shape)
-    if not ends or not seconds > 0:
-        return UNKNOWN_COST / max(1, len(ends))
-    return cost.predict(with_drafts(shape, max(ends), 1)) / seconds - 1
+from .draft_times import NUM_ROWS
+from .types import ScheduledChunk, Sequence, Step
 
 
 def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
@@ -93,3 +75,13 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
     if wanted > 0 and blocks.reserve(table, item.stop + wanted):
         return wanted
     return min(wanted, table.capacity - item.stop)
+
+
+def draft_rows(step: Step) -> tuple[int, int] | None:
+    """The sequences that get a token from a step, and the drafts in it; None if it computes anything else."""
+    num_drafts = 0
+    for _, start, stop, samples, parallel_samples, drafts in step.work:
+        if not samples or parallel_samples or stop - start != 1:
+            return None
+        num_drafts += len(drafts)
+    return len(step.work), num_drafts

@@ -11,7 +11,8 @@ from octavo.block_manager import BlockManager
 from .arrivals import Arrivals
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
-from .drafts import draft_cost, drop_rejected, plan_drafts
+from .draft_times import DraftTimes
+from .drafts import draft_rows, drop_rejected, plan_drafts
 from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
 from .preemption import lost_work
@@ -65,7 +66,7 @@ class Scheduler:
         self._connector = connector or NoConnector()
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
-        self._weighs_drafts = False
+        self._draft_times: DraftTimes | None = None  # once somebody asks for them
         queue = FirstComeQueue() if waiting is None else waiting
         self._queues = SequenceQueues(blocks, limits.max_running, queue)
         self._returns = Returns(self._connector, self._queues, self.prompt_pace)
@@ -208,14 +209,17 @@ class Scheduler:
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
         self.prompt_pace.observe(step, seconds)
-        learner = self._targets.latency or (self._targets.cost if self._weighs_drafts else None)
-        if learner is not None:
-            learner.observe(step.shape or shape_of(step.work), seconds)
+        if (latency := self._targets.latency) is not None:
+            latency.observe(step.shape or shape_of(step.work), seconds)
+        if self._draft_times is not None and (rows := draft_rows(step)) is not None:
+            self._draft_times.observe(*rows, seconds)
 
-    def draft_cost(self, step: Step) -> float:
-        """What a row for a draft takes in the step after this one, as a share of its time without it."""
-        self._weighs_drafts = True
-        return draft_cost(self._targets.cost, step)
+    @property
+    def draft_times(self) -> DraftTimes:
+        """How many times as long steps with drafts take."""
+        if self._draft_times is None:
+            self._draft_times = DraftTimes()
+        return self._draft_times
 
     def commit(self, step: Step, results: abc.Sequence[SampleResult]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.

@@ -329,16 +329,12 @@ class EngineCore:
                 ended.drafting.finished(ended.sequence.tokens)
         self._said.clear()
         going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
-        self._guesses.guess(going_on, lambda: self._scheduler.draft_cost(step))
-        cost: float | None = None
+        if any(sample.drafting is not None for sample in going_on):
+            times = self._scheduler.draft_times
+            self._guesses.guess(going_on, times.cost)
+            self._speculation.allot(going_on, times.ratios)
         for sample in going_on:
-            drafts: tuple[int, ...] = ()
-            if (drafting := sample.drafting) is not None:
-                cost = self._scheduler.draft_cost(step) if cost is None else cost
-                room, tokens = sample.request.max_tokens - sample.num_tokens, sample.sequence.tokens
-                drafts = drafting.propose(tokens, room, cost=cost, others=len(going_on) - 1)
-                sample.sequence.drafts = drafts
-            sample.state.prepare(drafts)
+            sample.state.prepare(sample.sequence.drafts)
 
     def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
         """End the sequences whose K/V went wrong in the middle of the prompt, before anything of

@@ -34,9 +34,9 @@ class ModelGuesses:
         if self._model is not None and (guesses := self._guesses.pop(sample, None)) is not None:
             self._model.close(guesses)
 
-    def guess(self, going_on: list[Sample], draft_cost: Callable[[], float]) -> None:
+    def guess(self, going_on: list[Sample], draft_cost: Callable[[int], float]) -> None:
         """Give the drafters of these samples, all that got a token from the last step, their guesses.
-        ``draft_cost``: of one more row, see ``Scheduler.draft_cost``; asked once, and only if it matters."""
+        ``draft_cost``: of a draft beside so many sequences, see ``DraftTimes.cost``."""
         if self._model is None:
             return
         began = self._clock()
@@ -47,12 +47,11 @@ class ModelGuesses:
             if sample.drafting is None or (drafter := sample.drafting.by_model) is None:
                 continue
             if not asks:
-                cost = draft_cost()
+                cost = draft_cost(len(going_on))
                 if self._step_s:
                     cost += self._model.round_s / self._step_s / len(going_on)
             tokens = sample.sequence.tokens
-            room = sample.request.max_tokens - sample.num_tokens
-            count = sample.drafting.num_guesses(tokens, room, cost=cost, others=others)
+            count = sample.drafting.num_guesses(tokens, sample.room, cost=cost, others=others)
             asks.append(Ask(self._guesses[sample], tokens, sample.state, count))
             drafters.append(drafter)
         for drafter, guesses in zip(drafters, self._model.guess(asks), strict=True):

@@ -149,6 +149,11 @@ class Sample:
         self._detokenizer = tokenizer.detokenizer(context=sequence.tokens[-8:])
         self._stops = StopChecker(request.params.stop)
 
+    @property
+    def room(self) -> int:
+        """Tokens that it may still get."""
+        return self.request.max_tokens - self.num_tokens
+
     def accept(self, sampled: Sampled) -> Delta:
         """Take the next token, decide whether the sample ends with it, and say what is new."""
         token = sampled.token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,4 +37,13 @@ def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert others >= 0
         return most
 
+    def everybodys(
+        wishes: Sequence[tuple[float, int]], plain: int, ratios: Sequence[tuple[int, float]], **_: float
+    ) -> list[int]:
+        assert len(wishes) <= plain
+        assert all(0 <= hold <= 1 and most > 0 for hold, most in wishes)
+        assert all(ratio >= 1 for _, ratio in ratios)
+        return [most for _, most in wishes]
+
     monkeypatch.setattr(drafting, "num_drafts", all_of_them)
+    monkeypatch.setattr(drafting, "allot", everybodys)

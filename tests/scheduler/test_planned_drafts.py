@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
-from octavo.scheduler.drafts import NUM_ROWS
+from octavo.scheduler.draft_times import NUM_ROWS
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=12))

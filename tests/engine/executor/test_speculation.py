@@ -59,6 +59,7 @@ def test_drafts_change_nothing(folder: Path, backend: str) -> None:
     check(folder, seeds=range(2), count=10, drafters=("ngram", "suffix"), backend=backend)
 
 
+@pytest.mark.usefixtures("every_draft_is_computed")
 def test_outputs_of_others_of_the_tenant_are_drafted(folder: Path) -> None:
     """What was said before is said again: nearly nothing is left to compute token by token."""
     watched = Drafts()

@@ -1,0 +1,100 @@
+"""How many times as long a step takes that computes drafts, learned from steps with some and with none."""
+
+from __future__ import annotations
+
+import bisect
+import math
+
+NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
+a recorded program, and the first ones of each number take longer."""
+
+UNKNOWN_COST = 0.2
+"""Of a draft beside one sequence, as a share of its step, before any step was timed."""
+
+_LEARNING = 0.05  # weight of the latest step, once some twenty were seen
+_PRIOR = 2.0  # steps that the line through all numbers of drafts counts for, at one of them
+_OUTLIER = 0.7  # of a logarithm: a step twice as long as expected says no more than that
+
+
+class _Mean:
+    """A mean that forgets, and that no single value moves far."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+        self.count = 0
+
+    def add(self, value: float, *, prior: float = 0.0) -> None:
+        self.count += 1
+        error = value - self.value
+        if self.count > 1 or prior:
+            error = max(-_OUTLIER, min(_OUTLIER, error))
+        self.value += max(_LEARNING, 1 / (self.count + prior)) * error
+
+
+class _OfSequences:
+    """For one number of sequences."""
+
+    def __init__(self, share: float) -> None:
+        self.plain = _Mean()  # logarithm of a step's seconds
+        self.share = _Mean(share)  # of the plain step, for each draft
+        self.cells: dict[int, _Mean] = {}  # logarithm of the ratio, by the number of drafts
+
+
+class DraftTimes:
+    """Ratios of times, for each number of sequences and of drafts.
+
+    Times double and triple for a while on a busy machine, so logarithms are averaged and outliers cut. A line
+    would not do: kernels compute eight rows in the time of seven, and the second row takes longer than the
+    third. A number of drafts that was seldom computed is believed to lie near the line through the others.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _OfSequences] = {}
+
+    def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
+        """A step took so long that gave each sequence a token and computed nothing else but drafts."""
+        if not (math.isfinite(seconds) and seconds > 0 and num_sequences):
+            return
+        known = self._known.get(num_sequences)
+        if known is None:
+            known = self._known[num_sequences] = _OfSequences(self.cost(num_sequences))
+        if not num_drafts:
+            known.plain.add(math.log(seconds))
+        elif known.plain.count:
+            ratio = math.log(seconds) - known.plain.value
+            ratio = max(-_OUTLIER, min(ratio, math.log1p(self.cost(num_sequences) * num_drafts) + _OUTLIER))
+            known.share.add(math.expm1(ratio) / num_drafts, prior=_PRIOR)
+            cell = known.cells.get(num_drafts)
+            if cell is None:
+                cell = known.cells[num_drafts] = _Mean(ratio)
+            cell.add(ratio)
+
+    def ratios(self, num_sequences: int, most: int) -> list[tuple[int, float]]:
+        """Numbers of drafts, up to ``most`` and each one of ``NUM_ROWS``, and how many times as long as
+        without drafts a step takes with them: never less for more of them."""
+        counts = NUM_ROWS[: bisect.bisect_right(NUM_ROWS, most)]
+        known = self._known.get(num_sequences)
+        share = self.cost(num_sequences)
+        cells = {} if known is None else known.cells
+        found: list[tuple[int, float]] = []
+        least = 1.0
+        for count in counts:
+            ratio = 1.0 + share * count
+            if (cell := cells.get(count)) is not None:
+                seen = min(cell.count, 1 / _LEARNING)
+                ratio = (_PRIOR * ratio + seen * math.exp(cell.value)) / (_PRIOR + seen)
+            least = max(least, ratio)
+            found.append((count, least))
+        return found
+
+    def cost(self, num_sequences: int) -> float:
+        """Of one draft of many, as a share of a step without any."""
+        if (known := self._known.get(num_sequences)) is not None:
+            return max(0.0, known.share.value)
+        if not num_sequences or not self._known:
+            return UNKNOWN_COST / max(1, num_sequences)
+        nearest = min(self._known, key=lambda number: abs(math.log(number / num_sequences)))
+        return self.cost(nearest) * nearest / num_sequences

@@ -1,0 +1,84 @@
+"""What steps with drafts take, beside steps without."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from octavo.scheduler import ScheduledChunk, Step
+from octavo.scheduler import Sequence as Served
+from octavo.scheduler.draft_times import NUM_ROWS, UNKNOWN_COST, DraftTimes
+from octavo.scheduler.drafts import draft_rows
+
+STEPS = {0: 0.030, 1: 0.043, 2: 0.048, 3: 0.0485, 4: 0.056, 6: 0.062, 8: 0.069}  # seconds, by drafts: no line
+
+
+def taught(*, noise: float, num_sequences: int = 1) -> DraftTimes:
+    rng = random.Random(1)
+    times = DraftTimes()
+    for _ in range(40):
+        for count, seconds in STEPS.items():
+            times.observe(num_sequences, count, seconds * rng.lognormvariate(0.0, noise))
+    return times
+
+
+def test_before_any_step_a_draft_costs_less_beside_more_sequences() -> None:
+    times = DraftTimes()
+    assert times.ratios(1, 2) == [(1, 1 + UNKNOWN_COST), (2, 1 + 2 * UNKNOWN_COST)]
+    assert times.cost(8) == UNKNOWN_COST / 8
+    assert times.ratios(1, 0) == []
+
+
+@pytest.mark.parametrize(("noise", "error"), [(0.0, 0.03), (0.1, 0.08), (0.5, 0.25)])
+def test_ratios_of_each_number_of_drafts_are_learned(noise: float, error: float) -> None:
+    ratios = dict(taught(noise=noise).ratios(1, 8))
+    assert ratios == pytest.approx({n: t / 0.030 for n, t in STEPS.items() if n}, rel=error)
+
+
+def test_a_step_that_took_a_hundred_times_as_long_changes_little() -> None:
+    times = taught(noise=0.0)
+    before = dict(times.ratios(1, 8))
+    times.observe(1, 4, 5.6)
+    times.observe(1, 0, 3.0)
+    assert dict(times.ratios(1, 8)) == pytest.approx(before, rel=0.06)
+
+
+def test_the_machine_may_become_slower() -> None:
+    times = taught(noise=0.0)
+    for _ in range(100):
+        for count, seconds in STEPS.items():
+            times.observe(1, count, 3 * seconds)
+    assert dict(times.ratios(1, 8)) == pytest.approx({n: t / 0.030 for n, t in STEPS.items() if n}, rel=0.08)
+
+
+def test_more_drafts_never_cost_less_and_unknown_ones_lie_on_the_line() -> None:
+    times = taught(noise=0.5)
+    ratios = times.ratios(1, 600)
+    assert [count for count, _ in ratios] == list(NUM_ROWS)
+    values = [ratio for _, ratio in ratios]
+    assert values == sorted(values)
+    assert values[0] >= 1.0
+    assert dict(ratios)[128] == pytest.approx(1 + 128 * times.cost(1))
+
+
+def test_what_is_known_of_other_numbers_of_sequences_is_scaled() -> None:
+    times = taught(noise=0.0, num_sequences=8)
+    assert times.cost(4) == pytest.approx(2 * times.cost(8))
+    assert times.cost(32) == pytest.approx(times.cost(8) / 4)
+
+
+def test_drafts_seen_before_any_plain_step_and_times_that_are_none_say_nothing() -> None:
+    times = DraftTimes()
+    times.observe(2, 4, 0.5)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        times.observe(2, 0, seconds)
+    times.observe(0, 0, 0.5)
+    assert times.cost(2) == UNKNOWN_COST / 2
+
+
+def test_steps_that_compute_a_prompt_are_not_compared() -> None:
+    one, other = (Served(name, [1] * 9, 9) for name in "ab")
+    decode = ScheduledChunk(one, 8, 9, True, drafts=(1, 2))
+    assert draft_rows(Step((decode, ScheduledChunk(other, 8, 9, True)))) == (2, 2)
+    assert draft_rows(Step((decode, ScheduledChunk(other, 0, 8, False)))) is None
