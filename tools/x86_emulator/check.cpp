@@ -241,10 +241,6 @@ void shuffles() {
   alignas(64) Floats aligned;
   _mm512_store_ps(aligned.at, _mm512_load_ps(Floats::of([](int i) { return i; }).at));
   EXPECT(aligned.at[15] == 15);
-  float four[4] = {1, 2, 3, 4}, more[4] = {5, 6, 7, 8}, low[4], upper[4];
-  _mm_storeu_ps(low, _mm_unpacklo_ps(_mm_loadu_ps(four), _mm_loadu_ps(more)));
-  _mm_storeu_ps(upper, _mm_unpackhi_ps(_mm_loadu_ps(four), _mm_loadu_ps(more)));
-  EXPECT(low[1] == 5 && low[2] == 2 && upper[0] == 3 && upper[3] == 8);
 }
 
 void dots() {

@@ -11,7 +11,6 @@
 #define _MM_HINT_T1 2
 #define _mm_prefetch(address, hint) ((void)(address))
 
-OCTAVO_EMULATED __m128 _mm_loadu_ps(const float* from) { return x86_emulator::read<__m128>(from); }
 OCTAVO_EMULATED __m128i _mm_load_si128(const __m128i* from) {
   return x86_emulator::read_aligned<__m128i>(from);
 }
@@ -31,7 +30,6 @@ OCTAVO_EMULATED __m512i _mm512_maskz_loadu_epi16(__mmask32 mask, const void* fro
 OCTAVO_EMULATED __m512i _mm512_maskz_loadu_epi32(__mmask16 mask, const void* from) {
   return (__m512i)x86_emulator::read_masked<int32_t>(mask, from);
 }
-OCTAVO_EMULATED void _mm_storeu_ps(float* to, __m128 value) { x86_emulator::write(to, value); }
 OCTAVO_EMULATED void _mm_storeu_si128(__m128i* to, __m128i value) { x86_emulator::write(to, value); }
 OCTAVO_EMULATED void _mm256_storeu_si256(__m256i* to, __m256i value) { x86_emulator::write(to, value); }
 OCTAVO_EMULATED __m512 _mm512_load_ps(const void* from) { return x86_emulator::read_aligned<__m512>(from); }
@@ -294,9 +292,6 @@ OCTAVO_EMULATED __m512i _mm512_unpacklo_epi32(__m512i a, __m512i b) { return oct
 OCTAVO_EMULATED __m512i _mm512_unpackhi_epi32(__m512i a, __m512i b) { return octavo_unpack<int32_t, true>(a, b); }
 OCTAVO_EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) { return octavo_unpack<int64_t, false>(a, b); }
 OCTAVO_EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) { return octavo_unpack<int64_t, true>(a, b); }
-
-OCTAVO_EMULATED __m128 _mm_unpacklo_ps(__m128 a, __m128 b) { return __m128{a[0], b[0], a[1], b[1]}; }
-OCTAVO_EMULATED __m128 _mm_unpackhi_ps(__m128 a, __m128 b) { return __m128{a[2], b[2], a[3], b[3]}; }
 
 // VPSHUFB: each byte of the index looks up its own 128 bits; a byte with its top bit set gives zero.
 OCTAVO_EMULATED __m512i _mm512_shuffle_epi8(__m512i a, __m512i index) {
