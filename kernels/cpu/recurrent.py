@@ -58,11 +58,7 @@ def gated_delta(
     *,
     gates: DeltaGates = READY,
 ) -> tuple[mx.array, mx.array]:
-    """The gated delta rule; ``reference.recurrent.gated_delta`` has the formula.
-
-    pool float32 [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] for a gate of
-    each value; b [T, Hv]. y is of the dtype of v.
-    """
+    """See ``RecurrentKernels.gated_delta``."""
     return _ext.gated_delta(
         pool,
         step.segments,
@@ -89,11 +85,7 @@ def causal_conv(
     *,
     silu: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """A depthwise causal convolution over the rows of each sequence, with its activation.
-
-    pool [N, K - 1, C], earlier inputs, of the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y is
-    of the dtype of x. mlx's Conv1d keeps its weight as [C, K, 1]: turn it once, when the model is loaded.
-    """
+    """See ``RecurrentKernels.causal_conv``."""
     return _ext.causal_conv(pool, step.segments, step.checkpoints, x, weight, bias, silu=silu)
 
 
@@ -107,11 +99,7 @@ def ssd(
     *,
     parameters: SsdParameters,
 ) -> tuple[mx.array, mx.array]:
-    """Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula.
-
-    pool float32 [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], as the layer gives it. Ds is a
-    multiple of 16. y is of the dtype of x.
-    """
+    """See ``RecurrentKernels.ssd``; Ds is a multiple of 16."""
     return _ext.ssd(
         pool,
         step.segments,

@@ -172,15 +172,9 @@ inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, 
 #endif
   alignas(64) float magnitudes[kMaxDim];
   if (!load_magnitudes(row, dim, magnitudes)) return false;
-  const float factor = bits == 8 ? 1.0f / 127 : 1.0f / 7;
-  const float lowest = bits == 8 ? -127.0f : -8.0f, highest = bits == 8 ? 127.0f : 7.0f;
-  const uint16_t half = float_to_f16(std::min(largest(magnitudes, dim) * factor, kMaxHalf));
-  store_half(scale, half);
-  if (half == 0) {
-    std::memset(codes, 0, size_t(dim) * bits / 8);
-    return true;
-  }
-  const float step = f16_to_float(half);
+  const float step = store_integer_scale(largest(magnitudes, dim), bits, dim, codes, scale);
+  if (step == 0) return true;
+  const float lowest = lowest_integer(bits), highest = highest_integer(bits);
   alignas(64) int8_t values[kMaxDim];
   for (int i = 0; i < dim; ++i)
     values[i] = int8_t(std::min(std::max(std::nearbyintf(row[i] / step), lowest), highest));

@@ -52,16 +52,11 @@ template <int kBits>
 inline bool store_integers_of(const float* row, int dim, uint8_t* codes, uint8_t* scale) {
   const Extent extent(row, dim);
   if (!extent.finite) return false;
-  const float factor = kBits == 8 ? 1.0f / 127 : 1.0f / 7;
-  const uint16_t half = float_to_f16(std::min(extent.largest * factor, kMaxHalf));
-  store_half(scale, half);
-  if (half == 0) {
-    std::memset(codes, 0, size_t(dim) * kBits / 8);
-    return true;
-  }
-  const __m512 step = _mm512_set1_ps(f16_to_float(half));
-  const __m512 lowest = _mm512_set1_ps(kBits == 8 ? -127.0f : -8.0f);
-  const __m512 highest = _mm512_set1_ps(kBits == 8 ? 127.0f : 7.0f);
+  const float stored = store_integer_scale(extent.largest, kBits, dim, codes, scale);
+  if (stored == 0) return true;
+  const __m512 step = _mm512_set1_ps(stored);
+  const __m512 lowest = _mm512_set1_ps(lowest_integer(kBits));
+  const __m512 highest = _mm512_set1_ps(highest_integer(kBits));
   for (int i = 0; i < dim; i += 16)
     store_quotients<kBits>(_mm512_loadu_ps(row + i), step, lowest, highest, codes + i * kBits / 8);
   return true;

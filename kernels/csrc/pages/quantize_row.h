@@ -53,6 +53,21 @@ inline float halving_sum(float* values, int width) {
   return values[0];
 }
 
+// ---- int8 and int4 ----
+
+constexpr float lowest_integer(int bits) { return bits == 8 ? -127.0f : -8.0f; }
+constexpr float highest_integer(int bits) { return bits == 8 ? 127.0f : 7.0f; }
+
+// Stores the scale of a row of integers whose largest magnitude is absmax, and returns it; where it rounds to
+// none returns 0, and the codes, all zero, are stored too.
+inline float store_integer_scale(float absmax, int bits, int dim, uint8_t* codes, uint8_t* scale) {
+  const float factor = bits == 8 ? 1.0f / 127 : 1.0f / 7;
+  const uint16_t half = float_to_f16(std::min(absmax * factor, kMaxHalf));
+  store_half(scale, half);
+  if (half == 0) std::memset(codes, 0, size_t(dim) * bits / 8);
+  return half == 0 ? 0.0f : f16_to_float(half);
+}
+
 // ---- scales of groups ----
 
 inline uint8_t to_e8m0(float absmax) {

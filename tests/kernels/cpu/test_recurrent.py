@@ -5,18 +5,16 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.nn.layers.activations import silu
-from mlx.nn.layers.convolution import Conv1d
-from mlx_lm.models import gated_delta as mlx_lm_delta
 
 from native import at_every_level, require_extension, run_at_level
+from recurrent_parity import check_convolution, check_gated_delta, fresh
 
 _ext = require_extension()
 
 from octavo.kernels.cpu import recurrent  # noqa: E402
 from octavo.kernels.cpu.recurrent import StateArrays  # noqa: E402
 from octavo.kernels.recurrent_kernels import DeltaGates  # noqa: E402
-from octavo.kernels.state_segments import NO_STATE, StateSegments  # noqa: E402
+from octavo.kernels.state_segments import StateSegments  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -27,16 +25,8 @@ def _on_the_cpu() -> None:
     mx.random.seed(1)
 
 
-def close(a: mx.array, b: mx.array, tolerance: float) -> bool:
-    x, y = (np.array(value.astype(mx.float32)) for value in (a, b))
-    return bool(np.abs(x - y).max() <= tolerance * np.abs(y).max())
-
-
-def fresh(lengths: list[int]) -> StateArrays:
-    """Segments of new sequences, each in the slot of its number."""
-    step = StateSegments.of(lengths, source=[NO_STATE] * len(lengths), target=range(len(lengths)))
-    step.check(len(lengths))
-    return StateArrays.of(step)
+def new_arrays(lengths: list[int]) -> StateArrays:
+    return StateArrays.of(fresh(lengths))
 
 
 @at_every_level
@@ -49,43 +39,12 @@ def test_every_level_agrees_with_float64_and_with_itself(level: str) -> None:
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 2e-6), (mx.bfloat16, 2e-2)])
 def test_gated_delta_is_mlx_lms(vector: bool, dtype: mx.Dtype, tolerance: float) -> None:
-    T, Hk, Hv, D = 9, 2, 4, 32
-    q, k = (mx.fast.rms_norm(mx.random.normal((1, T, Hk, D)), None, 1e-6) / D for _ in range(2))
-    v, b = mx.random.normal((1, T, Hv, D)), mx.random.normal((1, T, Hv))
-    a = mx.random.normal((1, T, Hv, D) if vector else (1, T, Hv))
-    A_log, dt_bias = mx.random.normal((Hv, 1) if vector else (Hv,)), mx.random.normal(a.shape[2:])
-    q, k, v, a, b = (x.astype(dtype) for x in (q, k, v, a, b))
-    for bound in (None, -4.0):
-        wanted, state = mlx_lm_delta.gated_delta_update(
-            q, k, v, a, b, A_log, dt_bias, lower_bound=bound, allow_neg_eigval=True
-        )
-        gates = DeltaGates(
-            kind="softplus" if bound is None else "bounded",
-            A_log=A_log,
-            dt_bias=dt_bias,
-            lower_bound=bound or 0.0,
-            beta_scale=2.0,
-        )
-        rows = [x[0] for x in (q, k, v, a, b)]
-        pool, y = recurrent.gated_delta(mx.zeros((1, Hv, D, D)), fresh([T]), *rows, gates=gates)
-        assert y.dtype == dtype
-        assert close(y, wanted[0], tolerance)
-        assert close(pool, state, tolerance)
+    check_gated_delta(recurrent, dtype, tolerance, vector=vector)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 2e-6), (mx.bfloat16, 1e-2)])
 def test_convolutions_are_mlx_own(dtype: mx.Dtype, tolerance: float) -> None:
-    layer = Conv1d(48, 48, 4, groups=48, bias=True)
-    layer.set_dtype(dtype)
-    x = mx.random.normal((11, 48)).astype(dtype)
-    wanted = silu(layer(mx.pad(x, [(3, 0), (0, 0)])[None]))[0]
-    weight = mx.contiguous(layer.weight[..., 0].T)
-    pool, y = recurrent.causal_conv(
-        mx.zeros((1, 3, 48), dtype), fresh([11]), x, weight, layer.bias, silu=True
-    )
-    assert y.dtype == dtype
-    assert close(y, wanted, tolerance)
-    assert mx.array_equal(pool[0], x[-3:])
+    check_convolution(recurrent, dtype, tolerance)
 
 
 def test_inputs_may_be_parts_of_wider_rows() -> None:
@@ -95,12 +54,12 @@ def test_inputs_may_be_parts_of_wider_rows() -> None:
     q, k, v = (x.reshape(T, H, D) for x in mx.split(wide, 3, axis=-1))
     gates = mx.sigmoid(mx.random.normal((T, 2 * H)))
     parts = [q, k, v, gates[:, ::2], gates[:, H:]]
-    _, y = recurrent.gated_delta(mx.zeros((1, H, D, D)), fresh([T]), *parts)
-    _, wanted = recurrent.gated_delta(mx.zeros((1, H, D, D)), fresh([T]), *map(mx.contiguous, parts))
+    _, y = recurrent.gated_delta(mx.zeros((1, H, D, D)), new_arrays([T]), *parts)
+    _, wanted = recurrent.gated_delta(mx.zeros((1, H, D, D)), new_arrays([T]), *map(mx.contiguous, parts))
     assert mx.array_equal(y, wanted)
-    _, y = recurrent.causal_conv(mx.zeros((1, 2, 32)), fresh([T]), wide[:, 32:64], mx.ones((3, 32)))
+    _, y = recurrent.causal_conv(mx.zeros((1, 2, 32)), new_arrays([T]), wide[:, 32:64], mx.ones((3, 32)))
     _, wanted = recurrent.causal_conv(
-        mx.zeros((1, 2, 32)), fresh([T]), mx.contiguous(wide[:, 32:64]), mx.ones((3, 32))
+        mx.zeros((1, 2, 32)), new_arrays([T]), mx.contiguous(wide[:, 32:64]), mx.ones((3, 32))
     )
     assert mx.array_equal(y, wanted)
 
@@ -109,7 +68,7 @@ def test_a_pool_is_written_in_place() -> None:
     pool = mx.zeros((3, 2, 8))
     mx.eval(pool)
     memory = np.asarray(pool)
-    new, y = recurrent.causal_conv(pool, fresh([2]), mx.ones((2, 8)), mx.ones((3, 8)))
+    new, y = recurrent.causal_conv(pool, new_arrays([2]), mx.ones((2, 8)), mx.ones((3, 8)))
     mx.eval(new, y)
     assert (memory[0] == 1).all()
     assert (memory[1:] == 0).all()
@@ -140,18 +99,18 @@ def test_recorded_programs_take_other_slots_in_every_run() -> None:
 def test_a_nan_stays_in_its_own_sequence() -> None:
     x = mx.ones((4, 8))
     x[1] = float("nan")
-    pool, y = recurrent.causal_conv(mx.zeros((2, 2, 8)), fresh([2, 2]), x, mx.ones((3, 8)))
+    pool, y = recurrent.causal_conv(mx.zeros((2, 2, 8)), new_arrays([2, 2]), x, mx.ones((3, 8)))
     assert np.isnan(np.array(y)).any(axis=1).tolist() == [False, True, False, False]
     assert np.isnan(np.array(pool)).any(axis=(1, 2)).tolist() == [True, False]
     rows = [mx.ones((4, 1, 16)) / 4 for _ in range(3)] + [mx.ones((4, 1)) / 2] * 2
     rows[2][1, 0, 0] = float("nan")
-    pool, y = recurrent.gated_delta(mx.zeros((2, 1, 16, 16)), fresh([2, 2]), *rows)
+    pool, y = recurrent.gated_delta(mx.zeros((2, 1, 16, 16)), new_arrays([2, 2]), *rows)
     assert np.isnan(np.array(y)).any(axis=(1, 2)).tolist() == [False, True, False, False]
     assert np.isnan(np.array(pool)).any(axis=(1, 2, 3)).tolist() == [True, False]
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    step, x = fresh([2]), mx.ones((2, 1, 16))
+    step, x = new_arrays([2]), mx.ones((2, 1, 16))
     gate = mx.ones((2, 1))
     with pytest.raises(ValueError, match="multiple of 16, at most 256, got 24"):
         recurrent.gated_delta(mx.zeros((1, 1, 16, 24)), step, x, x, x, gate, gate)

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx.nn.layers.activations import silu
-from mlx.nn.layers.convolution import Conv1d
-from mlx_lm.models import gated_delta as mlx_lm_delta
 from mlx_lm.models import ssm as mlx_lm_ssm
 
 import recurrent_cases
@@ -26,8 +23,9 @@ from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays
 from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters
 from octavo.kernels.state_segments import NO_STATE, StateSegments
-from recurrent_cases import LENGTH, Case, bits, floats, run
+from recurrent_cases import LENGTH, Case, bits, run
 from recurrent_checks import check_checkpoints, check_truth
+from recurrent_parity import check_convolution, check_gated_delta, close, fresh
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
@@ -51,18 +49,6 @@ def name_of(case: Case) -> str:
 def _on_the_cpu() -> None:
     mx.set_default_device(mx.cpu)
     mx.random.seed(1)
-
-
-def close(a: mx.array, b: mx.array, tolerance: float) -> bool:
-    x, y = floats(a), floats(b)
-    return bool(np.abs(x - y).max() <= tolerance * np.abs(y).max())
-
-
-def fresh(lengths: list[int]) -> StateSegments:
-    """Segments of new sequences, each in the slot of its number."""
-    step = StateSegments.of(lengths, source=[NO_STATE] * len(lengths), target=range(len(lengths)))
-    step.check(len(lengths))
-    return step
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -151,29 +137,7 @@ def call(case: Case, pool: mx.array, step: StateSegments, rows: list[mx.array]) 
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 2e-6), (mx.bfloat16, 2e-2)])
 def test_gated_delta_is_mlx_lms(vector: bool, dtype: mx.Dtype, tolerance: float) -> None:
-    T, Hk, Hv, D = 9, 2, 4, 32
-    q, k = (mx.fast.rms_norm(mx.random.normal((1, T, Hk, D)), None, 1e-6) / D for _ in range(2))
-    v, b = mx.random.normal((1, T, Hv, D)), mx.random.normal((1, T, Hv))
-    a = mx.random.normal((1, T, Hv, D) if vector else (1, T, Hv))
-    A_log, dt_bias = mx.random.normal((Hv, 1) if vector else (Hv,)), mx.random.normal(a.shape[2:])
-    q, k, v, a, b = (x.astype(dtype) for x in (q, k, v, a, b))
-    for bound in (None, -4.0):
-        wanted, state = mlx_lm_delta.gated_delta_update(
-            q, k, v, a, b, A_log, dt_bias, lower_bound=bound, allow_neg_eigval=True
-        )
-        gates = DeltaGates(
-            kind="softplus" if bound is None else "bounded",
-            A_log=A_log,
-            dt_bias=dt_bias,
-            lower_bound=bound or 0.0,
-            beta_scale=2.0,
-        )
-        rows = [x[0] for x in (q, k, v, a, b)]
-        pool = mx.zeros((1, Hv, D, D))
-        _, y = KERNELS.gated_delta(pool, SegmentArrays.of(fresh([T])), *rows, gates=gates)
-        assert y.dtype == dtype
-        assert close(y, wanted[0], tolerance)
-        assert close(pool, state, tolerance)
+    check_gated_delta(KERNELS, dtype, tolerance, vector=vector)
 
 
 def test_a_rate_for_each_value_of_a_gate_is_read() -> None:
@@ -215,16 +179,7 @@ def test_ssd_is_mlx_lms(dtype: mx.Dtype, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 2e-6), (mx.bfloat16, 1e-2)])
 def test_convolutions_are_mlx_own(dtype: mx.Dtype, tolerance: float) -> None:
-    layer = Conv1d(48, 48, 4, groups=48, bias=True)
-    layer.set_dtype(dtype)
-    x = mx.random.normal((11, 48)).astype(dtype)
-    wanted = silu(layer(mx.pad(x, [(3, 0), (0, 0)])[None]))[0]
-    weight = mx.contiguous(layer.weight[..., 0].T)
-    pool = mx.zeros((1, 3, 48), dtype)
-    _, y = KERNELS.causal_conv(pool, SegmentArrays.of(fresh([11])), x, weight, layer.bias, silu=True)
-    assert y.dtype == dtype
-    assert close(y, wanted, tolerance)
-    assert mx.array_equal(pool[0], x[-3:])
+    check_convolution(KERNELS, dtype, tolerance)
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
