@@ -50,6 +50,7 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_parallel_samples.py",
         "tests/scheduler/test_priority.py",
         "tests/scheduler/test_latency_target.py",
+        "tests/scheduler/test_step_cost.py",
         "tests/scheduler/test_deadlines.py",
         "tests/scheduler/test_orders.py",
         "tests/scheduler/test_preemption.py",

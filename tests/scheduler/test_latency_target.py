@@ -7,8 +7,6 @@ import statistics
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
@@ -21,16 +19,11 @@ from octavo.scheduler.latency_target import (
     MOST_HEADROOM,
     LatencyTarget,
 )
-from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk, with_drafts
+from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
 from octavo.scheduler.types import ScheduledChunk, StepShape
+from step_times import machine
 
 PAGE_SIZE = 16
-
-
-def machine(shape: StepShape, speed: float = 1.0) -> float:
-    """Seconds of a step of a 0.6B model on two cores, roughly."""
-    decodes, chunk, positions, chunk_positions = shape
-    return speed * (0.015 + 0.0008 * decodes + 0.0016 * chunk + 2e-7 * positions + 4e-8 * chunk_positions)
 
 
 def make(target_itl: float | Literal["auto"] | None) -> Scheduler:
@@ -336,41 +329,6 @@ def test_before_a_chunk_was_timed_chunks_are_small() -> None:
     assert 0 < limit.most(0, 512) <= 64
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 64), st.integers(0, 512), st.integers(0, 100_000)), min_size=1, max_size=60
-    )
-)
-@settings(max_examples=100)
-def test_predictions_never_shrink_with_the_step(steps: list[tuple[int, int, int]]) -> None:
-    cost = StepCost()
-    for decodes, chunk, positions in steps:
-        shape = StepShape(decodes, chunk, positions, chunk * 100)
-        cost.observe(shape, machine(shape))
-        assert cost.predict(shape) >= 0
-        assert cost.predict(with_chunk(shape, 500, 64)) >= cost.predict(shape)
-
-
-def test_what_was_observed_is_predicted() -> None:
-    cost, rng = StepCost(), random.Random(2)
-    shapes = [
-        StepShape(rng.randrange(1, 33), rng.choice((0, 64, 256)), rng.randrange(20_000), 0)
-        for _ in range(300)
-    ]
-    for shape in shapes:
-        cost.observe(shape, machine(shape) * rng.uniform(0.95, 1.05))
-    for shape in shapes[-50:]:
-        assert cost.predict(shape) == pytest.approx(machine(shape), rel=0.1)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_times_that_are_none_teach_nothing(seconds: float) -> None:
-    cost = StepCost()
-    cost.observe(StepShape(1, 0, 10, 0), seconds)
-    assert cost.num_steps == 0
-    assert cost.predict(StepShape(1, 0, 10, 0)) == 0
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_as_many_decodes_in_every_step_leave_the_prediction_right(seed: int) -> None:
     """The constant and the rows cannot be told apart then. Whole chunks, for which a token costs less, are
@@ -455,35 +413,3 @@ def test_headroom_follows_the_errors_of_predictions_within_bounds() -> None:
     assert wild.headroom == LEAST_HEADROOM
     assert LEAST_HEADROOM < first < MOST_HEADROOM
     assert stalled.headroom > 0.93 * MOST_HEADROOM, "one stall says little of the others"
-
-
-def test_a_step_of_decodes_alone_fills_no_tile() -> None:
-    cost = StepCost(TILE)
-    for rows in range(1, 9):
-        for _ in range(20):
-            cost.observe(StepShape(rows, 0, 0, 0), 0.01 * rows)
-    assert cost.predict(StepShape(2, 0, 0, 0)) == pytest.approx(0.02, rel=0.05)
-
-
-def test_a_tile_of_no_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="row_tile must be at least 1, got 0"):
-        Limits(row_tile=0)
-
-
-@pytest.mark.parametrize("rows", [1, 8, 32])
-def test_rows_are_not_held_dear_where_every_step_has_as_many(rows: int) -> None:
-    """What one more would take, as a share of the step: nothing but the scales of the terms can say."""
-
-    def seconds(shape: StepShape) -> float:
-        return machine(shape) + 0.013  # 28 ms, and 0.8 for a row
-
-    shares, errors = [], []
-    for seed in range(7):
-        cost, rng = StepCost(), random.Random(seed)
-        chunk = with_chunk(StepShape(0, 0, 0, 0), 0, 512)
-        for shape in (*[chunk] * 4, *(StepShape(rows, 0, rows * (100 + step), 0) for step in range(400))):
-            cost.observe(shape, seconds(shape) * rng.uniform(0.85, 1.15))
-        shares.append(cost.predict(with_drafts(shape, 500, 1)) / cost.predict(shape) - 1)
-        errors.append(cost.predict(shape) / seconds(shape) - 1)
-    assert abs(statistics.median(errors)) < 0.05
-    assert 0.3 * 0.0008 / 0.028 < statistics.median(shares) < 2 * 0.0008 / (0.028 + 0.0008 * rows)
