@@ -66,6 +66,8 @@ def main() -> None:
     args.sequences = largest
     decoding = args.prompt_tokens + 2 * max((*args.batch, 0)) + args.steps + 64
     args.context = max(decoding, args.request_prompt_tokens + args.request_output_tokens + 32)
+    args.batched_tokens = max(args.step_tokens, args.context)  # vllm's budget: whole prompts at once
+    args.target_itl = "off"
     engine = importlib.import_module(f"engine_{args.engine.replace('.', '_')}").load(args)
     figures = measure(engine, work)
     print_table(engine.name, engine.settings, figures)

@@ -25,14 +25,17 @@ class OctavoEngine:
             max_step_tokens=args.step_tokens,
             prefix_cache=False,
             threads=args.threads,
+            target_itl=args.target_itl,
         )
         self._core = build_core(config)
         info = self._core.info
-        self.settings = f"{info.weights} weights, {info.kv_format} pages, {info.threads} threads"
+        limits = f"{args.step_tokens} tokens a step, target {args.target_itl}"
+        self.settings = f"{info.weights} weights, {info.kv_format} pages, {info.threads} threads, {limits}"
         self._requests: list[Request] = []
         self._count = 0
+        self.latest: list[int] = []
 
-    def submit(self, prompt: list[int], max_tokens: int) -> None:
+    def submit(self, prompt: list[int], max_tokens: int) -> int:
         self._count += 1
         request = Request(
             str(self._count),
@@ -45,13 +48,16 @@ class OctavoEngine:
         )
         self._requests.append(request)
         self._core.add(request)
+        return self._count
 
     def step(self) -> int:
-        tokens = 0
+        tokens, self.latest = 0, []
         for update in self._core.step():
             if update.delta.finish_reason is FinishReason.ERROR:
                 raise RuntimeError(f"a request failed: {update.delta.error}")
-            tokens += len(update.delta.token_ids)
+            if new := len(update.delta.token_ids):
+                self.latest.append(int(update.request.request_id))
+            tokens += new
         return tokens
 
     def clear(self) -> None:

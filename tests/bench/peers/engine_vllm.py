@@ -29,7 +29,7 @@ class VllmEngine:
             dtype=args.dtype,
             max_model_len=args.context,
             max_num_seqs=args.sequences,
-            max_num_batched_tokens=max(args.step_tokens, args.context),
+            max_num_batched_tokens=args.batched_tokens,
             enable_prefix_caching=False,
             enforce_eager=args.eager,
             disable_log_stats=True,
@@ -38,22 +38,27 @@ class VllmEngine:
         self._count = 0
         self._ids: list[str] = []
         self._seen: dict[str, int] = {}
+        self.latest: list[int] = []
         how = "eager" if args.eager else "compiled"
-        version = self._vllm.__version__
-        self.settings = f"{args.model}, {args.dtype}, {args.threads} threads, {how}, {version}"
+        version, scheduling = self._vllm.__version__, self._engine.vllm_config.scheduler_config
+        budget = f"{scheduling.max_num_batched_tokens} tokens a step"
+        self.settings = f"{args.model}, {args.dtype}, {args.threads} threads, {how}, {budget}, {version}"
 
-    def submit(self, prompt: list[int], max_tokens: int) -> None:
+    def submit(self, prompt: list[int], max_tokens: int) -> int:
         self._count += 1
         params = self._vllm.SamplingParams(
             max_tokens=max_tokens, ignore_eos=True, temperature=0.0, detokenize=False
         )
         self._ids.append(self._engine.add_request(str(self._count), {"prompt_token_ids": prompt}, params))
+        return self._count
 
     def step(self) -> int:
-        tokens = 0
+        tokens, self.latest = 0, []
         for output in self._engine.step():
             count = len(output.outputs[0].token_ids)
-            tokens += count - self._seen.get(output.request_id, 0)
+            if new := count - self._seen.get(output.request_id, 0):
+                self.latest.append(int(output.request_id))
+            tokens += new
             self._seen[output.request_id] = count
         return tokens
 

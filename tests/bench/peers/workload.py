@@ -28,7 +28,7 @@ class Engine(Protocol):
     name: str
     settings: str  # weights, KV format and whatever else decides its speed
 
-    def submit(self, prompt: list[int], max_tokens: int) -> None:
+    def submit(self, prompt: list[int], max_tokens: int) -> object:
         """Queue a prompt; nothing is computed yet."""
 
     def step(self) -> int:
