@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
+TEST_TIMEOUT_S = 120
 
 Attempt = Callable[[Mutant], str | None]
 """Plants a bug and gives who caught it, or None."""
@@ -23,7 +24,8 @@ def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
     """The first failing test, or None if all pass. A bug that hangs is caught by the clock, one that
     ends the process by whatever ended it."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
-    command = [*pytest, "--timeout=0", "-m", "not slow", *tests]  # the only clock is the one below
+    clock = ["--timeout=0", "-o", f"faulthandler_timeout={TEST_TIMEOUT_S}"]
+    command = [*pytest, *clock, "-m", "not slow", *tests]
     variables = {**os.environ, "OCTAVO_HYPOTHESIS": "mutants", **environment}
     try:
         done = subprocess.run(
@@ -36,6 +38,8 @@ def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
     if done.returncode < 0:
         return f"the process died of signal {-done.returncode}"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if not failed and "Timeout (" in done.stderr:  # the process ended itself, where a test hung
+        return f"no end of a test within {TEST_TIMEOUT_S} s"
     if not failed:
         raise RuntimeError(f"pytest did not run:\n{done.stdout}{done.stderr}")
     return failed[0].split(" - ")[0].rpartition("/")[2]

@@ -123,14 +123,14 @@ MUTANTS = (
     Mutant(
         "every program has its own memory",
         REPLAY,
-        "return Recorded(self._pools, self._programs, build, values)",
-        "return Recorded(self._pools, self._pools[0].programs(), build, values)",
+        "return CapturedStep(self._pools, self._programs, build, values)",
+        "return CapturedStep(self._pools, self._pools[0].programs(), build, values)",
     ),
     Mutant(
         "no program is ever recorded",
         REPLAY,
-        "            return Recorded(",
-        "            raise CannotRecord(",
+        "            return CapturedStep(",
+        "            raise CannotCapture(",
     ),
     # the pool of the native kernels
     Mutant(

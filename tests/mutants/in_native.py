@@ -268,9 +268,9 @@ MUTANTS = (
     ),
     Mutant(
         "groups of a chunk lie in another order",
-        GROUP_VALUES,
-        "_mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6)",
-        "_mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)",
+        GROUP_CODES,
+        "_mm_setr_epi32(-256, -254, -255, -253)",
+        "_mm_setr_epi32(-256, -255, -254, -253)",
     ),
     Mutant(
         "the sign of a weight runs into its neighbour",
@@ -284,7 +284,7 @@ MUTANTS = (
         "Code::kUnsigned ? 126 : kLargestWeight",
         "kLargestWeight",
     ),
-    Mutant("biases are those of the chunk before", GROUP_CODES, "4 * chunk + 2", "4 * (chunk & ~1) + 2"),
+    Mutant("biases are those of the chunk before", GROUP_KEYS, "= biases[c];", "= biases[c & ~1];"),
     # rows in registers
     Mutant(
         "ties of E2M1 go to the odd code",

@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         "who waits for time is looked at in every step",
         ARRIVALS,
-        "            or not self._targets.has_time()\n",
-        "",
+        " or not self._targets.has_time():",
+        ":",
     ),
     Mutant(
         "parallel samples count as one row",
@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "a target of one's own counts for nobody",
         SCHEDULER,
-        "latency.limit(decodes, tightest)",
+        "latency.limit(decodes, self._targets.tightest(item.sequence for item in work))",
         "latency.limit(decodes)",
     ),
     Mutant(
@@ -55,13 +55,13 @@ MUTANTS = (
         "return (1.0, decodes / 16, chunk_tokens / 64, 0.0, 0.0)",
     ),
     Mutant("errors are not relative", COST, "scale = 1 / seconds  # relative errors", "scale = 1.0"),
-    Mutant("coefficients may be negative", COST, "strict=True) if w > 0.0])", "strict=True)])"),
+    Mutant("coefficients may be negative", COST, "if x > 0.0:", "if True:"),
     Mutant("old steps count for ever", COST, "_FORGETTING = 0.995", "_FORGETTING = 1.0"),
     Mutant(
         "a step without prompts teaches positions wrongly",
         COST,
-        "aa * a + ba * b + da * d,",
-        "aa * a + ba * b,",
+        "aa * a + ba * b + da * d\n",
+        "aa * a + ba * b\n",
     ),
     Mutant(
         "a predicted step may take all of the target", TARGET, "MOST_HEADROOM, 1 / (1 +", "9.9, 1.5 + (1 +"
@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "prompts that are computed again count as cached",
         LENGTHS,
-        "if sequence.recompute or not blocks.prefix_cache:",
+        "if sequence.skip_prefix_cache or not blocks.prefix_cache:",
         "if not blocks.prefix_cache:",
     ),
     Mutant("what was looked up stays so", LENGTHS, "for sequence in (*new, *stale):", "for sequence in new:"),

@@ -6,6 +6,7 @@ from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
 ARRIVALS = "scheduler/arrivals.py"
+COMMITS = "scheduler/commits.py"
 PLAN_AHEAD = "scheduler/plan_ahead.py"
 QUEUES = "scheduler/sequence_queues.py"
 FAIR = "scheduler/waiting/fair.py"
@@ -84,17 +85,33 @@ MUTANTS = (
         "            return Admission.SHARES",
     ),
     Mutant("salts are forgotten at admission", ARRIVALS, "salt=sequence.salt,\n", "\n"),
-    Mutant("max_tokens is not enforced", SCHEDULER, "if finished or", "if finished and"),
+    Mutant("max_tokens is not enforced", COMMITS, "if finished or", "if finished and"),
+    Mutant("nor in plain steps", COMMITS, "if is_last or", "if is_last and"),
+    Mutant("plain steps go on with aborted ones", COMMITS, "if table is None:", "if not sequence.tokens:"),
+    Mutant("full pages of plain steps are not published", COMMITS, "> stop % page_size:", "> page_size:"),
+    Mutant("plain steps take void rows", COMMITS, "if any(void) or any(more):", "if any(more):"),
+    Mutant(
+        "who has failed goes on in plain steps",
+        COMMITS,
+        "            ended.append(sequence)\n            continue\n        known",
+        "            continue\n        known",
+    ),
+    Mutant(
+        "steps with parallel samples are plain",
+        SCHEDULER,
+        "= tuple(sequence.parallel_samples), False",
+        "= tuple(sequence.parallel_samples), not sequence.drafts",
+    ),
     Mutant(
         "failed work is published",
-        SCHEDULER,
-        "            if token is None:\n                ended",
-        "            if token is None:\n"
-        "                commit_pages(table, sequence.tokens, stop)\n                ended",
+        COMMITS,
+        "            ended.append(sequence)\n            continue\n        tokens =",
+        "            commit_pages(table, sequence.tokens, stop)\n"
+        "            ended.append(sequence)\n            continue\n        tokens =",
     ),
     Mutant(
         "aborted work is committed",
-        SCHEDULER,
+        COMMITS,
         "if void or table is None:",
         "if void:",
     ),
@@ -104,7 +121,12 @@ MUTANTS = (
         "copies, self._queues.copies = tuple(self._queues.copies), []",
         "copies = tuple(self._queues.copies)",
     ),
-    Mutant("copies are dropped", SCHEDULER, "Step(tuple(work), copies,", "Step(tuple(work), (),"),
+    Mutant(
+        "copies are dropped",
+        SCHEDULER,
+        "SchedulerOutput(tuple(work), copies,",
+        "SchedulerOutput(tuple(work), (),",
+    ),
     Mutant(
         "an aborted member's failure is not noticed",
         SCHEDULER,
@@ -142,8 +164,8 @@ MUTANTS = (
         "min(len(sequence.drafts), _tokens_left(sequence) - 1, share)",
         "min(len(sequence.drafts), share)",
     ),
-    Mutant("wrong drafts are committed", SCHEDULER, "stop += len(more)", "stop += len(drafts)"),
-    Mutant("wrong drafts keep their pages", SCHEDULER, "if drafts and len(more) < len(drafts):", "if False:"),
+    Mutant("wrong drafts are committed", COMMITS, "stop += len(more)", "stop += len(drafts)"),
+    Mutant("wrong drafts keep their pages", COMMITS, "if drafts and len(more) < len(drafts):", "if False:"),
     Mutant(
         "preempted sequences keep their pages",
         QUEUES,
@@ -257,10 +279,10 @@ MUTANTS = (
     ),
     Mutant(
         "rows of a wrong token are committed",
-        SCHEDULER,
-        "            index += 1\n            if void or",
-        "            index += 1\n            if void and table:\n"
-        "                commit_pages(table, [*sequence.tokens, 0], stop)\n            if void or",
+        COMMITS,
+        "        index += 1\n        if void or",
+        "        index += 1\n        if void and table:\n"
+        "            commit_pages(table, [*sequence.tokens, 0], stop)\n        if void or",
     ),
     Mutant(
         "a step ahead takes the tokens of others",

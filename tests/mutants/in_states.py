@@ -9,6 +9,7 @@ POLICY = "block_manager/snapshot_policy.py"
 SEARCH = "block_manager/prefix_search.py"
 PUBLISHER = "block_manager/publisher.py"
 POOL = "engine/executor/recurrent/state_pool.py"
+CUTS = "engine/executor/recurrent/cuts.py"
 
 MUTANTS = (
     # what is restored, and from where
@@ -90,4 +91,7 @@ MUTANTS = (
         "if other.wave == group.wave - 1",
         "if other.wave == group.wave",
     ),
+    # rows that are mixed with those before
+    Mutant("a row's shift is the row itself", CUTS, "[[1.0], [0.0]]", "[[0.0], [1.0]]"),
+    Mutant("a row and the one before change places", CUTS, "reshape(-1, 2).T", "reshape(-1, 2)[:, ::-1].T"),
 )

@@ -44,12 +44,14 @@ CONTROL_PLANE = Suite(
         "tests/block_manager/test_residual_pages.py",
         "tests/block_manager/test_events.py",
         "tests/scheduler/test_scheduler.py",
+        "tests/scheduler/test_commits.py",
         "tests/scheduler/test_fair_queue.py",
         "tests/scheduler/test_long_prompts.py",
-        "tests/scheduler/test_prefix_in_flight.py",
+        "tests/scheduler/test_arrivals.py",
         "tests/scheduler/test_parallel_samples.py",
         "tests/scheduler/test_priority.py",
         "tests/scheduler/test_latency_target.py",
+        "tests/scheduler/test_targets.py",
         "tests/scheduler/test_step_cost.py",
         "tests/scheduler/test_deadlines.py",
         "tests/scheduler/test_orders.py",
@@ -93,6 +95,7 @@ ENGINE = {
         EVERY_ROOM,
         ("tests/kernels/test_state_segments.py", "tests/engine/executor/recurrent/test_recurrent_models.py"),
     ),
+    in_states.CUTS: Suite(EVERY_ROOM, ("tests/engine/executor/recurrent/test_recurrent_models.py",)),
     in_engine.STATES: Suite(EVERY_ROOM, ("tests/block_manager/test_recurrent_states.py",)),
     in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/engine/executor/test_recurrent_speculation.py",)),
     in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/engine/executor/test_mapped_weights.py",)),
@@ -105,7 +108,7 @@ SWAP = Suite(EVERY_ROOM, ("tests/scheduler/test_swap.py",))
 def suite_of(mutant: Mutant) -> Suite:
     if mutant in in_swap.MUTANTS:
         return SWAP
-    if mutant in in_states.MUTANTS and mutant.file != in_states.POOL:
+    if mutant in in_states.MUTANTS and mutant.file not in (in_states.POOL, in_states.CUTS):
         return STATES
     return ENGINE.get(mutant.file, CONTROL_PLANE)
 

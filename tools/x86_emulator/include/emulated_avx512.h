@@ -176,14 +176,6 @@ OCTAVO_EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned count) {
 OCTAVO_EMULATED __m512i _mm512_srli_epi64(__m512i a, unsigned count) {
   return count > 63 ? __m512i{} : (__m512i)(OCTAVO_LANES(uint64_t, a) >> uint64_t(count));
 }
-OCTAVO_EMULATED __m512i _mm512_srlv_epi16(__m512i a, __m512i counts) {
-  x86_emulator::Lanes<uint16_t> to = OCTAVO_LANES(uint16_t, a);
-  for (int i = 0; i < 32; ++i) {
-    const uint16_t count = OCTAVO_LANES(uint16_t, counts)[i];
-    to[i] = count > 15 ? uint16_t(0) : uint16_t(to[i] >> count);
-  }
-  return (__m512i)to;
-}
 OCTAVO_EMULATED __m512i _mm512_slli_epi32(__m512i a, unsigned count) {
   return count > 31 ? __m512i{} : (__m512i)(OCTAVO_LANES(uint32_t, a) << count);
 }
