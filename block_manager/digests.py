@@ -44,6 +44,8 @@ def sha256_chain(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]
     """
     sha256, digests = hashlib.sha256, []
     digest: bytes = parent
+    if len(packed) == page_bytes:  # what a sequence that decodes fills: no runs to take apart
+        return [Digest(sha256(digest + packed).digest())]
     for (page,) in struct.iter_unpack(f"{page_bytes}s", packed):
         digest = sha256(digest + page).digest()
         digests.append(digest)

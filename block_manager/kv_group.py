@@ -119,12 +119,14 @@ class KVGroup:
         return None
 
     def acquire(self, digests: abc.Sequence[Digest], num_pages: int, quantize_after: int) -> GroupPageTable:
-        """Hold what is needed to go on after ``num_pages`` pages that ``longest_prefix`` has confirmed."""
+        """Hold what is needed to go on after ``num_pages`` pages. Without a window, as many of them as are
+        cached; with one, ``longest_prefix`` has confirmed that all are."""
         kept, first = self.num_kept, 0
         if self.spec.window is not None:
             first = self.first_visible_page(num_pages * self._page_size, quantize_after)
         if first <= kept:
-            return GroupPageTable(array("i", self.pool.acquire(digests[:num_pages])))
+            found = digests if num_pages == len(digests) else digests[:num_pages]
+            return GroupPageTable(array("i", self.pool.acquire(found)))
         pages = array("i", self.pool.acquire(digests[:kept]))
         pages.extend(_null_pages(first - kept))
         pages.extend(self.pool.acquire(digests[first:num_pages]))

@@ -241,8 +241,11 @@ class BlockManager:
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
             self._publisher.name(table, tokens, num_pages)
-            if find:
-                self._prefixes.acquire(table, table.digests[:num_pages])
+            if find and num_pages:
+                digests = table.digests[:num_pages]
+                found = self._prefixes.find(table, digests)
+                table.parts = tuple([group.acquire(digests, found, after) for group in self._groups])
+                table.num_written = table.capacity = len(table.pages) * self.page_size
         self._tables.add(table)
         return table
 

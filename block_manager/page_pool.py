@@ -79,9 +79,13 @@ class PagePool:
 
     def allocate(self, num_pages: int) -> list[PageId] | None:
         """Hand out private pages with undefined contents; None, and no change, if too few are idle."""
+        empty, ref_counts = self._empty, self._ref_counts
+        if num_pages == 1 and empty:  # what a sequence that decodes takes
+            page = empty.pop()
+            ref_counts[page] = 1
+            return [page]
         if not self.has_idle(num_pages):
             return None
-        empty, ref_counts = self._empty, self._ref_counts
         split = max(len(empty) - num_pages, 0)
         pages = empty[split:]
         pages.reverse()  # the same order as one by one
@@ -204,6 +208,12 @@ class PagePool:
         contents   tokens of each page, if the log is to keep them; salt: of the sequence
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
+        if len(digests) == 1 and digests[0] not in page_of:  # what a sequence that decodes fills
+            (page,), (digest,) = pages, digests
+            page_of[digest] = page
+            digest_of[page] = digest
+            events.add_stored(digests, parent, salt, contents)
+            return
         new = dict(zip(digests, pages, strict=True))
         if len(new) == len(pages) and page_of.keys().isdisjoint(new):  # nearly always
             page_of.update(new)

@@ -21,22 +21,18 @@ class PrefixSearch:
         self._windowed = tuple(group for group in groups if group.spec.window is not None)
         self._states = states
 
-    def acquire(self, table: PageTable, digests: abc.Sequence[Digest]) -> None:
-        """Give an empty table the longest beginning after which every group can go on."""
-        if (
-            len(self._groups) == 1 and not self._windowed and self._states is None
-        ):  # one pass instead of two: 5 % of a short prompt
-            table.pages.extend(self._groups[0].pool.acquire(digests))
-            num_pages = len(table.pages)
-        else:
+    def find(self, table: PageTable, digests: abc.Sequence[Digest]) -> int:
+        """Return after how many pages an empty table can go on in every group, and hold the state there. In
+        a single group without a window no more can be said than whoever holds its pages sees: all."""
+        if len(self._groups) == 1 and not self._windowed and self._states is None:
+            return len(digests)  # one pass instead of two: 5 % of a short prompt
+        num_pages = self.longest(digests, len(digests), table.quantize_after)
+        if self._states is not None:
+            assert table.state is not None
             after = table.quantize_after
-            num_pages = self.longest(digests, len(digests), after)
-            if self._states is not None:
-                assert table.state is not None
-                table.state.junction = self.longest(digests, len(digests), after, with_state=False)
-                self._states.hold_snapshot(table.state, digests, num_pages)
-            table.parts = tuple([group.acquire(digests, num_pages, after) for group in self._groups])
-        table.num_written = table.capacity = num_pages * table.page_size
+            table.state.junction = self.longest(digests, len(digests), after, with_state=False)
+            self._states.hold_snapshot(table.state, digests, num_pages)
+        return num_pages
 
     def longest(
         self,

@@ -91,7 +91,8 @@ class TableState:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """Which page holds which positions of one sequence; only BlockManager changes it.
+    """Which page holds which positions of one sequence; only BlockManager changes it. (Whoever commits
+    thousands of rows a second may set ``num_written`` itself where ``BlockManager.commit`` does no more.)
 
     page_size        positions per page
     salt             who may share these pages: equal tokens with another salt never match
@@ -129,7 +130,9 @@ class PageTable:
 
     def update_capacity(self) -> None:
         """Bring ``capacity`` up to date with the pages."""
-        self.capacity = min([len(part.pages) for part in self.parts]) * self.page_size
+        parts = self.parts
+        num_pages = len(parts[0].pages) if len(parts) == 1 else min([len(part.pages) for part in parts])
+        self.capacity = num_pages * self.page_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def rope(
 def shortcut(x: mx.array) -> mx.array: ...
 def same_array(a: mx.array, b: mx.array) -> bool: ...
 
-class LogitChanges:
+class LogitAdjustments:
     def __init__(
         self,
         bias_ids: NDArray[np.int64],
@@ -126,7 +126,7 @@ class LogitChanges:
         output_counts: NDArray[np.float32],
         frequency_penalty: float,
         presence_penalty: float,
-        held_ids: NDArray[np.int64],
+        suppressed_ids: NDArray[np.int64],
     ) -> None: ...
 
 class Draw:
@@ -140,7 +140,7 @@ class Draw:
         min_p: float,
         seed: int,
         counter: int,
-        changes: LogitChanges | None = None,
+        changes: LogitAdjustments | None = None,
         allowed: NDArray[np.bool_] | None = None,
         num_top: int | None = None,
     ) -> None: ...
@@ -289,6 +289,8 @@ def indices_are_inside(
     num_pages: int,
 ) -> bool: ...
 def kernel_seconds() -> float: ...
+def kept_bytes() -> int: ...
+def release_kept() -> None: ...
 
 class MappedFile:
     def __init__(self, path: str) -> None: ...
@@ -311,6 +313,7 @@ def page_layout(
     num_pages: int, num_heads: int, page_size: int, k_format: str, k_dim: int, v_format: str, v_dim: int
 ) -> PageLayout: ...
 def create_pool(layout: PageLayout) -> mx.array: ...
+def zeroed_rows(count: int, bytes: int) -> mx.array: ...
 def write_pages(
     layout: PageLayout,
     pool: mx.array,

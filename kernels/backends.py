@@ -114,6 +114,15 @@ def kernel_clock(backend_name: str) -> Callable[[], float] | None:
     return _ext.kernel_seconds
 
 
+def release_kept_memory(backend_name: str) -> None:
+    """Give back what the native kernels keep of the results of steps for later ones (at most 128 MiB)."""
+    if backend_name != "cpu":
+        return
+    from . import _ext
+
+    _ext.release_kept()
+
+
 def _choose_metal(*, asked_for: bool, dense_prompts: int) -> BackendSelection:
     """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
     from .metal.backend import MetalBackend

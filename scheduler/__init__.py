@@ -3,7 +3,7 @@
 from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong
 from .scheduler import Scheduler
-from .types import Lookup, SampleResult, ScheduledChunk, Sequence, Status, Step
+from .types import Lookup, SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
 
 __all__ = [
     "KVConnector",
@@ -13,8 +13,8 @@ __all__ = [
     "SampleResult",
     "ScheduledChunk",
     "Scheduler",
+    "SchedulerOutput",
     "Sequence",
     "SequenceTooLong",
     "Status",
-    "Step",
 ]

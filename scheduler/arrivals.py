@@ -46,11 +46,7 @@ class Arrivals:
     def may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""
         waiting, refused = self._queues.waiting, self._refused
-        if (
-            not waiting
-            or len(self._queues.running) == self._limits.max_running
-            or not self._targets.has_time()
-        ):
+        if not self._queues.may_grow or not self._targets.has_time():
             return False
         return (
             refused is None
@@ -106,7 +102,7 @@ class Arrivals:
             return Admission.NO_ROOM
         if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
             return Admission.NO_ROOM
-        blocks, find = self._blocks, not sequence.recompute
+        blocks, find = self._blocks, not sequence.skip_prefix_cache
         table = blocks.open(
             sequence.tokens,
             salt=sequence.salt,

@@ -46,7 +46,7 @@ class TokenBudget:
         if sequence.table is not None:
             return sequence.backlog
         num_tokens = len(sequence.tokens)
-        if num_tokens <= self._threshold or sequence.recompute or not self._blocks.prefix_cache:
+        if num_tokens <= self._threshold or sequence.skip_prefix_cache or not self._blocks.prefix_cache:
             return num_tokens
         if not sequence.digests:
             if not self._may_hash:

@@ -6,7 +6,7 @@ from collections import abc
 from collections.abc import Callable
 from typing import Protocol
 
-from .types import Sequence, Step
+from .types import SchedulerOutput, Sequence
 
 
 class KVConnector(Protocol):
@@ -54,7 +54,7 @@ class KVConnector(Protocol):
         """Forget a sequence that waits; ``poll`` will not return it."""
         ...
 
-    def save(self, step: Step) -> None:
+    def save(self, step: SchedulerOutput) -> None:
         """Keep the pages that a committed step has published."""
         ...
 
@@ -82,6 +82,6 @@ class NoConnector:
     def cancel_load(self, sequence: Sequence) -> None:
         raise AssertionError(f"{sequence.sequence_id} waits for no pages")
 
-    def save(self, step: Step) -> None: ...
+    def save(self, step: SchedulerOutput) -> None: ...
 
     def close(self) -> None: ...

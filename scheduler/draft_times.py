@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -53,6 +52,7 @@ class DraftTimes:
 
     def __init__(self) -> None:
         self._known: dict[int, _OfSequences] = {}
+        self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}  # as long as nothing is learned
 
     def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
         """A step took so long that gave each sequence a token and computed nothing else but drafts."""
@@ -61,9 +61,11 @@ class DraftTimes:
         known = self._known.get(num_sequences)
         if known is None:
             known = self._known[num_sequences] = _OfSequences(self.cost(num_sequences))
+            self._ratios.clear()
         if not num_drafts:
             known.plain.add(math.log(seconds))
         elif known.plain.count:
+            self._ratios.clear()
             ratio = math.log(seconds) - known.plain.value
             ratio = max(-_OUTLIER, min(ratio, math.log1p(self.cost(num_sequences) * num_drafts) + _OUTLIER))
             known.share.add(math.expm1(ratio) / num_drafts, prior=_PRIOR)
@@ -72,23 +74,27 @@ class DraftTimes:
                 cell = known.cells[num_drafts] = _Mean(ratio)
             cell.add(ratio)
 
-    def ratios(self, num_sequences: int, most: int) -> list[tuple[int, float]]:
-        """Numbers of drafts, up to ``most`` and each one of ``NUM_ROWS``, and how many times as long as
-        without drafts a step takes with them: never less for more of them."""
-        counts = NUM_ROWS[: bisect.bisect_right(NUM_ROWS, most)]
+    def ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
+        """The numbers of drafts in ``NUM_ROWS``, and how many times as long as without drafts a step takes
+        with them: never less for more of them. The same object, as long as nothing was learned."""
+        if (made := self._ratios.get(num_sequences)) is None:
+            made = self._ratios[num_sequences] = self._made(num_sequences)
+        return made
+
+    def _made(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
         known = self._known.get(num_sequences)
         share = self.cost(num_sequences)
         cells = {} if known is None else known.cells
         found: list[tuple[int, float]] = []
         least = 1.0
-        for count in counts:
+        for count in NUM_ROWS:
             ratio = 1.0 + share * count
             if (cell := cells.get(count)) is not None:
                 seen = min(cell.count, 1 / _LEARNING)
                 ratio = (_PRIOR * ratio + seen * math.exp(cell.value)) / (_PRIOR + seen)
             least = max(least, ratio)
             found.append((count, least))
-        return found
+        return tuple(found)
 
     def cost(self, num_sequences: int) -> float:
         """Of one draft of many, as a share of a step without any."""

@@ -11,7 +11,7 @@ from octavo.block_manager import BlockManager, PageTable
 
 from .budget import TokenBudget
 from .draft_times import NUM_ROWS
-from .types import ScheduledChunk, Sequence, Step
+from .types import ScheduledChunk, SchedulerOutput, Sequence
 
 
 def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
@@ -77,7 +77,7 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
     return min(wanted, table.capacity - item.stop)
 
 
-def draft_rows(step: Step) -> tuple[int, int] | None:
+def draft_rows(step: SchedulerOutput) -> tuple[int, int] | None:
     """The sequences that get a token from a step, and the drafts in it; None if it computes anything else."""
     num_drafts = 0
     for _, start, stop, samples, parallel_samples, drafts in step.work:

@@ -8,12 +8,12 @@ from octavo.block_manager import BlockManager
 
 from .latency_target import LatencyTarget
 from .step_cost import shape_of
-from .types import ScheduledChunk, Sequence, Step
+from .types import ScheduledChunk, SchedulerOutput, Sequence
 
 
 def next_tokens(
-    before: Step, running: Iterable[Sequence], blocks: BlockManager, latency: LatencyTarget | None
-) -> Step | None:
+    before: SchedulerOutput, running: Iterable[Sequence], blocks: BlockManager, latency: LatencyTarget | None
+) -> SchedulerOutput | None:
     """One more token for each sequence of ``before``, which is planned and not committed; None unless that
     is all that each of them does, and all of ``running`` are among them and have room.
 
@@ -44,4 +44,6 @@ def next_tokens(
     if latency is not None:
         shape = shape_of(work)
         predicted_s = latency.predict(shape)
-    return Step(tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources))
+    return SchedulerOutput(
+        tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources), plain=True
+    )

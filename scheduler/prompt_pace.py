@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 
 from octavo.block_manager import BlockManager
 
-from .types import Sequence, Step
+from .types import SchedulerOutput, Sequence
 from .waiting import cached_tokens
 
 LOOKUPS = 16  # prompts that a step looks up in the prefix cache for this
@@ -29,7 +29,7 @@ class PromptPace:
         """Of the tokens of prompts that were let in lately, how many were not cached; 1 before any was."""
         return self._missed / self._looked_up if self._looked_up else 1.0
 
-    def observe(self, step: Step, seconds: float) -> None:
+    def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """A step took so long."""
         for lookup in step.lookups:
             self._looked_up = 0.98 * self._looked_up + lookup.num_tokens

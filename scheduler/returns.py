@@ -24,7 +24,7 @@ class Returns:
 
     def gives_way(self, sequence: Sequence) -> None:
         """It runs, and will not any more."""
-        if not sequence.recompute:
+        if not sequence.skip_prefix_cache:
             self._connector.keep(sequence, self._pace.token_s)
             sequence.may_load = True
 

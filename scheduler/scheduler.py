@@ -10,9 +10,10 @@ from octavo.block_manager import BlockManager
 
 from .arrivals import Arrivals
 from .budget import TokenBudget
+from .commits import append_results, append_tokens
 from .connector import KVConnector, NoConnector
 from .draft_times import DraftTimes
-from .drafts import draft_rows, drop_rejected, plan_drafts
+from .drafts import draft_rows, plan_drafts
 from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
 from .preemption import lost_work
@@ -21,7 +22,16 @@ from .returns import Returns
 from .sequence_queues import SequenceQueues
 from .step_cost import decode_shape, shape_of
 from .targets import Targets
-from .types import Lookup, SampleResult, ScheduledChunk, Sequence, Status, Step, append_chunk
+from .types import (
+    Lookup,
+    SampleResult,
+    ScheduledChunk,
+    SchedulerOutput,
+    Sequence,
+    Status,
+    StepShape,
+    append_chunk,
+)
 from .waiting import FirstComeQueue, WaitingQueue
 
 
@@ -72,7 +82,7 @@ class Scheduler:
         self._returns = Returns(self._connector, self._queues, self.prompt_pace)
         self._targets = Targets(limits, self._queues)
         self._arrivals = Arrivals(blocks, limits, self._queues, self._returns, self._targets)
-        self._planned: deque[Step] = deque()  # and not yet committed: two at most
+        self._planned: deque[SchedulerOutput] = deque()  # and not yet committed: two at most
 
     @property
     def num_running(self) -> int:
@@ -113,7 +123,7 @@ class Scheduler:
             assert member.tenant == sequence.tenant, "parallel samples share one tenant"
             self._has_deadlines = self._has_deadlines or member.first_token_by is not None
             self._targets.add(member)
-        if not sequence.recompute and self._connector.start_load(sequence):
+        if not sequence.skip_prefix_cache and self._connector.start_load(sequence):
             self._queues.load(sequence)
         else:
             self._queues.enqueue(sequence)
@@ -141,7 +151,7 @@ class Scheduler:
             self._arrivals.look_again()
             self._queues.abort(sequence)
 
-    def plan(self, now: float | None = None) -> Step | None:
+    def plan(self, now: float | None = None) -> SchedulerOutput | None:
         """Decide the next step and reserve its pages; None if there is nothing to do. ``now``: seconds of the
         clock by which sequences want their first tokens (None: nobody is late)."""
         assert not self._planned, "the last step has not been committed"
@@ -153,21 +163,11 @@ class Scheduler:
         work: list[ScheduledChunk] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
-        chunks = self._plan_decodes(work, preempted)
-        latency, decodes, time = self._targets.latency, decode_shape(work), None
-        if latency is not None:
-            tightest = self._targets.tightest(item.sequence for item in work)
-            time = latency.limit(decodes, tightest)
-        budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
-        chunks = self._queues.waiting.in_turn(chunks)
-        held_back = self._plan_chunks(chunks, budget, work, preempted)
-        if not preempted and budget.left and self._queues.waiting:
-            self._arrivals.plan(chunks, budget, work, lookups)
-        if held_back:  # for arrivals; now they get what these have left
-            self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
+        chunks, all_plain = self._plan_decodes(work, preempted)
+        decodes = decode_shape(work)
         drafted = False
-        if budget.left and not preempted:  # last: what is to be computed goes before what may be in vain
-            drafted = plan_drafts(work, budget, self.blocks)
+        if chunks or not all_plain or self._queues.may_grow:
+            drafted = self._plan_rest(chunks, decodes, work, preempted, lookups)
         if not work:
             stuck = self._queues.running or (self._queues.waiting and not self._returns.holds_up_all())
             assert not stuck, "somebody waits and nothing is computed"
@@ -180,16 +180,19 @@ class Scheduler:
                     sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
                 )
         copies, self._queues.copies = tuple(self._queues.copies), []
-        shape = decodes if len(work) == decodes.num_decodes and not drafted else None
+        only_decodes = len(work) == decodes.num_decodes and not drafted
+        shape = decodes if only_decodes else None
         predicted_s = None
-        if latency is not None:
+        if (latency := self._targets.latency) is not None:
             shape = shape or shape_of(work)
             predicted_s = latency.predict(shape)
-        step = Step(tuple(work), copies, tuple(preempted), tuple(lookups), predicted_s, shape)
+        done = tuple(preempted), tuple(lookups)
+        plain = only_decodes and all_plain
+        step = SchedulerOutput(tuple(work), copies, *done, predicted_s, shape, plain=plain)
         self._planned.append(step)
         return step
 
-    def plan_ahead(self) -> Step | None:
+    def plan_ahead(self) -> SchedulerOutput | None:
         """The step after one that is not committed yet, where that is only the next token of each of its
         sequences; None where anything else may be decided once it is: ``plan`` then."""
         (before,) = self._planned
@@ -206,7 +209,7 @@ class Scheduler:
             self._planned.append(step)
         return step
 
-    def observe(self, step: Step, seconds: float) -> None:
+    def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
@@ -221,7 +224,7 @@ class Scheduler:
             self._draft_times = DraftTimes()
         return self._draft_times
 
-    def commit(self, step: Step, results: abc.Sequence[SampleResult]) -> None:
+    def commit(self, step: SchedulerOutput, results: abc.Sequence[SampleResult]) -> None:
         """Record a computed step: append tokens, publish full pages, end what is finished.
 
         results   in the order of ``step.sampled()``
@@ -229,43 +232,10 @@ class Scheduler:
         oldest = self._planned.popleft() if self._planned else None
         assert step is oldest, "this step is not the oldest that was planned and not committed"
         self.blocks.copied(step.copies)
-        commit_pages = self.blocks.commit
-        ended: list[Sequence] = []
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
-        index = 0
-        for item in step.work:
-            sequence, _, stop, samples, parallel_samples, drafts = item
-            table = sequence.table
-            if parallel_samples:
-                first, index = index, index + samples + len(parallel_samples)
-                groups.append((item, results[first:index]))
-                continue
-            if not samples:
-                while table is None and sequence.successor is not None:
-                    # Aborted while it was computed: a recurrent state has gone on, for whoever has it now.
-                    sequence = sequence.successor
-                    table = sequence.table
-                if table is not None:
-                    commit_pages(table, sequence.tokens, stop)
-                continue
-            token, finished, more, void = results[index]
-            index += 1
-            if void or table is None:  # aborted while it was computed, or ended by the step before
-                continue
-            if token is None:
-                ended.append(sequence)
-                continue
-            tokens = sequence.tokens
-            tokens.append(token)
-            if more:
-                tokens += more
-                stop += len(more)
-            commit_pages(table, tokens, stop)
-            if drafts and len(more) < len(drafts):
-                drop_rejected(table, self.blocks)
-            if finished or len(tokens) - sequence.num_prompt >= sequence.max_tokens:
-                ended.append(sequence)
-        assert index == len(results), f"{len(results)} results for {index} samples"
+        ended = append_tokens(step.work, results, self.blocks) if step.plain else None
+        if ended is None:
+            ended, groups = append_results(step.work, results, self.blocks)
         if ended:
             self._arrivals.look_again()
             self._queues.end(ended)
@@ -283,10 +253,14 @@ class Scheduler:
         if not self._returns.end(sequence):
             self._queues.enqueue(sequence)
 
-    def _plan_decodes(self, work: list[ScheduledChunk], preempted: list[Sequence]) -> list[Sequence]:
-        """One token for each sequence that has just one to compute; returns the others."""
+    def _plan_decodes(
+        self, work: list[ScheduledChunk], preempted: list[Sequence]
+    ) -> tuple[list[Sequence], bool]:
+        """One token for each sequence that has just one to compute; returns the others, and whether none of
+        the former has drafts, or parallel samples that wait for it."""
         chunks: list[Sequence] = []
-        new = tuple.__new__  # of a ScheduledChunk, whose own constructor takes twice as long
+        all_plain = True
+        new, chunk, append = tuple.__new__, ScheduledChunk, work.append  # its constructor takes twice as long
         for sequence in tuple(self._queues.running):
             table = sequence.table
             if table is None:  # made room for an older one
@@ -295,10 +269,35 @@ class Scheduler:
             if stop - start != 1:
                 chunks.append(sequence)
             elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):
-                parallel_samples = sequence.parallel_samples
-                row = (sequence, start, stop, True, tuple(parallel_samples) if parallel_samples else (), ())
-                work.append(new(ScheduledChunk, row))
-        return chunks
+                samples: tuple[Sequence, ...] = ()
+                if sequence.drafts or sequence.parallel_samples:
+                    samples, all_plain = tuple(sequence.parallel_samples), False
+                append(new(chunk, (sequence, start, stop, True, samples, ())))
+        return chunks, all_plain
+
+    def _plan_rest(
+        self,
+        chunks: list[Sequence],
+        decodes: StepShape,
+        work: list[ScheduledChunk],
+        preempted: list[Sequence],
+        lookups: list[Lookup],
+    ) -> bool:
+        """Prompts under way, arrivals and drafts, beside these decodes; returns whether there may be drafts.
+        Most steps have none of the three, and do not come here."""
+        time = None
+        if (latency := self._targets.latency) is not None:
+            time = latency.limit(decodes, self._targets.tightest(item.sequence for item in work))
+        budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
+        chunks = self._queues.waiting.in_turn(chunks)
+        held_back = self._plan_chunks(chunks, budget, work, preempted)
+        if not preempted and budget.left and self._queues.waiting:
+            self._arrivals.plan(chunks, budget, work, lookups)
+        if held_back:  # for arrivals; now they get what these have left
+            self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
+        if not budget.left or preempted:
+            return False
+        return plan_drafts(work, budget, self.blocks)  # last: what is to be computed goes before guesses
 
     def _plan_chunks(
         self,

@@ -33,6 +33,11 @@ class SequenceQueues:
         self.running: list[Sequence] = []
         self.copies: list[PageCopy] = []
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether somebody waits and one more may run, as far as their number goes."""
+        return len(self.running) < self.max_running and bool(self.waiting)
+
     def enqueue(self, sequence: Sequence) -> None:
         """Wait behind everybody of the same priority, with its pages or without them."""
         if sequence.status is Status.WAITING_FOR_PAGES:

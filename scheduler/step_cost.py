@@ -37,8 +37,18 @@ class StepCost:
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step will take; 0 before anything was observed. Never less for a larger step: a
         coefficient that noise has made negative counts as none."""
-        terms = _terms(shape, self._row_tile)
-        return sum([w * x for w, x in zip(self._weights, terms, strict=True) if w > 0.0])
+        _, b, c, d, e = _terms(shape, self._row_tile)
+        u, v, w, x, y = self._weights
+        seconds = u if u > 0.0 else 0.0
+        if v > 0.0:
+            seconds += v * b
+        if w > 0.0:
+            seconds += w * c
+        if x > 0.0:
+            seconds += x * d
+        if y > 0.0:
+            seconds += y * e
+        return seconds
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that took so long."""
@@ -46,43 +56,46 @@ class StepCost:
             return
         self.num_steps += 1
         scale = 1 / seconds  # relative errors
-        x = a, b, c, d, e = [term * scale for term in _terms(shape, self._row_tile)]
+        one, b, c, d, e = _terms(shape, self._row_tile)
+        a, b, c, d, e = one * scale, b * scale, c * scale, d * scale, e * scale
         # The lower triangle by rows, written out: loops take three times as long, after every step.
         aa, ba, bb, ca, cb, cc, da, db, dc, dd, ea, eb, ec, ed, ee = self._covariance
         if c or e:
-            px = (
-                aa * a + ba * b + ca * c + da * d + ea * e,
-                ba * a + bb * b + cb * c + db * d + eb * e,
-                ca * a + cb * b + cc * c + dc * d + ec * e,
-                da * a + db * b + dc * c + dd * d + ed * e,
-                ea * a + eb * b + ec * c + ed * d + ee * e,
-            )
+            pa = aa * a + ba * b + ca * c + da * d + ea * e
+            pb = ba * a + bb * b + cb * c + db * d + eb * e
+            pc = ca * a + cb * b + cc * c + dc * d + ec * e
+            pd = da * a + db * b + dc * c + dd * d + ed * e
+            pe = ea * a + eb * b + ec * c + ed * d + ee * e
         else:  # no prompts: most steps
-            px = (
-                aa * a + ba * b + da * d,
-                ba * a + bb * b + db * d,
-                ca * a + cb * b + dc * d,
-                da * a + db * b + dd * d,
-                ea * a + eb * b + ed * d,
-            )
-        pa, pb, pc, pd, pe = px
-        gain_over = _FORGETTING + a * pa + b * pb + c * pc + d * pd + e * pe
-        error = (1.0 - sum([w * term for w, term in zip(self._weights, x, strict=True)])) / gain_over
-        self._weights = [w + each * error for w, each in zip(self._weights, px, strict=True)]
-        products = (
-            pa * pa,
-            pb * pa, pb * pb,
-            pc * pa, pc * pb, pc * pc,
-            pd * pa, pd * pb, pd * pc, pd * pd,
-            pe * pa, pe * pb, pe * pc, pe * pd, pe * pe,
-        )  # fmt: skip
-        self._covariance = p = [
-            (old - new / gain_over) / _FORGETTING for old, new in zip(self._covariance, products, strict=True)
-        ]
-        if max(p[0], p[2], p[5], p[9], p[14]) > _MAX_COVARIANCE:
+            pa = aa * a + ba * b + da * d
+            pb = ba * a + bb * b + db * d
+            pc = ca * a + cb * b + dc * d
+            pd = da * a + db * b + dd * d
+            pe = ea * a + eb * b + ed * d
+        gain = _FORGETTING + a * pa + b * pb + c * pc + d * pd + e * pe
+        u, v, w, x, y = self._weights
+        error = (1.0 - (u * a + v * b + w * c + x * d + y * e)) / gain
+        u, v, w, x, y = u + pa * error, v + pb * error, w + pc * error, x + pd * error, y + pe * error
+        self._weights = [u, v, w, x, y]
+        f = _FORGETTING
+        aa = (aa - pa * pa / gain) / f
+        bb = (bb - pb * pb / gain) / f
+        cc = (cc - pc * pc / gain) / f
+        dd = (dd - pd * pd / gain) / f
+        ee = (ee - pe * pe / gain) / f
+        self._covariance = [
+            aa,
+            (ba - pb * pa / gain) / f, bb,
+            (ca - pc * pa / gain) / f, (cb - pc * pb / gain) / f, cc,
+            (da - pd * pa / gain) / f, (db - pd * pb / gain) / f, (dc - pd * pc / gain) / f, dd,
+            (ea - pe * pa / gain) / f, (eb - pe * pb / gain) / f, (ec - pe * pc / gain) / f,
+            (ed - pe * pd / gain) / f, ee,
+        ]  # fmt: skip
+        most = _MAX_COVARIANCE
+        if aa > most or bb > most or cc > most or dd > most or ee > most:
             self._bound()
-        if min(self._weights) < 0.0:
-            self._shift(x)
+        if u < 0.0 or v < 0.0 or w < 0.0 or x < 0.0 or y < 0.0:
+            self._shift((a, b, c, d, e))
 
     def _shift(self, terms: Sequence[float]) -> None:
         """Make negative coefficients zero, and change their partners so that a step of these terms, or of

@@ -31,7 +31,7 @@ class Sequence:
                  parent's); None before
     quantize_after  see BlockManager.open (None: the block manager's); sequences of another number have
                  another salt
-    recompute    never start from cached pages: somebody wants to see the whole prompt computed
+    skip_prefix_cache  never start from cached pages: somebody wants to see the whole prompt computed
     target_itl   seconds between two of its tokens that it asks for (None: whatever others want)
     first_token_by  when its first token is wanted, by the clock of ``Scheduler.plan`` (None: whenever)
     tenant       whose it is, where several share a server
@@ -50,7 +50,7 @@ class Sequence:
     salt: bytes = b""
     priority: int = 0
     parallel_samples: list[Sequence] = field(default_factory=list)
-    recompute: bool = False
+    skip_prefix_cache: bool = False
     quantize_after: int | None = None
     tenant: str = ""
     target_itl: float | None = None
@@ -149,7 +149,7 @@ class Lookup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SchedulerOutput:
     """One forward over a mixed batch, decided but not yet computed.
 
     work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
@@ -161,6 +161,8 @@ class Step:
     shape      what its time depends on; None where nobody has asked yet
     sources    of a step that was planned before the one before it was committed: which of the samples there
                each sequence's last token is; None: all tokens are known
+    plain      every sequence of it computes its last token and gets one more: no prompts, no drafts, no
+               parallel samples
     """
 
     work: tuple[ScheduledChunk, ...]
@@ -170,6 +172,7 @@ class Step:
     predicted_s: float | None = None
     shape: StepShape | None = None
     sources: tuple[int, ...] | None = None
+    plain: bool = False
 
     @property
     def num_tokens(self) -> int:

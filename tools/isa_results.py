@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-Key = tuple[str, str, int]
-
 
 def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per case, in the order of the first run: microseconds at each level, one figure per run."""

@@ -29,8 +29,9 @@ class EngineConfig:
 
     model: str = setting(
         "demo",
-        "what to serve: the embedded model, a folder, or a Hugging Face id",
-        metavar="PATH|HUB_ID|demo",
+        "what to serve: an embedded model (demo; demo-hybrid, with recurrent layers), a folder, or a Hugging "
+        "Face id",
+        metavar="PATH|HUB_ID|demo|demo-hybrid",
     )
     revision: str | None = setting(
         None, "branch, tag or commit of a Hugging Face id", shown="its main branch", metavar="R"
@@ -161,8 +162,10 @@ class EngineConfig:
     speculate: str = setting(
         "off", "guess the next tokens and check several in one step: from the text before, also from recent "
         "outputs, by the model's own head or by a small model of the same tokenizer",
-        metavar="off|ngram|suffix|mtp|draft:PATH",
-        more="ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
+        metavar="off|auto|ngram|suffix|mtp|draft:PATH",
+        more="Drafts are computed where they pay, by measured acceptance and step times. auto: ngram with "
+        "the native CPU backend and a model without recurrent layers, else off; "
+        "ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
         "outputs; mtp: the head for multi-token prediction that the checkpoint has; draft:PATH: a model. "
         "The last two have as many pages of their own, out of --kv-memory; a request may have another one.",
     )  # fmt: skip
@@ -236,9 +239,9 @@ class EngineConfig:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
         for name, (declared, default) in settings_of(EngineConfig).items():
             declared.check(name, getattr(self, name), default)
-        if self.speculate not in (*get_args(Speculate), "mtp") and not self.draft_model:
+        if self.speculate not in (*get_args(Speculate), "auto", "mtp") and not self.draft_model:
             raise InvalidConfig(
-                f"speculate must be {', '.join(get_args(Speculate))}, mtp or draft:PATH, "
+                f"speculate must be auto, {', '.join(get_args(Speculate))}, mtp or draft:PATH, "
                 f"got {self.speculate!r}"
             )
         if any(not name.strip() or not name.isprintable() for name in self.served_model_name):

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from .errors import InvalidRequest
 from .setting import Parameter, parameter, settings_of
-from .structured_output import Structured
+from .structured_output import StructuredOutput
 
 Speculate = Literal["off", "ngram", "suffix"]
 Pooling = Literal["last", "mean"]
@@ -117,7 +117,7 @@ class SamplingParams:
         more="A server that refuses late requests refuses this one at once if it expects its first token "
         "later.",
     )  # fmt: skip
-    structured: Structured | None = parameter(
+    structured: StructuredOutput | None = parameter(
         None, "what the output must look like", shown="anything", kind="structured", flag="",
         more="It wins over min_tokens and ignore_eos: an output that is complete ends.",
     )  # fmt: skip

@@ -14,7 +14,7 @@ MAX_CHOICES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Structured:
+class StructuredOutput:
     """Exactly one of these; the names are those of vLLM.
 
     json_schema      the output is JSON that validates against this schema (a mapping, or its text)

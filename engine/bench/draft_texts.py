@@ -4,6 +4,7 @@
     edit         the prompt again, with a token in 25 changed
     form         records whose field names repeat and whose values do not
     json         records like these, under a schema: it checks drafts, and forces the names' ends
+    ledger       answers of a sentence each about a ledger in the prompt: names and numbers stand there
     adversarial  tokens from a small alphabet: something like the end has always been there, and says nothing
     free         tokens that never come twice
     own          what the model itself says: nothing is made up
@@ -16,12 +17,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 
-from ..api.structured_output import Structured
+from ..api.structured_output import StructuredOutput
 from ..core.engine_core import EngineCore
+from .ledgers.documents import make_ledger
 
 
 class Text(NamedTuple):
@@ -29,7 +32,7 @@ class Text(NamedTuple):
     (nothing: what the model says); and the form that it has."""
 
     make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
-    structured: Structured | None = None
+    structured: StructuredOutput | None = None
 
 
 def _copy(
@@ -80,7 +83,7 @@ def _free(
 
 
 NAMES = ("customer_name", "account_number", "opening_balance", "is_overdrawn")
-LEDGER = Structured(
+LEDGER = StructuredOutput(
     json_schema={
         "type": "array",
         "items": {
@@ -124,6 +127,18 @@ def _json(
     return prompt, said[:length]
 
 
+def _ledger(
+    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
+) -> tuple[list[int], list[int]]:
+    """One of a ledger's questions, behind those before it and their answers."""
+    ledger = make_ledger(Random(int(rng.integers(2**32))), len(prompt), share=0.7)
+    turn = int(rng.integers(len(ledger.turns)))
+    encode = core.tokenizer.encode
+    asked = encode(ledger.prompts()[turn], add_special_tokens=False)
+    answer = encode(ledger.segments()[2 * turn + 1][0], add_special_tokens=False)
+    return asked[-len(prompt) :], answer[:length]
+
+
 def _own(
     rng: np.random.Generator,  # noqa: ARG001 - as the others
     prompt: list[int],
@@ -139,6 +154,7 @@ TEXTS: Mapping[str, Text] = {
     "edit": Text(_edit),
     "form": Text(_form),
     "json": Text(_json, LEDGER),
+    "ledger": Text(_ledger),
     "adversarial": Text(_adversarial),
     "free": Text(_free),
     OWN: Text(_own),

@@ -23,6 +23,7 @@ from ..core.build import waiting_queue
 from ..plots.figure import picture, require_matplotlib
 from .schedule_knee import Service, compare
 from .schedule_sim import Arrival, StepModel, simulate
+from .schedule_swap import SimulatedSwap
 
 ORDERS = {
     "fcfs": EngineConfig(),
@@ -65,6 +66,12 @@ def overload(rng: random.Random, rate: float = 0.3) -> list[Arrival]:
     return arrivals
 
 
+def growth(rng: random.Random) -> list[Arrival]:
+    """64 requests that come together and write twice as much as they bring: half as much again as the pool
+    holds, in the end."""
+    return [Arrival(0.0, "all", _prompt(rng, 1000), 2000) for _ in range(64)]
+
+
 def shared(rng: random.Random) -> list[Arrival]:
     """Four tenants with eight long beginnings each, more than the pool holds, in bursts."""
     heads = {(t, h): _prompt(rng, 1024) for t in range(4) for h in range(8)}
@@ -82,6 +89,7 @@ TRAFFIC: dict[str, Callable[[random.Random], list[Arrival]]] = {
     "shared": shared,
     "crowd": crowd,
     "overload": overload,
+    "growth": growth,
 }
 
 
@@ -94,6 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--speed", type=float, default=1.0, metavar="X", help="arrivals of the trace so much faster (1)")
     add("--order", choices=ORDERS, action="append", help="who is next; may be repeated (all)")
     add("--num-pages", type=int, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
+    add("--swap-pages", type=int, default=0, metavar="N", help="also simulate memory for N pages beside the "
+        "pool, where those of who gives way are kept as with --swap-memory (none)")  # fmt: skip
+    add("--swap-page-ms", type=float, default=0.2, metavar="MS", help="cost of copying one out or in (0.2)")
     add("--max-running", type=int, default=64, metavar="N", help="(64)")
     add("--max-step-tokens", type=int, default=512, metavar="N", help="(512)")
     add("--target-itl", type=_target, metavar="MS|auto", help="cut prompts to this target (whole chunks)")
@@ -128,13 +139,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     times: dict[str, list[float]] = {}
     for name, arrivals in _traffic(args).items():
         for order in args.order or ORDERS:
-            blocks = BlockManager(args.num_pages, PAGE_SIZE, max_chunk=args.max_step_tokens)
-            queue = waiting_queue(ORDERS[order], blocks)
-            outcome = simulate(arrivals, blocks, limits, queue, model, target_ttft_s=args.target_ttft)
-            figures = outcome.to_json(args.good_ttft, args.good_itl)
-            results.setdefault(name, {})[order] = figures
-            times[f"{name}, {order}"] = sorted(each.ttft for each in outcome.served)
-            _print_row(name, order, figures)
+            for swap_pages in (0, args.swap_pages)[: 2 if args.swap_pages else 1]:
+                blocks = BlockManager(args.num_pages, PAGE_SIZE, max_chunk=args.max_step_tokens)
+                swap = SimulatedSwap(blocks, swap_pages, args.swap_page_ms / 1e3) if swap_pages else None
+                queue = waiting_queue(ORDERS[order], blocks)
+                outcome = simulate(
+                    arrivals, blocks, limits, queue, model, target_ttft_s=args.target_ttft, swap=swap
+                )
+                label = f"{order}+swap" if swap_pages else order
+                figures = outcome.to_json(args.good_ttft, args.good_itl)
+                results.setdefault(name, {})[label] = figures
+                times[f"{name}, {label}"] = sorted(each.ttft for each in outcome.served)
+                _print_row(name, label, figures)
     if args.plot is not None:
         _plot(times, args.plot)
     return {"bench": "schedule", "page_size": PAGE_SIZE, "num_pages": args.num_pages, "traffic": results}
@@ -199,10 +215,11 @@ def _traffic(args: argparse.Namespace) -> dict[str, list[Arrival]]:
 def _print_row(traffic: str, order: str, figures: dict[str, Any]) -> None:
     ttft = ", ".join(f"{tenant or 'all'} {value:.2f}" for tenant, value in figures["ttft_p95_s"].items())
     print(
-        f"{traffic:>12} {order:>5}: {figures['tokens_per_s']:7.1f} tokens/s, goodput "
+        f"{traffic:>12} {order:>9}: {figures['tokens_per_s']:7.1f} tokens/s, goodput "
         f"{figures['goodput_per_s']:.3f}/s, hits {figures['hit_ratio']:6.1%}, preemptions "
-        f"{figures['preemptions']}, service gap {figures['service_gap']:.0f}, p99 gap "
-        f"{figures['itl_p99_s'] * 1e3:.0f} ms, p95 TTFT (s): {ttft}"
+        f"{figures['preemptions']}, computed {figures['computed_tokens']}, pages out "
+        f"{figures['pages_out']}, in {figures['pages_in']}, service gap {figures['service_gap']:.0f}, "
+        f"p99 gap {figures['itl_p99_s'] * 1e3:.0f} ms, p95 TTFT (s): {ttft}"
     )
 
 

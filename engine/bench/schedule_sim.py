@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from octavo.scheduler.step_cost import shape_of
 from octavo.scheduler.waiting import WaitingQueue
+
+from ..api.swap_counters import SwapCounts
+from .schedule_swap import SimulatedSwap
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class StepModel:
     prompt_token_ms: float
     position_ms: float
 
-    def seconds(self, step: Step) -> float:
+    def seconds(self, step: SchedulerOutput) -> float:
         shape = shape_of(step.work)
         positions = shape.num_positions + shape.chunk_positions
         return (
@@ -70,6 +73,9 @@ class Outcome:
     hit_tokens: int
     prompt_tokens: int
     gap: float
+    computed_tokens: int
+    pages_out: int = 0  # copied to memory beside the pool, and back
+    pages_in: int = 0
 
     def share_of_good(self, ttft_s: float, itl_s: float) -> float:
         """Of the requests, how many had their first token in time, and no longer gap than that."""
@@ -91,6 +97,9 @@ class Outcome:
             "goodput_per_s": len(self.served) * self.share_of_good(ttft_s, itl_s) / self.seconds,
             "hit_ratio": self.hit_tokens / self.prompt_tokens,
             "preemptions": self.preemptions,
+            "computed_tokens": self.computed_tokens,
+            "pages_out": self.pages_out,
+            "pages_in": self.pages_in,
             "itl_p99_s": quantile([gap for each in self.served for gap in each.gaps] or [0.0], 0.99),
             "longest_wait_s": max(each.ttft for each in self.served),
             "service_gap": self.gap,
@@ -125,12 +134,13 @@ def simulate(
     model: StepModel,
     *,
     target_ttft_s: float | None = None,
+    swap: SimulatedSwap | None = None,
 ) -> Outcome:
     """Serve all of it; arrivals are in the order of time. ``target_ttft_s``: within which everybody wants its
-    first token."""
-    scheduler = Scheduler(blocks, limits, waiting=queue)
+    first token. ``swap``: where pages of those that give way are kept; copying them holds up the step."""
+    scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
     served: dict[Sequence, Served] = {}
-    gap, now, index, hits = _Gap(), 0.0, 0, 0
+    gap, now, index, hits, computed = _Gap(), 0.0, 0, 0, 0
     while index < len(arrivals) or scheduler.has_work:
         if not scheduler.has_work:
             now = max(now, arrivals[index].at_s)
@@ -147,8 +157,12 @@ def simulate(
             served[sequence] = Served(each, sequence)
             scheduler.add(sequence)
             index += 1
+        copied_s = swap.copied_s() if swap is not None else 0.0
         step = scheduler.plan(now)
         assert step is not None
+        if swap is not None:
+            now += swap.copied_s() - copied_s
+        computed += step.num_tokens
         hits += sum(lookup.num_hit for lookup in step.lookups)
         seconds = model.seconds(step)
         now += seconds
@@ -159,9 +173,10 @@ def simulate(
         scheduler.observe(step, seconds)
         _note_tokens(step, served, now)
         gap.note({s.arrival.tenant for s in served.values() if s.sequence.status is Status.WAITING})
+    counts = swap.tier.counts if swap is not None else SwapCounts()
     return Outcome(
         list(served.values()), now, scheduler.num_preemptions, hits,
-        sum(len(each.prompt) for each in arrivals), gap.largest,
+        sum(len(each.prompt) for each in arrivals), gap.largest, computed, counts.num_out, counts.num_in,
     )  # fmt: skip
 
 
@@ -169,7 +184,7 @@ def quantile(values: abc.Sequence[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
-def _note_tokens(step: Step, served: dict[Sequence, Served], now: float) -> None:
+def _note_tokens(step: SchedulerOutput, served: dict[Sequence, Served], now: float) -> None:
     for sequence in step.sampled():
         each = served[sequence]
         if each.first_at is None:

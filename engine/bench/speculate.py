@@ -195,13 +195,25 @@ def _measure_texts(
                 rates: dict[Speculate | None, list[_Rate]] = {"off": [], None: []}  # None: the engine's
                 counter.drafts.clear()
                 for number in range(args.rounds):
-                    work = [_made_up(name, rng, core, args) for _ in range(batch)]
+                    work = _waves(name, batch, rng, core, args)
                     order: tuple[Speculate | None, ...] = ("off", None)
                     for how in order if number % 2 else order[::-1]:
                         rates[how].append(_rate(core, dictation, work, how, form, args.output_tokens))
                     bar.update()
                 rows.append(_row(name, batch, rates["off"], rates[None], counter.drafts))
     return rows
+
+
+def _waves(
+    name: str, batch: int, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
+) -> list[list[tuple[list[int], list[int]]]]:
+    """What is served at once, one after the other, until as much is said as was asked for."""
+    waves: list[list[tuple[list[int], list[int]]]] = []
+    num_tokens = 0
+    while not waves or num_tokens < batch * args.output_tokens:
+        waves.append([_made_up(name, rng, core, args) for _ in range(batch)])
+        num_tokens += sum(len(text) or args.output_tokens for _, text in waves[-1])
+    return waves
 
 
 def _made_up(
@@ -215,15 +227,30 @@ def _made_up(
 def _rate(
     core: EngineCore,
     dictation: Dictation,
+    waves: list[list[tuple[list[int], list[int]]]],
+    how: Speculate | None,
+    form: Constraint | None,
+    most: int,
+) -> _Rate:
+    """Of the steps after everybody's first token, ``most`` tokens of a sequence."""
+    served = [_serve(core, dictation, work, how, form, most) for work in waves]
+    num_tokens, seconds, cpu_seconds = (sum(each) for each in zip(*served, strict=True))
+    return _Rate(num_tokens / seconds, num_tokens / cpu_seconds)
+
+
+def _serve(
+    core: EngineCore,
+    dictation: Dictation,
     work: list[tuple[list[int], list[int]]],
     how: Speculate | None,
     form: Constraint | None,
-    length: int,
-) -> _Rate:
-    """Of the steps after everybody's first token."""
+    most: int,
+) -> tuple[float, float, float]:
+    """Tokens after everybody's first one, seconds and processor seconds."""
     dictation.texts = {index: text for index, (_, text) in enumerate(work) if text}
     waiting = set()
-    for index, (prompt, _) in enumerate(work):
+    for index, (prompt, text) in enumerate(work):
+        length = min(most, len(text) or most)
         params = SamplingParams(max_tokens=length, ignore_eos=True, seed=index, speculate=how)
         request = Request(
             f"{how}/{index}",
@@ -242,8 +269,7 @@ def _rate(
     began, cpu_began, num_tokens = time.perf_counter(), time.process_time(), 0
     while core.has_work:
         num_tokens += sum(count for _, count in _step(core))
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return _Rate(num_tokens / seconds, num_tokens / cpu_seconds)
+    return num_tokens, time.perf_counter() - began, time.process_time() - cpu_began
 
 
 def _step(core: EngineCore) -> list[tuple[Request, int]]:

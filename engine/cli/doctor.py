@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=get_args(Backend), default="auto", help="which one to examine")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the kernels")
     add = parser.add_argument
-    add("--model", metavar="PATH|HUB_ID|demo", help="also load this model and say what runs natively")
+    add(
+        "--model",
+        metavar="PATH|HUB_ID|demo|demo-hybrid",
+        help="also load this model and say what runs natively",
+    )
     add("--weights", choices=get_args(Weights), help="re-quantize its weights while loading")
     add("--exact", action="store_const", const=True, help="refuse paths that change the arithmetic")
     add("--no-fuse", dest="fuse", action="store_const", const=False, help="run its layers unfused")

@@ -57,8 +57,8 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
         "not_fused": unfused if fusion is None else fusion.not_fused,
         "replayed": ready.replays,
         "not_replayed": (unfused if fusion is None else fusion.not_replayed),
-        "head_chooses": ready.chooses,
-        "head_does_not_choose": (unfused if fusion is None else fusion.not_chosen),
+        "head_chooses": ready.fused_argmax,
+        "head_does_not_choose": (unfused if fusion is None else fusion.stores_logits),
     }
 
 

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default=DEFAULTS.model, metavar="PATH|HUB_ID|demo", help="the model to plan for")
+    add(
+        "--model",
+        default=DEFAULTS.model,
+        metavar="PATH|HUB_ID|demo|demo-hybrid",
+        help="the model to plan for",
+    )
     add(
         "--memory",
         type=checked(memory_size),

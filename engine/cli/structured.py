@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..api.errors import InvalidRequest
-from ..api.structured_output import Structured
+from ..api.structured_output import StructuredOutput
 
 
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,11 +19,11 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     add("--choice", action="append", default=[], metavar="S", help="one of these strings; repeatable")
 
 
-def structured_of(args: argparse.Namespace) -> Structured | None:
+def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
     """What the options say; InvalidRequest when they contradict or a file cannot be read."""
     if not (args.json_schema or args.json_object or args.regex is not None or args.grammar or args.choice):
         return None
-    return Structured(
+    return StructuredOutput(
         json_schema=_read("--json-schema", args.json_schema),
         json_object=args.json_object,
         regex=args.regex,

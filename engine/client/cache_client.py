@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from octavo.proto import cache_pb2 as pb
 
@@ -29,38 +30,43 @@ class CacheCalls:
         self.stub = stub
         self._caller = caller
 
+    async def call(self, request: Message) -> Any:
+        """The one response to a request of any kind: a ``FlushRequest`` calls ``Flush``."""
+        name = type(request).__name__.removesuffix("Request")
+        return await self._caller.unary(getattr(self.stub, name), request)
+
     async def stats(self, num_prefixes: int | None = None) -> pb.GetStatsResponse:
         request = pb.GetStatsRequest(num_prefixes=num_prefixes)
-        reply: pb.GetStatsResponse = await self._caller.unary(self.stub.GetStats, request)
+        reply: pb.GetStatsResponse = await self.call(request)
         return reply
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
         request = pb.ExplainRequest(request_id=request_id)
-        reply: pb.ExplainResponse = await self._caller.unary(self.stub.Explain, request)
+        reply: pb.ExplainResponse = await self.call(request)
         return reply
 
     async def save(self, path: str, prompt: pb.Prefix | None = None) -> pb.SaveResponse:
         """``path``: on the server, below its folder for this; ``prompt``: None for everything cached."""
         request = pb.SaveRequest(path=path, prompt=prompt)
-        reply: pb.SaveResponse = await self._caller.unary(self.stub.Save, request)
+        reply: pb.SaveResponse = await self.call(request)
         return reply
 
     async def load(self, path: str) -> pb.LoadResponse:
-        reply: pb.LoadResponse = await self._caller.unary(self.stub.Load, pb.LoadRequest(path=path))
+        reply: pb.LoadResponse = await self.call(pb.LoadRequest(path=path))
         return reply
 
     async def pin(self, name: str, what: pb.Prefix) -> pb.PinResponse:
         request = pb.PinRequest(name=name, prefix=what)
-        reply: pb.PinResponse = await self._caller.unary(self.stub.Pin, request)
+        reply: pb.PinResponse = await self.call(request)
         return reply
 
     async def unpin(self, name: str) -> pb.UnpinResponse:
-        reply: pb.UnpinResponse = await self._caller.unary(self.stub.Unpin, pb.UnpinRequest(name=name))
+        reply: pb.UnpinResponse = await self.call(pb.UnpinRequest(name=name))
         return reply
 
     async def flush(self) -> int:
         """Forget every cached page that nobody holds; how many there were."""
-        return int((await self._caller.unary(self.stub.Flush, pb.FlushRequest())).num_pages)
+        return int((await self.call(pb.FlushRequest())).num_pages)
 
     async def watch(
         self, start_number: int | None = None, *, log_id: str = ""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
@@ -21,6 +21,7 @@ from octavo.scheduler.waiting import (
 )
 
 from ..api.config import EngineConfig
+from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..api.sampling_params import Speculate
 from ..api.stats import Observer
@@ -148,12 +149,22 @@ def assemble(
         store_counts=disk.counts if disk is not None else None,
         swap_counts=(lambda: swap.counts) if swap is not None else None,
         observer=observer,
-        speculate="off" if draft_model else cast("Speculate", config.speculate),
+        speculate=drafts_by(config, info),
         draft_model=draft_model,
         draft_tokens=config.draft_tokens,
         overlaps=config.async_steps != "off",  # where the runner can
         clock=clock,
     )
+
+
+def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
+    """What looks for drafts in texts, for requests that do not say. With a draft model or the model's own
+    head, nothing does."""
+    if config.speculate == "auto":
+        # Where it was measured to cost next to nothing. Recurrent layers need states for drafts, and steps
+        # in flight on a GPU wait where something is drafted.
+        return "ngram" if info.backend == "cpu" and info.states is None else "off"
+    return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 
 
 def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:

@@ -1,38 +1,55 @@
 """Everything that is asked of the engine's thread besides serving requests: typed commands.
 
 A command is a frozen record of plain data, and so is its answer: both can be pickled, so the engine
-could run in a process of its own without a change to whoever asks. ``dispatcher.py`` executes them,
+could run in a process of its own without a change to whoever asks. The engine's thread executes them,
 one at a time, between two steps. Each holds up the next step, so each is short: what takes longer is
 asked for in portions, or worked out by whoever asks.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
-from octavo.block_manager import Digest, PageContents, PageEvent
+from octavo.block_manager import Digest, EventsLost, PageContents, PageEvent
+from octavo.block_manager.pins import PinLimit
 from octavo.kernels.page_bytes import PageBytes
+from octavo.scheduler import Sequence
+from octavo.scheduler.waiting import cached_tokens
 
+from ..api.errors import EventsGone
 from ..inspection.lookup_history import LookupRecord
-from ..inspection.prefix_cache_inspector import CacheTotals, Pinned
+from ..inspection.prefix_cache_inspector import CacheTotals, Pinned, PrefixCacheInspector
 from ..inspection.reuse_tree import ReusedPrefix
 from ..kv_store.page_runs import PageLayoutKey, PagePart
-from ..kv_store.transfer import CachedPrefix, Inserted
+from ..kv_store.transfer import CachedPrefix, Inserted, PageTransfer
 
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Command(Generic[AnswerT_co]):
+class CommandTarget:
+    """What commands are about: the prefix cache and the pages of one core. Only its thread has one."""
+
+    cache: PrefixCacheInspector
+    transfer: PageTransfer
+
+
+@dataclass(frozen=True, slots=True)
+class Command(ABC, Generic[AnswerT_co]):
     """Something the engine's thread does between two steps; ``AnswerT_co`` is what it answers.
 
     changes_pages   whether gauges must be measured anew before the answer is given
     """
 
     changes_pages: ClassVar[bool] = False
+
+    @abstractmethod
+    def execute(self, core: CommandTarget) -> AnswerT_co:
+        """Do it, on the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +105,18 @@ class GetCacheStats(Command[CacheStats]):
 
     pin_prefix: str = ""
 
+    def execute(self, core: CommandTarget) -> CacheStats:
+        return CacheStats(core.cache.totals(), core.cache.pins(self.pin_prefix))
+
 
 @dataclass(frozen=True, slots=True)
 class ListReusedPrefixes(Command[list[ReusedPrefix]]):
     """The prefixes that were found again, of salts that begin with ``salt_prefix``."""
 
     salt_prefix: bytes = b""
+
+    def execute(self, core: CommandTarget) -> list[ReusedPrefix]:
+        return core.cache.prefixes(self.salt_prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +125,19 @@ class ExplainRequest(Command[LookupRecord]):
 
     request_id: str
 
+    def execute(self, core: CommandTarget) -> LookupRecord:
+        return core.cache.remembered(self.request_id).lookup
+
 
 @dataclass(frozen=True, slots=True)
 class GetRequestTokens(Command[RequestTokens]):
     """A request's tokens so far. NotFound when it is not among the latest."""
 
     request_id: str
+
+    def execute(self, core: CommandTarget) -> RequestTokens:
+        remembered = core.cache.remembered(self.request_id)
+        return RequestTokens(remembered.tokens, remembered.salt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +156,10 @@ class PinPrefix(Command[Pinned]):
     owner: str = ""
     max_pages: int | None = None
 
+    def execute(self, core: CommandTarget) -> Pinned:
+        limit = None if self.max_pages is None else PinLimit(self.owner, self.max_pages)
+        return core.cache.pin(self.name, self.tokens, salt=self.salt, limit=limit)
+
 
 @dataclass(frozen=True, slots=True)
 class UnpinPrefix(Command[int]):
@@ -136,12 +170,18 @@ class UnpinPrefix(Command[int]):
     name: str
     shown: str
 
+    def execute(self, core: CommandTarget) -> int:
+        return core.cache.unpin(self.name, shown=self.shown)
+
 
 @dataclass(frozen=True, slots=True)
 class FlushCache(Command[int]):
     """Forget every cached page that nobody holds; how many there were."""
 
     changes_pages: ClassVar[bool] = True
+
+    def execute(self, core: CommandTarget) -> int:
+        return core.cache.flush()
 
 
 # --- Page events
@@ -156,10 +196,19 @@ class SubscribeEvents(Command[EventLogState]):
 
     tokens: bool = False
 
+    def execute(self, core: CommandTarget) -> EventLogState:
+        cache = core.cache
+        number = cache.watch(tokens=self.tokens)
+        since = cache.blocks.events.tokens_since or number
+        return EventLogState(number, cache.log_id, cache.log_began, since)
+
 
 @dataclass(frozen=True, slots=True)
 class UnsubscribeEvents(Command[None]):
     """Announce no page events any more."""
+
+    def execute(self, core: CommandTarget) -> None:
+        core.cache.is_watched = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +218,21 @@ class PageEventsSince(Command[list[PageEvent]]):
     number: int
     limit: int
 
+    def execute(self, core: CommandTarget) -> list[PageEvent]:
+        try:
+            return core.cache.events(self.number, self.limit)
+        except EventsLost as error:
+            raise EventsGone(str(error)) from error
+
 
 @dataclass(frozen=True, slots=True)
 class GetCachedContents(Command[CachedContents]):
     """What is in the pages that can be found, as far as tokens are kept."""
+
+    def execute(self, core: CommandTarget) -> CachedContents:
+        blocks = core.cache.blocks
+        unknown = (blocks.events.tokens_since or 1) - 1
+        return CachedContents(blocks.events.next_number - 1, unknown, blocks.cached_contents())
 
 
 # --- Pages out of the pools and into them
@@ -182,12 +242,18 @@ class GetCachedContents(Command[CachedContents]):
 class GetPageLayout(Command[PageLayoutKey]):
     """Which engines' pages this one can take. NotConfigured without a prefix cache."""
 
+    def execute(self, core: CommandTarget) -> PageLayoutKey:
+        return core.transfer.kind
+
 
 @dataclass(frozen=True, slots=True)
 class FindPrefix(Command[CachedPrefix]):
     """How much of a sequence with these pages is cached. Nothing is held for whoever asks."""
 
     digests: tuple[Digest, ...]
+
+    def execute(self, core: CommandTarget) -> CachedPrefix:
+        return core.transfer.find_prefix(self.digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +263,10 @@ class CountCached(Command[int]):
     tokens: tuple[int, ...]
     salt: bytes
     quantize_after: int | None
+
+    def execute(self, core: CommandTarget) -> int:
+        prompt = Sequence("", list(self.tokens), 1, self.salt, quantize_after=self.quantize_after)
+        return cached_tokens(prompt, core.cache.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +279,9 @@ class ReadPages(Command[tuple[PagePart, ...]]):
 
     digests: tuple[Digest, ...]
     wanted: tuple[tuple[int, ...], ...] | None = None
+
+    def execute(self, core: CommandTarget) -> tuple[PagePart, ...]:
+        return core.transfer.read(self.digests, self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +299,14 @@ class InsertPages(Command[Inserted]):
     first: int
     group: int
 
+    def execute(self, core: CommandTarget) -> Inserted:
+        return core.transfer.insert(self.tokens, self.pages, self.salt, first=self.first, group=self.group)
+
 
 @dataclass(frozen=True, slots=True)
 class ListPages(Command[dict[Digest, PageContents]]):
     """What every page that can be found holds, and those that lead to them. Empty unless the engine was
     started to remember it (``save_dir``)."""
+
+    def execute(self, core: CommandTarget) -> dict[Digest, PageContents]:
+        return core.transfer.list_pages()

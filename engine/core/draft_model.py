@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from octavo.block_manager import BlockManager, PageTable
-from octavo.scheduler import ScheduledChunk, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput
 from octavo.scheduler import Sequence as Served
 
 from ..executor.base import ModelRunner
@@ -133,7 +133,7 @@ class DraftModel:
     def _round(self, rows: list[_Row], given: dict[int, list[int]]) -> list[_Row]:
         """One forward; the rows of the next one."""
         rows = [self._keep_state(row, given[row.place]) for row in rows]
-        step = Step(tuple(row.work for row in rows))
+        step = SchedulerOutput(tuple(row.work for row in rows))
         states = [row.ask.state.guessing(given[row.place]) for row in rows if row.work.samples]
         output = self._runner.run(build_batch(step, self.blocks.page_size), states)
         drawn = iter(output.samples)

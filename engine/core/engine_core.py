@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import SampleResult, Scheduler, Sequence, Step
+from octavo.scheduler import SampleResult, Scheduler, SchedulerOutput, Sequence
 
 from ..api.engine_info import EngineInfo
 from ..api.outputs import Delta, FinishReason
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class _InFlight:
     """A step that the runner has and the scheduler waits for."""
 
-    step: Step
+    step: SchedulerOutput
     batch: Batch
     pending: Pending
     hidden: HiddenRows
@@ -171,7 +171,7 @@ class EngineCore:
             self._commit(flight)
             self._updates = self._publish(flight, began)
 
-    def _plan(self, now: float) -> Step | None:
+    def _plan(self, now: float) -> SchedulerOutput | None:
         step = self._scheduler.plan(now)
         self._pass("plan")
         if step is not None:
@@ -187,7 +187,7 @@ class EngineCore:
         self._pass("plan")
         return self._submit(step, flight.pending)
 
-    def _build_batch(self, step: Step, hidden: HiddenRows) -> Batch:
+    def _build_batch(self, step: SchedulerOutput, hidden: HiddenRows) -> Batch:
         batch = build_batch(step, self._blocks.page_size)
         scored = self._scores.rows_of(step, self._samples)
         batch = batch if scored is None else replace(batch, scored=scored)
@@ -196,7 +196,7 @@ class EngineCore:
         self._pass("batch")
         return batch
 
-    def _hidden_rows(self, step: Step) -> HiddenRows:
+    def _hidden_rows(self, step: SchedulerOutput) -> HiddenRows:
         """Whose hidden states the step is asked for."""
         rows, drafts = self._embeddings.rows_of(step, self._samples), self._draft_model
         wanted: list[Wanted] = [] if rows is None else [(rows, self._embeddings.record)]
@@ -204,7 +204,7 @@ class EngineCore:
             wanted.append((rows, drafts.record))
         return HiddenRows(tuple(wanted))
 
-    def _submit(self, step: Step | None, after: Pending | None = None) -> _InFlight | None:
+    def _submit(self, step: SchedulerOutput | None, after: Pending | None = None) -> _InFlight | None:
         if step is None:
             return None
         hidden = self._hidden_rows(step)
@@ -263,7 +263,7 @@ class EngineCore:
             self._draft_model.shut_down()
         self._runner.close()
 
-    def _report(self, step: Step | None, seconds: float) -> list[Update]:
+    def _report(self, step: SchedulerOutput | None, seconds: float) -> list[Update]:
         self.measure()
         for request_id in self._ended:
             self.cache.lookups.ended(request_id)
@@ -272,7 +272,7 @@ class EngineCore:
         updates, self._updates = self._updates, []
         return updates
 
-    def _accept(self, step: Step, batch: Batch, output: RunOutput) -> list[SampleResult]:
+    def _accept(self, step: SchedulerOutput, batch: Batch, output: RunOutput) -> list[SampleResult]:
         """Give every sample its token; what the scheduler must know of each."""
         if output.failed_rows:
             self._fail_unsampled(step, batch, output.failed_rows)
@@ -321,7 +321,7 @@ class EngineCore:
         self._stats.drafted(len(drafts), max(0, len(tokens) - 1))
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
-    def _prepare(self, step: Step) -> None:
+    def _prepare(self, step: SchedulerOutput) -> None:
         """Begin what the next tokens need, when all of this step are known: accepting a token waits for masks
         of its grammar."""
         for ended in self._said:
@@ -336,7 +336,7 @@ class EngineCore:
         for sample in going_on:
             sample.state.prepare(sample.sequence.drafts)
 
-    def _fail_unsampled(self, step: Step, batch: Batch, failed_rows: tuple[int, ...]) -> None:
+    def _fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
         """End the sequences whose K/V went wrong in the middle of the prompt, before anything of
         this step is published to the prefix cache. (Those that sampled have a failed sample.)"""
         ends = batch.attention.q_start[1:].tolist()
@@ -361,7 +361,7 @@ class EngineCore:
                 self._stats.ended(request, reason, self._clock())
                 self._ended.append(request.request_id)
 
-    def _note_arrivals(self, step: Step, now: float) -> None:
+    def _note_arrivals(self, step: SchedulerOutput, now: float) -> None:
         for lookup in step.lookups:
             self.cache.record(self._samples[lookup.sequence].request.request_id, lookup)
         for item in step.work:

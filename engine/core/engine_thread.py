@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from ..api.errors import EngineStopping
 from ..api.outputs import Delta, FinishReason
-from .commands import AnswerT, Command
-from .dispatcher import CommandDispatcher
+from .commands import AnswerT, Command, CommandTarget
 from .engine_core import EngineCore
 from .request import Request, Update
 
@@ -149,9 +148,9 @@ class EngineThread:
         _leave_mlx()
 
     def _loop(self, core: EngineCore) -> None:
-        dispatcher = CommandDispatcher(core.cache, core.transfer)
+        parts = CommandTarget(core.cache, core.transfer)
         while self._read_inbox(core):
-            self._answer_questions(core, dispatcher)
+            self._answer_questions(core, parts)
             if core.has_work:
                 self._listener.updates(core.step())
             if core.cache.has_news():
@@ -173,12 +172,12 @@ class EngineThread:
                 case _Stop():
                     return False
 
-    def _answer_questions(self, core: EngineCore, dispatcher: CommandDispatcher) -> None:
+    def _answer_questions(self, core: EngineCore, parts: CommandTarget) -> None:
         """The oldest ones; the others after the next step."""
         if self._questions:
             core.settle()
         for _ in range(min(len(self._questions), COMMANDS_PER_STEP)):
-            _answer(self._questions.popleft(), core, dispatcher)
+            _answer(self._questions.popleft(), core, parts)
 
     def _refuse_questions(self) -> None:
         """Nobody will answer what is left."""
@@ -197,11 +196,11 @@ class EngineThread:
             self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
 
 
-def _answer(question: _Question, core: EngineCore, dispatcher: CommandDispatcher) -> None:
+def _answer(question: _Question, core: EngineCore, parts: CommandTarget) -> None:
     if not question.answer.set_running_or_notify_cancel():
         return
     try:
-        answer = dispatcher.execute(question.command)
+        answer = question.command.execute(parts)
         if question.command.changes_pages:
             core.measure()
     except Exception as error:  # the asker's to handle; the engine goes on

@@ -18,7 +18,7 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.kernels.metadata import Ints
-from octavo.scheduler import ScheduledChunk, Sequence, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 
 from ..executor.base import HeadRunner
 from ..executor.batch import build_batch
@@ -104,7 +104,7 @@ class MTPDrafts:
         self._tables.close_all()
         self._readers.clear()
 
-    def rows_of(self, step: Step) -> Ints | None:
+    def rows_of(self, step: SchedulerOutput) -> Ints | None:
         """Rows of the step, ascending, whose hidden states the head is to get; None: none."""
         self._owners = []
         rows: list[int] = []
@@ -188,7 +188,7 @@ class _Rounds:
 
     def compute(self) -> None:
         """One forward; ``rows`` become those of the next one."""
-        step = Step(tuple(work for work, _, _ in self.rows))
+        step = SchedulerOutput(tuple(work for work, _, _ in self.rows))
         states: list[SampleState] = []
         for work, index, _ in self.rows:
             if work.samples:

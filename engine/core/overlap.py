@@ -24,14 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo.scheduler import Sequence, Step
+from octavo.scheduler import SchedulerOutput, Sequence
 
 from ..executor.base import Pending
 from ..executor.batch import Batch
 from .request import Sample
 
 
-def may_overlap(batch: Batch, pending: Pending, step: Step, samples: Mapping[Sequence, Sample]) -> bool:
+def may_overlap(
+    batch: Batch, pending: Pending, step: SchedulerOutput, samples: Mapping[Sequence, Sample]
+) -> bool:
     """Whether the step after this one, which is in flight, may be submitted before it is resolved."""
     if not pending.feeds or batch.scored is not None or batch.embedded is not None:
         return False

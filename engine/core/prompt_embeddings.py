@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.metadata import Ints
-from octavo.scheduler import Sequence, Step
+from octavo.scheduler import SchedulerOutput, Sequence
 
 from .request import Request, Sample
 
@@ -20,7 +20,7 @@ class PromptEmbeddings:
     def __init__(self) -> None:
         self._owners: list[tuple[Request, int, int]] = []  # (whose, its first position here, rows)
 
-    def rows_of(self, step: Step, samples: Mapping[Sequence, Sample]) -> Ints | None:
+    def rows_of(self, step: SchedulerOutput, samples: Mapping[Sequence, Sample]) -> Ints | None:
         """Rows [P], ascending, whose hidden states are asked for; None when nobody asks."""
         self._owners = []
         rows: list[int] = []
@@ -51,4 +51,4 @@ class PromptEmbeddings:
                 total = request.pooled / (request.num_prompt if is_whole else 1)
                 request.embedding = tuple(total.tolist())
                 for sample in request.samples:
-                    sample.sequence.recompute = False
+                    sample.sequence.skip_prefix_cache = False

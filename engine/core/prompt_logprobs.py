@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from octavo.scheduler import Sequence, Step
+from octavo.scheduler import SchedulerOutput, Sequence
 
 from ..api.outputs import TokenLogprob
 from ..executor.batch import ScoredRows
@@ -20,7 +20,7 @@ class PromptScores:
     def __init__(self) -> None:
         self._owners: list[tuple[Request, int]] = []  # (whose, position of the token that is scored)
 
-    def rows_of(self, step: Step, samples: Mapping[Sequence, Sample]) -> ScoredRows | None:
+    def rows_of(self, step: SchedulerOutput, samples: Mapping[Sequence, Sample]) -> ScoredRows | None:
         """The rows before each prompt token that is asked for; None when nobody asks."""
         self._owners = []
         asked = [self._is_asked(item.sequence, samples) for item in step.work]
@@ -42,7 +42,7 @@ class PromptScores:
         )
 
     def _is_asked(self, sequence: Sequence, samples: Mapping[Sequence, Sample]) -> bool:
-        return sequence.recompute and samples[sequence].request.params.prompt_logprobs is not None
+        return sequence.skip_prefix_cache and samples[sequence].request.params.prompt_logprobs is not None
 
     def record(self, scores: tuple[TokenLogprob, ...]) -> None:
         """Give the requests their scores; one that has them all may use cached pages again."""
@@ -50,4 +50,4 @@ class PromptScores:
             request.prompt_scores[position] = score
             if position == request.num_prompt - 1:
                 for sample in request.samples:
-                    sample.sequence.recompute = False
+                    sample.sequence.skip_prefix_cache = False

@@ -71,7 +71,7 @@ class Request:
                     salt=salt,
                     quantize_after=quantize_after,
                     priority=priority,
-                    recompute=params.prompt_logprobs is not None or params.pooling == "mean",
+                    skip_prefix_cache=params.prompt_logprobs is not None or params.pooling == "mean",
                     tenant=tenant,
                     target_itl=None if params.target_itl is None else params.target_itl / 1e3,
                     first_token_by=None

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 
-from octavo.scheduler import ScheduledChunk, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput
 
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, Observer, RequestRecord, StepRecord, TenantTokens
@@ -72,7 +72,7 @@ class StepStats:
             )
         )
 
-    def publish(self, step: Step | None, seconds: float, gauges: Gauges, num_evicted: int) -> None:
+    def publish(self, step: SchedulerOutput | None, seconds: float, gauges: Gauges, num_evicted: int) -> None:
         """Tell the observer about the step, and about what ended without one."""
         if self._observer is not None and (step is not None or self._ended):
             record = self._record(step, seconds, gauges, num_evicted - self._num_evicted)
@@ -83,7 +83,9 @@ class StepStats:
         self._num_evicted = num_evicted
         self._forget()
 
-    def _record(self, step: Step | None, seconds: float, gauges: Gauges, evicted: int) -> StepRecord:
+    def _record(
+        self, step: SchedulerOutput | None, seconds: float, gauges: Gauges, evicted: int
+    ) -> StepRecord:
         work = () if step is None else step.work
         lookups = () if step is None else step.lookups
         misses: Counter[str] = Counter()

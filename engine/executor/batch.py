@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.block_manager import PageCopy, PageTable
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
-from octavo.scheduler import ScheduledChunk, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Batch:
     sources: Ints | None = None
 
 
-def build_batch(step: Step, page_size: int) -> Batch:
+def build_batch(step: SchedulerOutput, page_size: int) -> Batch:
     """Flatten a planned step.
 
     Python's work is per sequence, never per position: page tables are copied as raw memory and
@@ -61,7 +61,7 @@ def build_batch(step: Step, page_size: int) -> Batch:
     return _build_mixed(step, page_size)
 
 
-def _build_decodes(step: Step, page_size: int) -> Batch:
+def _build_decodes(step: SchedulerOutput, page_size: int) -> Batch:
     """The same where every sequence has one row: there is nothing to lay out."""
     work = step.work
     starts = [item.start for item in work]
@@ -111,7 +111,7 @@ def _table(item: ScheduledChunk) -> PageTable:
     return table
 
 
-def _build_mixed(step: Step, page_size: int) -> Batch:
+def _build_mixed(step: SchedulerOutput, page_size: int) -> Batch:
     """Of any number of rows each."""
     work = step.work
     starts = np.array([item.start for item in work], np.int32)

@@ -14,7 +14,7 @@ from .base import RunOutput
 from .batch import Batch
 from .failures import with_failures
 from .sampling.device_sampling import FAILED, UNSURE, draw_tokens, draws_of
-from .sampling.logit_rows import Sampling
+from .sampling.logit_rows import Sampler
 from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 
 
@@ -39,15 +39,15 @@ class DeviceStep:
         states: Sequence[SampleState],
         flags: Sequence[mx.array],
         *,
-        sampling: Sampling,
+        sampling: Sampler,
         after: DeviceStep | None = None,
         feeds: bool = False,
     ) -> None:
         self._batch = batch
         self._sampling = sampling
         self._after = after
-        here = [i for i, state in enumerate(states) if state.plain]
-        self._here, self._others = here, [i for i, state in enumerate(states) if not state.plain]
+        here = [i for i, state in enumerate(states) if state.is_unprocessed]
+        self._here, self._others = here, [i for i, state in enumerate(states) if not state.is_unprocessed]
         self._states = list(states)
         self._feeds = feeds and not self._others
         self._changed: frozenset[int] = frozenset()  # samples whose token was another in the end

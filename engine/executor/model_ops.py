@@ -20,7 +20,7 @@ from octavo.kernels.interface import AttentionBackend
 from .adapt.output_head import TakeRows
 from .recurrent.kernel_recurrences import KernelRecurrences
 from .recurrent.recurrences import Recurrences
-from .sampling.logit_rows import NumpySampling, Sampling
+from .sampling.logit_rows import NumpySampler, Sampler
 
 if TYPE_CHECKING:
     from .native.modules import Report
@@ -71,7 +71,7 @@ class ModelOps(Protocol):
         """What its weights take now; ask after a first forward, which may pack the head."""
         ...
 
-    def sampler(self) -> Sampling:
+    def sampler(self) -> Sampler:
         """What draws tokens from its logits."""
         ...
 
@@ -104,8 +104,8 @@ class MLXOps:
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model)
 
-    def sampler(self) -> Sampling:
-        return NumpySampling()
+    def sampler(self) -> Sampler:
+        return NumpySampler()
 
 
 def parameter_bytes(model: Module) -> int:

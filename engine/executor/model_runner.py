@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.block_manager import PageCopy, ResidualWindow
+from octavo.kernels.backends import release_kept_memory
 from octavo.kernels.interface import PageStorage, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.page_bytes import PageBytes
@@ -26,8 +27,8 @@ from .device_step import DeviceStep
 from .failures import with_failures
 from .mtp.runner import MTPRunner
 from .paged_model import FIRST_ROW, PagedModel, slice_rows
-from .sampling.logit_rows import NumpySampling, Sampling, Target
-from .sampling.sampler import Sampled, SampleState, chosen
+from .sampling.logit_rows import NumpySampler, Sampler, Target
+from .sampling.sampler import Sampled, SampleState, greedy_sample
 
 NO_ROWS: Ints = np.zeros(0, np.int32)
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
@@ -39,7 +40,7 @@ class PagedRunner:
 
     ``dense_row_bytes`` is what one row of one layer takes per visible position in the gather
     tier (None: paged tier): a step is then computed in slices of rows that stay below
-    GATHER_BYTES. With ``chooses`` the model's head chooses the tokens of steps in which every token
+    GATHER_BYTES. With ``fused_argmax`` the model's head chooses the tokens of steps in which every token
     is plainly greedy; ``sampling`` draws those of all others, in NumPy if it is not given.
     ``on_device``: in the paged tier, tokens are drawn where the logits are, in the step's graph, and
     with ``feeds`` the next step may take them from there. ``head``: the model's own, which guesses.
@@ -52,8 +53,8 @@ class PagedRunner:
         *,
         dense_row_bytes: int | None,
         exact: bool = False,
-        chooses: bool = False,
-        sampling: Sampling | None = None,
+        fused_argmax: bool = False,
+        sampling: Sampler | None = None,
         on_device: bool = False,
         feeds: bool = False,
         head: MTPRunner | None = None,
@@ -63,10 +64,10 @@ class PagedRunner:
         self._info = info
         self._dense_row_bytes = dense_row_bytes
         self._exact = exact
-        self._chooses = chooses
+        self._fused_argmax = fused_argmax
         self._on_device = on_device and dense_row_bytes is None and not model.computes_apart
         self._feeds = feeds
-        self._sampling = NumpySampling() if sampling is None else sampling
+        self._sampling = NumpySampler() if sampling is None else sampling
 
     @property
     def info(self) -> EngineInfo:
@@ -78,10 +79,13 @@ class PagedRunner:
         self._check_tokens(batch)
         if batch.copies:
             self._copy(batch.copies)
-        if self._on_device and states and batch.scored is None and batch.embedded is None:
+        plain = batch.scored is None and batch.embedded is None
+        if self._on_device and states and plain:
             return self._launch(batch, states, cast("DeviceStep | None", after))
         assert after is None, "this step is computed when it is submitted"
-        return Resolved(self._compute(batch, states))
+        if self._fused_argmax and plain and all(state.is_argmax for state in states):
+            return Resolved(self._run_greedy(batch, states))
+        return Resolved(self._run_sampling(batch, states))
 
     def _check_tokens(self, batch: Batch) -> None:
         vocab_size = self._info.vocab_size
@@ -114,12 +118,6 @@ class PagedRunner:
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         return self.submit(batch, states).resolve()
 
-    def _compute(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        plain = batch.scored is None and batch.embedded is None
-        if self._chooses and plain and all(state.plain_greedy for state in states):
-            return self._run_choosing(batch, states)
-        return self._run_sampling(batch, states)
-
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages, and the slots of states, which come behind all groups of pages."""
         for group, pages in enumerate(self.storages):
@@ -130,7 +128,7 @@ class PagedRunner:
             assert self._model.states is not None, "slots are copied of a model that has no state"
             self._model.states.copy_slots(pairs)
 
-    def _run_choosing(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+    def _run_greedy(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         """Every token is the position of its row's largest logit, and nobody asks for more."""
         rows, which = _each_once(batch.sample_rows)
         drawn: list[Sampled] = []  # one for each of rows
@@ -141,10 +139,10 @@ class PagedRunner:
             if not len(wanted):
                 failed += self._write(batch.token_ids[first:stop], part, first)
                 continue
-            out = self._model.choose(batch.token_ids[first:stop], part, wanted)
+            out = self._model.forward_greedy(batch.token_ids[first:stop], part, wanted)
             failed += self._evaluate([out.ids, out.logits], first)
             ids, logits = cast("list[int]", out.ids.tolist()), cast("list[float]", out.logits.tolist())
-            drawn += map(chosen, ids, logits)
+            drawn += map(greedy_sample, ids, logits)
         samples = [drawn[i] for i, _ in zip(which, states, strict=True)]
         return RunOutput(with_failures(samples, batch, failed), tuple(failed))
 
@@ -277,6 +275,7 @@ class PagedRunner:
         """Drop the weights and the pool; the runner must not be used afterwards."""
         del self._model, self.head
         mx.clear_cache()
+        release_kept_memory(self._info.backend)
 
 
 def _each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:

@@ -15,7 +15,7 @@ from octavo.kernels.replay import ReplayablePool
 
 from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
-from .capture.graph_runner import Build, Replay
+from .capture.graph_runner import Build, GraphRunner
 from .load.discover import AttentionCache, CacheLayout, CachePlace, StateCache
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
@@ -33,7 +33,7 @@ class UnusedShim:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class GreedyOutput:
     """Ids int32 [S] of the largest logits of rows (the lowest among equals), and those logits, float32
     [S]: NaN where any of the row is, and then the id means nothing. Not evaluated."""
 
@@ -68,9 +68,9 @@ class PagedModel:
         self._layout = layout
         self._layer_shims: list[LayerCache] = []
         self._shims = [self._shim(place) for place in layout.caches]
-        self.replay: Replay | None = None
+        self.graph_runner: GraphRunner | None = None
         if replay and mask_dims is None and (pools := self._replayable()):
-            self.replay = Replay(pools)
+            self.graph_runner = GraphRunner(pools)
 
     def _replayable(self) -> list[ReplayablePool]:
         """All that a step writes to, if it can be recorded; states first (``StateReplay.pending``)."""
@@ -79,8 +79,8 @@ class PagedModel:
             return pools
         if self._recurrent is None or self._recurrent.kernels is None or not self._recurrent.all_native:
             return []
-        recorder = self._recurrent.kernels.recorder()
-        return [] if recorder is None else [StateReplay(self.states, recorder), *pools]
+        capture = self._recurrent.kernels.state_capture()
+        return [] if capture is None else [StateReplay(self.states, capture), *pools]
 
     def _shim(self, place: CachePlace) -> object:
         """What the model gets in place of a cache."""
@@ -118,13 +118,13 @@ class PagedModel:
         logits, hidden = self._step(self._build_hidden, token_ids, metadata, rows, hidden_rows)
         return logits, hidden
 
-    def choose(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints) -> Choices:
+    def forward_greedy(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints) -> GreedyOutput:
         """The greedy choice of each of those rows, without their logits; evaluated like ``forward``.
 
         Raises HookError if the model's output is not exactly what its head gives, or its head
         cannot choose: a matter of the model, which the check at load asks once.
         """
-        return Choices(*self._step(self._build_choices, token_ids, metadata, rows))
+        return GreedyOutput(*self._step(self._build_greedy, token_ids, metadata, rows))
 
     @property
     def is_paged(self) -> bool:
@@ -134,7 +134,7 @@ class PagedModel:
     @property
     def computes_apart(self) -> bool:
         """Whether a step is more than one graph that MLX evaluates: a program, or states that are moved."""
-        return self.replay is not None or self.states is not None
+        return self.graph_runner is not None or self.states is not None
 
     @property
     def latent_layers(self) -> set[int]:
@@ -149,13 +149,14 @@ class PagedModel:
     def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerCache:
         """Begin a step in which nothing but one layer's attention is computed, by what stands for its
         cache."""
+        self.kv_cache.begin_step(metadata)
         self._context.begin(metadata)
         self._context.positions, self._context.traced = mx.array(metadata.positions), False
         return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
         """Compute what the last step gave, and its writes, unless that is done. States reach their slots."""
-        if self.replay is None or not self.replay.is_computed:
+        if self.graph_runner is None or not self.graph_runner.is_computed:
             states = self.states.pending() if self.states is not None else ()
             mx.eval(*out, *self.kv_cache.pending(), *states)
         if self.states is not None:
@@ -174,14 +175,15 @@ class PagedModel:
         rows: Ints | None,
         *more: Ints,
     ) -> list[mx.array]:
+        self.kv_cache.begin_step(metadata)
         self._context.begin(metadata)
         if self._recurrent is not None and self.states is not None:
             self._recurrent.begin(self.states, StateStep(self.states.staged(metadata)))
         values = [metadata.positions] if rows is None else [metadata.positions, rows]
         values += more
-        if self.replay is not None:
+        if self.graph_runner is not None:
             assert not isinstance(token_ids, mx.array), "programs are given tokens that are known"
-            return self.replay(build, [token_ids, *values])
+            return self.graph_runner(build, [token_ids, *values])
         return build([mx.array(token_ids), *(mx.array(value) for value in values)], False)
 
     def _build_logits(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
@@ -217,17 +219,17 @@ class PagedModel:
             raise HookError("the output head was not called")
         return [logits, kept.squeeze(1).astype(mx.float32)]
 
-    def _build_choices(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+    def _build_greedy(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
         """The same, ending in what the head chose: logits of the graph stay without a reader."""
         if self.selection is None:
             raise HookError("the output head computes every row")
         self._context.traced = traced
         token_ids, self._context.positions, self.selection.rows = arrays
-        self.selection.choosing = True
+        self.selection.greedy = True
         try:
-            output, choice = self._output(token_ids), self.selection.choice
+            output, choice = self._output(token_ids), self.selection.greedy_output
         finally:
-            self.selection.choosing, self.selection.choice, self.selection.rows = False, None, None
+            self.selection.greedy, self.selection.greedy_output, self.selection.rows = False, None, None
         if choice is None:
             raise HookError("the output head is not a native module")
         if output is not choice.of:

@@ -24,9 +24,8 @@ from .daemon_call import call_on_daemon
 from .input_processor import InputProcessor, Prompt
 from .loop_bridge import LoopBridge
 from .notifier import Notifier
-from .output_streams import OutputStreams
+from .output_streams import OutputStreams, Stream
 from .request_limiter import refusal_label
-from .stream import Stream
 from .tenant_share import TenantPlace, TenantShares
 from .text_executor import TextExecutor
 
@@ -217,13 +216,15 @@ class AsyncEngine:
             place.enter()
             assert self._input is not None
             with self._open.limiter.entering(self._input.at_least(prompt)):
-                request = await self._admit(
-                    prompt,
+                tenant = place.tenant.name
+                request = self._input.admit(
+                    await self._input.encode_beside(prompt, self._texts),
                     params,
                     request_id=request_id,
                     salt=salt,
                     priority=priority,
-                    tenant=place.tenant.name,
+                    tenant=tenant,
+                    constraint=await self._input.compile_beside(params, tenant),
                 )
                 await self._check_deadline(request)
             self._check_open(request_id)  # once more: encoding may have taken a while
@@ -248,36 +249,13 @@ class AsyncEngine:
         self._input.check_ids("prompt", prompt_ids)
         return prompt_ids
 
-    async def _admit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None,
-        salt: bytes,
-        priority: int,
-        tenant: str,
-    ) -> Request:
-        assert self._input is not None
-        prompt_ids = await self._input.encode_beside(prompt, self._texts)
-        constraint = await self._input.compile_beside(params, tenant)
-        return self._input.admit(
-            prompt_ids,
-            params,
-            request_id=request_id,
-            salt=salt,
-            priority=priority,
-            tenant=tenant,
-            constraint=constraint,
-        )
-
     async def _check_deadline(self, request: Request) -> None:
         """TooLate if the first token is expected too late. What of the prompt is cached is asked only where
         that decides, for the answer comes between two steps."""
         limiter, sequence = self._open.limiter, request.samples[0].sequence
         num_cached = 0
         least, most = (limiter.is_late(request, self.gauges(), cached) for cached in (request.num_prompt, 0))
-        if least != most and not sequence.recompute:
+        if least != most and not sequence.skip_prefix_cache:
             ids = tuple(request.prompt_ids)
             num_cached = await self.ask(CountCached(ids, sequence.salt, sequence.quantize_after))
         limiter.check_deadline(request, self.gauges(), num_cached)

@@ -1,22 +1,25 @@
-"""The streams of every request that has not ended, and what waits for them to end."""
+"""Output of requests on its way from the engine's thread to whoever reads it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from ..api.config import EngineConfig
 from ..api.errors import SlowReader
+from ..api.output_collector import OutputCollector
+from ..api.outputs import Delta
 from ..core.request import Request, Update
-from .request_limiter import RequestLimiter
-from .stream import Stream, UnreadOutput
+from .request_limiter import RequestLimiter, UnreadOutput
 
+CHUNK_BYTES = 256 * 1024  # of memory: what a slow reader gets at once. A transport holds one such piece.
 MAX_UNREAD_LIMITS = 2  # times max_unread_bytes: streams end beyond that
 
 
 class OutputStreams:
-    """From a request's admission until its last delta has come, or nobody listens. Lives on the
-    event loop.
+    """The streams of every request that has not ended: from its admission until its last delta has come, or
+    nobody listens. Lives on the event loop.
 
     limiter   decides who is let in
     """
@@ -43,7 +46,7 @@ class OutputStreams:
         self._by_id[request.request_id] = stream
         self._by_request[request] = stream
         self._read.add(stream)
-        self.limiter.watch(stream, give_up)
+        self.limiter.watch(request, stream.fail, give_up)
         self._none_left.clear()
         return stream
 
@@ -97,3 +100,139 @@ class OutputStreams:
         while self._by_id:
             self._none_left.clear()
             await self._none_left.wait()
+
+
+class Stream:
+    """Keeps what has not been read, merged: a slow reader gets fewer and larger deltas, of at most
+    CHUNK_BYTES and one engine delta.
+
+    Lives on the event loop. ``ended`` once every sample's last delta is in.
+
+    interval     tokens that a delta has at least, but for a sample's first and last one
+    final_only   one delta per sample, with everything, when the sample has ended
+    unread       counts what the reader has not asked beyond: the delta that it got last included
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        on_end: Callable[[Stream], None],
+        *,
+        interval: int = 1,
+        final_only: bool = False,
+        unread: UnreadOutput | None = None,
+    ) -> None:
+        self.request = request
+        self.ended = False
+        self._on_end = on_end
+        self._interval = interval
+        self._final_only = final_only
+        self._num_open = request.params.n
+        self._begun: set[int] = set()  # samples whose first delta has come
+        self._held: dict[int, OutputCollector] = {}  # too small to be read
+        self._pending: dict[int, deque[OutputCollector]] = {}
+        self._num_pending_bytes = 0
+        self._num_given_bytes = 0  # of the delta that was read last
+        self._unread = unread or UnreadOutput()
+        self._error: BaseException | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def num_pending_bytes(self) -> int:
+        """What waits here to be read, about, in bytes of memory."""
+        return self._num_pending_bytes
+
+    def push(self, delta: Delta) -> None:
+        """Add what is new; it merges with what has not been read."""
+        if self._error is not None:
+            return
+        if self._interval > 1 or self._final_only:
+            if (released := self._hold(delta)) is None:
+                return
+            delta = released
+        self._keep(delta)
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            if not self._num_open:
+                self._end()
+        self._wake()
+
+    def _hold(self, delta: Delta) -> Delta | None:
+        """The delta, with what was held before it; None while that is too little to be read."""
+        held = self._held.setdefault(delta.index, OutputCollector())
+        held.add(delta)
+        if not held.is_finished:
+            enough = held.num_tokens >= self._interval or delta.index not in self._begun
+            if self._final_only or not enough:
+                return None
+        self._begun.add(delta.index)
+        return held.take()
+
+    def _keep(self, delta: Delta) -> None:
+        chunks = self._pending.setdefault(delta.index, deque())
+        if not chunks or chunks[-1].num_bytes >= CHUNK_BYTES:
+            chunks.append(OutputCollector())
+        before = chunks[-1].num_bytes
+        chunks[-1].add(delta)
+        added = chunks[-1].num_bytes - before
+        self._num_pending_bytes += added
+        self._unread.num_bytes += added
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an exception that the reader sees at once."""
+        self._error = error
+        self._drop_pending()
+        self._end()
+        self._wake()
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        self._drop_pending()
+        self._held.clear()
+        self._given(0)
+
+    async def next(self) -> Delta | None:
+        """The oldest news; None after the last. Only one reader."""
+        self._given(0)  # who asks for more has done with what it got
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._pending:
+                return self._take()
+            if self.ended:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+
+    def _take(self) -> Delta:
+        index = next(iter(self._pending))
+        chunks = self._pending[index]
+        chunk = chunks.popleft()
+        if not chunks:
+            del self._pending[index]
+        self._num_pending_bytes -= chunk.num_bytes
+        self._unread.num_bytes -= chunk.num_bytes
+        self._given(chunk.num_bytes)
+        return chunk.take()
+
+    def _given(self, num_bytes: int) -> None:
+        """So much is in the reader's hands now."""
+        self._unread.num_bytes += num_bytes - self._num_given_bytes
+        self._num_given_bytes = num_bytes
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._unread.num_bytes -= self._num_pending_bytes
+        self._num_pending_bytes = 0
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._on_end(self)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -17,8 +17,14 @@ from ..api.errors import (
 )
 from ..api.stats import Gauges
 from ..core.request import Request
-from .stream import Stream, UnreadOutput
 from .ttft_forecast import TtftForecast
+
+
+class UnreadOutput:
+    """How much output of all streams waits for its readers, about, in bytes of memory."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
 
 
 class RequestLimiter:
@@ -103,24 +109,32 @@ class RequestLimiter:
                 expected_ttft_ms=round(expected_ms),
             )
 
-    def watch(self, stream: Stream, abort: Callable[[Request], None]) -> None:
-        """End the stream with QueueTimeout, and ``abort`` its request, if that waits for too long."""
+    def watch(
+        self,
+        request: Request,
+        fail: Callable[[BaseException], None],
+        abort: Callable[[Request], None],
+    ) -> None:
+        """``fail`` with QueueTimeout and ``abort`` the request if it waits for too long; until ``forget``."""
         if self._timeout_s is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(self._timeout_s, self._expire, stream, abort)
-            self._timers[stream.request] = timer
+            self._timers[request] = loop.call_later(self._timeout_s, self._expire, request, fail, abort)
 
     def forget(self, request: Request) -> None:
         """It has ended."""
         if (timer := self._timers.pop(request, None)) is not None:
             timer.cancel()
 
-    def _expire(self, stream: Stream, abort: Callable[[Request], None]) -> None:
-        request = stream.request
+    def _expire(
+        self,
+        request: Request,
+        fail: Callable[[BaseException], None],
+        abort: Callable[[Request], None],
+    ) -> None:
         self._timers.pop(request, None)
-        if request.started_at is None and not stream.ended:
+        if request.started_at is None:
             abort(request)
-            stream.fail(
+            fail(
                 QueueTimeout(
                     f"the request waited for {self._timeout_s:g} s and was not begun (queue_timeout); "
                     "try again later, or another server"

@@ -1,4 +1,4 @@
-"""Between the constraint fields of both services' messages and Structured."""
+"""Between the constraint fields of both services' messages and StructuredOutput."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from octavo.proto import generation_pb2 as pb
 
 from ..api.errors import InvalidRequest
-from ..api.structured_output import Structured
+from ..api.structured_output import StructuredOutput
 
 
 class _Choice(Protocol):
@@ -16,30 +16,30 @@ class _Choice(Protocol):
     def choices(self) -> Iterable[str]: ...
 
 
-def structured_of(kind: str | None, value: str | bool | _Choice | None) -> Structured | None:
+def structured_of(kind: str | None, value: str | bool | _Choice | None) -> StructuredOutput | None:
     """The constraint ``kind`` of a message's oneof and its value; None where none is set."""
     match kind, value:
         case None, _:
             return None
         case "json_object", bool():
-            return Structured(json_object=value) if value else None
+            return StructuredOutput(json_object=value) if value else None
         case "choice", _:
             choices = tuple(value.choices)  # type: ignore[union-attr]
             if not choices:
                 raise InvalidRequest("choice has no strings; give at least one")
-            return Structured(choice=choices)
+            return StructuredOutput(choice=choices)
         case ("json_schema", str()):
-            return Structured(json_schema=value)
+            return StructuredOutput(json_schema=value)
         case ("regex", str()):
-            return Structured(regex=value)
+            return StructuredOutput(regex=value)
         case ("grammar", str()):
-            return Structured(grammar=value)
+            return StructuredOutput(grammar=value)
         case ("structural_tag", str()):
-            return Structured(structural_tag=value)
+            return StructuredOutput(structural_tag=value)
     raise InvalidRequest(f"{kind} is not supported by this server; leave it out")
 
 
-def structured_message(structured: Structured) -> pb.Structured:
+def structured_message(structured: StructuredOutput) -> pb.Structured:
     """The other way round, for clients."""
     if structured.choice:
         return pb.Structured(choice=pb.Choice(choices=structured.choice))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from octavo.block_manager import BlockManager, Digest
 from octavo.block_manager.digests import root
-from octavo.scheduler import Sequence, Status, Step
+from octavo.scheduler import SchedulerOutput, Sequence, Status
 
 from ..api.errors import InvalidConfig, NotConfigured
 from ..api.store_counters import StoreCounters, StoreCounts
@@ -123,7 +123,7 @@ class DiskTier:
             self.cancel_load(sequence)
         return ready
 
-    def save(self, step: Step) -> None:
+    def save(self, step: SchedulerOutput) -> None:
         """Copy out what is not on disk."""
         page_size = self._blocks.page_size
         for item in step.work:

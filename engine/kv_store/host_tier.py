@@ -10,7 +10,7 @@ from typing import Protocol
 
 from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.kernels.page_bytes import PageBytes
-from octavo.scheduler import KVConnector, NoConnector, Sequence, Step
+from octavo.scheduler import KVConnector, NoConnector, SchedulerOutput, Sequence
 
 from ..api.errors import InvalidConfig, NotConfigured
 from ..api.swap_counters import SwapCounts
@@ -148,7 +148,7 @@ class HostTier:
         if self._returns.pop(sequence, None) is None:
             self._behind.cancel_load(sequence)
 
-    def save(self, step: Step) -> None:
+    def save(self, step: SchedulerOutput) -> None:
         self._behind.save(step)
 
     def close(self) -> None:

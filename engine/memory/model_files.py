@@ -11,6 +11,7 @@ from ..api.errors import InvalidConfig, ModelLoadError
 from .budget import tensors_of, text_config, weight_files
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
+EMBEDDED = {"demo": DEMO, "demo-hybrid": DEMO.with_name("demo_hybrid")}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
@@ -18,12 +19,12 @@ DEFAULT_MODEL_LEN = 4096
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """The folder of a model: "demo" is the embedded one, then an existing folder, then a
+    """The folder of a model: one of ``EMBEDDED``, then an existing folder, then a
     Hugging Face id, downloaded unless it is in the local cache. ``revision``: of a Hugging Face id.
 
     Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
     """
-    path = DEMO if name == "demo" else Path(name).expanduser()
+    path = EMBEDDED.get(name) or Path(name).expanduser()
     if path.exists() and revision is not None:
         raise InvalidConfig(
             f"revision {revision!r} is of a Hugging Face repository, and model {name!r} is a folder here; "
@@ -32,7 +33,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if not path.exists():
         if not _HUB_ID.fullmatch(name):
             raise ModelLoadError(
-                f"model {name!r} does not exist; give 'demo', a folder, or a Hugging Face id such as org/name"
+                f"model {name!r} does not exist; give 'demo', 'demo-hybrid', a folder, or a Hugging "
+                "Face id such as org/name"
             )
         path = _download(name, revision)
     if not path.is_dir():
@@ -49,7 +51,7 @@ def served_name(name: str) -> str:
     The name of a folder; the Hugging Face id of a folder in its cache; other names as they are.
     """
     path = Path(name).expanduser()
-    if name == "demo" or not path.exists():
+    if name in EMBEDDED or not path.exists():
         return name
     path = path.resolve()
     repository = path.parent.parent.name if path.parent.name == "snapshots" else ""

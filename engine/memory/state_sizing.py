@@ -88,4 +88,5 @@ def _compressed(config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budg
 
 def _num_drafts(config: EngineConfig) -> int:
     """Slots for states after drafts, which a step passes."""
-    return 0 if config.speculate == "off" else config.draft_tokens * min(config.max_running, NUM_DRAFTING)
+    drafts = config.speculate not in ("off", "auto")
+    return config.draft_tokens * min(config.max_running, NUM_DRAFTING) if drafts else 0

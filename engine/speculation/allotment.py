@@ -11,7 +11,7 @@ what is known of how often drafts hold and of what they cost."""
 
 
 def allot(
-    wishes: Sequence[tuple[float, int]],
+    wishes: Sequence[Sequence[float]],
     plain: int,
     ratios: Sequence[tuple[int, float]],
     *,
@@ -19,7 +19,7 @@ def allot(
 ) -> list[int]:
     """For each wish, how many of its drafts to compute; none of anybody's where that gains hardly anything.
 
-    wishes   how likely a draft holds if the one before it does, and how many drafts there are
+    wishes   of each of its drafts, how likely it holds if the one before it does
     plain    sequences that get a token from the step in any case
     ratios   numbers of drafts, rising, and how many times as long a step with so many takes
     least    gain that is worth drafts
@@ -28,7 +28,7 @@ def allot(
     use if what it adds to the step's tokens is more than its share of the time: that depends on all others.
     """
     # Of each sequence its next draft, the likeliest on top; a draft is less likely than the one before it.
-    heap = [(-hold, index, 1) for index, (hold, most) in enumerate(wishes) if most > 0 and hold > 0]
+    heap = [(-holds[0], index, 1) for index, holds in enumerate(wishes) if holds and holds[0] > 0]
     heapq.heapify(heap)
     order: list[int] = []
     tokens = float(plain)
@@ -38,9 +38,9 @@ def allot(
             likely, index, rank = heap[0]
             tokens -= likely
             order.append(index)
-            hold, most = wishes[index]
-            if rank < most:
-                heapq.heapreplace(heap, (likely * hold, index, rank + 1))
+            holds = wishes[index]
+            if rank < len(holds):
+                heapq.heapreplace(heap, (likely * holds[rank], index, rank + 1))
             else:
                 heapq.heappop(heap)
         if len(order) < number:
@@ -51,3 +51,9 @@ def allot(
     for index in order[:count]:
         counts[index] += 1
     return counts
+
+
+def least_hold(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
+    """How likely the likeliest draft must hold, at least, for ``allot`` to choose any: a number of drafts
+    adds at most so many tokens, each as likely as the first."""
+    return min((plain * (LEAST_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)

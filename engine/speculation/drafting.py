@@ -6,48 +6,23 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, Protocol
 
 from ..api.sampling_params import Speculate
-from .allotment import LEAST_GAIN, allot
+from .allotment import LEAST_GAIN, allot, least_hold
 from .drafter import Drafter, Proposal
-from .model_drafter import MATCH, ModelDrafter
+from .hold_rates import FORCED, MODEL, EngineRates, HoldRates
+from .model_drafter import ModelDrafter
 from .ngram import NgramDrafter
 from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs
 from .suffix import SuffixDrafter
 
-FORCED = 10**6
-"""A match as long as that: of what a grammar leaves no choice about."""
-
-_MATCHES = (4, 8, 16, FORCED)  # bounds of the kinds of proposals, by what speaks for them
-_HOLD = (0.2, 0.3, 0.5, 0.8, 0.9)  # how often a draft of each kind holds, before any was compared
-_PRIOR = 3.0  # drafts that what the engine knows counts for, with a new sample
-_LEARNING = 0.05  # weight of a sample's latest draft, in the end
-_ENGINE_LEARNING = 0.02  # likewise, of an engine's
-_TRY_EVERY = 64  # steps: as often drafts are computed that seem to cost too much
+_TRY_EVERY = 64  # steps: as often drafts are computed that seem to cost too much, at first
+_TRY_SELDOM = 4096  # and at last, where they go on seeming so
 _TRY_TOKENS = 32  # likewise, of a model's guesses: tokens of the sample
 _CHEAP = 0.1  # a draft's share of a step of one sequence, where rows are cheap
-_TRY_GAIN = 1.1  # times as many tokens per second that drafts make there which are worth trying
-
-
-class HoldRates:
-    """How often drafts of each kind held lately, if the one before did. A sample's begin with its engine's:
-    what is guessed well for one request mostly is for the next."""
-
-    __slots__ = ("_counts", "_engine", "_rates")
-
-    def __init__(self, engine: HoldRates | None = None) -> None:
-        self._engine = engine
-        self._rates: list[float] = list(_HOLD) if engine is None else list(engine._rates)
-        self._counts = [_PRIOR] * len(_HOLD)
-
-    def __getitem__(self, kind: int) -> float:
-        return self._rates[kind]
-
-    def learn(self, kind: int, held: bool) -> None:
-        self._counts[kind] += 1
-        least = _ENGINE_LEARNING if self._engine is None else _LEARNING
-        self._rates[kind] += max(least, 1 / self._counts[kind]) * (held - self._rates[kind])
-        if self._engine is not None:
-            self._engine.learn(kind, held)
+_TRY_GAIN = 1.3  # times as many tokens per second that drafts make there which are worth trying
+_PATIENCE = 6  # looks in vain after which a sample looks less often
+_NAPS = (0, 1, 3, 7)  # tokens that come between two looks: after none, one and more times as many in vain
+_BARREN = 4  # samples that began since any drafted, after which a new one looks seldom from its beginning
 
 
 class Grammar(Protocol):
@@ -64,43 +39,77 @@ class Drafting:
 
     Every proposal is compared with the tokens that come, whether it was computed or not. So how often its
     drafts hold is known of a sample that computes none, for nothing, and it begins again where it pays.
+    A sample that has looked in vain for a while looks less and less often, at every eighth token in the end;
+    its proposals are compared with all that have come since.
 
     A grammar checks what the drafter says, and goes on where it leaves no choice.
     """
 
-    __slots__ = ("_drafter", "_grammar", "_hold", "_last", "_most", "_num_prompt", "_num_tokens", "_recent")
+    __slots__ = (
+        "_drafter",
+        "_grammar",
+        "_hold",
+        "_in_vain",
+        "_last",
+        "_most",
+        "_nap",
+        "_num_prompt",
+        "_num_tokens",
+        "_recent",
+    )
 
     def __init__(
         self,
         drafter: Drafter,
         *,
         most: int,
-        engine: HoldRates | None = None,
+        engine: EngineRates | None = None,
         grammar: Grammar | None = None,
         num_prompt: int = 0,
         recent: RecentOutputs | None = None,
+        looks_seldom: bool = False,
     ) -> None:
         """``recent`` remembers what was said after ``num_prompt`` tokens, once it is ``finished``.
-        ``engine``: how often drafts of all samples held."""
+        ``engine``: how often drafts of all samples held. ``looks_seldom``: as if it had looked in vain for a
+        while."""
         self._num_prompt = num_prompt
         self._recent = recent
         self._drafter = drafter
         self._grammar = grammar
         self._most = most
-        self._hold = HoldRates(engine or HoldRates())
+        self._hold = HoldRates(engine)
         self._last = Proposal()
         self._num_tokens = 0  # there were when it was made
+        self._in_vain = 2 * _PATIENCE if looks_seldom else 0  # looks since drafts were last computed
+        self._nap = 0  # tokens until the next look
 
-    def propose(self, tokens: Sequence[int], room: int) -> tuple[tuple[int, ...], float]:
-        """Guesses at what follows ``tokens``, of which ``room`` more may follow; and how likely each holds if
-        the one before it does."""
+    def look(self, tokens: Sequence[int], room: int) -> float:
+        """Guess at what follows ``tokens``, of which ``room`` more may follow; return how likely the first
+        guess holds, 0 if there is none. The guesses: ``wish``."""
+        if self._nap:
+            self._nap -= 1
+            return 0.0
         self._compare(tokens)
         most = min(self._most, room - 1)  # after the last guess a token is drawn in any case
-        self._last = self._proposed(tokens, most) if most > 0 else Proposal()
+        self._last = last = self._proposed(tokens, most) if most > 0 else Proposal()
         self._num_tokens = len(tokens)
-        if not self._last.tokens:
-            return (), 0.0
-        return tuple(self._last.tokens), self._hold[_kind(self._last)]
+        if last.tokens:
+            return self._hold[last.match]
+        self.note(0)
+        return 0.0
+
+    def wish(self) -> tuple[tuple[int, ...], list[float]]:
+        """What was guessed last, and how likely each holds if the one before it does."""
+        tokens, match = self._last
+        return tuple(tokens), self._hold.of_run(match, len(tokens))
+
+    def note(self, num_computed: int) -> None:
+        """So many of the guesses of the last look are computed."""
+        if num_computed:
+            self._in_vain = 0
+        elif self._grammar is None and self.by_model is None:
+            self._in_vain += 1
+            self._nap = _NAPS[min(self._in_vain // _PATIENCE, len(_NAPS) - 1)]
 
     def finished(self, tokens: Sequence[int]) -> None:
         """The sample has ended, with these tokens."""
@@ -121,25 +130,25 @@ class Drafting:
         return self._drafter if isinstance(self._drafter, ModelDrafter) else None
 
     def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
-        """How many guesses of a draft model are worth asking for; as ``propose``, which is next, with the
+        """How many guesses of a draft model are worth asking for; as ``look``, which is next, with the
         model's share in ``cost``. Now and then one, for guesses that nobody makes teach nothing."""
         self._compare(tokens)
         most = min(self._most, room - 1)
         if most < 1:
             return 0
-        worth = num_drafts(self._hold[_kind(Proposal((), MATCH))], most=most, cost=cost, others=others)
+        worth = num_drafts(self._hold[MODEL], most=most, cost=cost, others=others)
         return worth or int(len(tokens) % _TRY_TOKENS == 0)
 
     def _compare(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that have come since the last proposal."""
         if not self._last.tokens:
             return
-        kind = _kind(self._last)
-        last, self._last = self._last, Proposal()
-        for draft, token in zip(last.tokens, tokens[self._num_tokens :], strict=False):
-            self._hold.learn(kind, draft == token)
+        (drafts, match), self._last = self._last, Proposal()
+        for draft, token in zip(drafts, tokens[self._num_tokens :], strict=False):
+            self._hold.learn(match, draft == token)
             if draft != token:
-                break
+                return
+            match += 1
 
 
 def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
@@ -153,6 +162,10 @@ def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
         if (rate := tokens / (1 + cost * number)) > best:
             best, count = rate, number
     return count
+
+
+Ratios = Sequence[tuple[int, float]]
+"""Numbers of drafts, rising, and how many times as long a step with so many takes."""
 
 
 class Drafted(Protocol):
@@ -187,8 +200,11 @@ class Speculation:
         self._speculate = speculate
         self._most = most
         self._histories = Histories()
-        self._hold = HoldRates()
-        self._num_steps = 0  # that had drafts to choose from
+        self._hold = EngineRates()
+        self._num_barren = 0  # samples that began since drafts were last computed
+        self._untried = 0  # steps since drafts were computed
+        self._try_every = _TRY_EVERY
+        self._bounds: dict[int, tuple[Ratios, float]] = {}  # by sequences: what holds less gains nothing
 
     def begin(
         self,
@@ -225,43 +241,54 @@ class Speculation:
                     grammar=grammar,
                     num_prompt=num_prompt,
                     recent=recent,
+                    looks_seldom=self._num_barren >= _BARREN,
                 )
             )
+        self._num_barren += len(made)
         return made
 
-    def allot(
-        self, going_on: Sequence[Drafts], ratios: Callable[[int, int], Sequence[tuple[int, float]]]
-    ) -> None:
+    def allot(self, going_on: Sequence[Drafts], ratios: Callable[[int], Ratios]) -> None:
         """Set the drafts of all samples that get a token from the next step.
 
-        ratios   of sequences and the most drafts: see ``DraftTimes.ratios``
+        ratios   of sequences: see ``DraftTimes.ratios``
         """
-        proposals: list[tuple[Drafted, tuple[int, ...]]] = []
-        wishes: list[tuple[float, int]] = []
-        most = 0
+        self._untried += 1
+        looked: list[tuple[Drafted, Drafting]] = []
+        likeliest = 0.0
         for sample in going_on:
-            sequence = sample.sequence
+            sequence, drafting = sample.sequence, sample.drafting
             sequence.drafts = ()
-            if sample.drafting is None:
-                continue
-            drafts, hold = sample.drafting.propose(sequence.tokens, sample.room)
-            if drafts:
-                proposals.append((sequence, drafts))
-                wishes.append((hold, len(drafts)))
-                most += len(drafts)
-        if not most:
+            if drafting is not None and (hold := drafting.look(sequence.tokens, sample.room)):
+                looked.append((sequence, drafting))
+                likeliest = max(likeliest, hold)
+        if not looked:
             return
         plain = len(going_on)
-        times = ratios(plain, most)
-        counts = allot(wishes, plain, times)
-        self._num_steps += 1
-        if self._num_steps % _TRY_EVERY == 0 and not any(counts):
-            # What a row costs is learned from steps that have some: without, an estimate once too high stays.
-            cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in times]
-            counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
-        for (sequence, drafts), count in zip(proposals, counts, strict=True):
-            sequence.drafts = drafts[:count]
+        times = ratios(plain)
+        tries = self._untried >= self._try_every
+        counts = [0] * len(looked)
+        if tries or likeliest >= self._bound(plain, times):
+            proposals = [drafting.wish() for _, drafting in looked]
+            wishes = [holds for _, holds in proposals]
+            counts = allot(wishes, plain, times)
+            if any(counts):
+                self._untried, self._try_every, self._num_barren = 0, _TRY_EVERY, 0
+            elif tries:
+                self._untried = 0
+                # What a row costs is learned from steps that have some: without, an estimate once too high
+                # stays. But the next time is later, for it may as well be right.
+                cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in times]
+                counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
+                if any(counts):
+                    self._try_every = min(2 * self._try_every, _TRY_SELDOM)
+            for (sequence, _), (drafts, _), count in zip(looked, proposals, counts, strict=True):
+                sequence.drafts = drafts[:count]
+        for (_, drafting), count in zip(looked, counts, strict=True):
+            drafting.note(count)
 
-
-def _kind(proposal: Proposal) -> int:
-    return sum(proposal.match >= bound for bound in _MATCHES)
+    def _bound(self, plain: int, times: Ratios) -> float:
+        """What the likeliest draft must hold with, for anything to be gained beside ``plain`` sequences."""
+        known = self._bounds.get(plain)
+        if known is None or known[0] is not times:
+            known = self._bounds[plain] = times, least_hold(plain, times)
+        return known[1]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .drafter import Proposal
-
-MATCH = 8
-"""What speaks for a model's guess, as a number of tokens: how often it holds is learned from there."""
+from .hold_rates import MODEL
 
 
 class ModelDrafter:
@@ -18,4 +16,4 @@ class ModelDrafter:
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:  # noqa: ARG002 - the model had them
         guesses, self.guesses = self.guesses[:most], ()
-        return Proposal(guesses, MATCH) if guesses else Proposal()
+        return Proposal(guesses, MODEL) if guesses else Proposal()

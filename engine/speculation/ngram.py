@@ -26,9 +26,10 @@ class NgramDrafter:
         self._index.extend(tokens)
         last = len(tokens) - 1
         best, longest = -1, NGRAM - 1
-        for number, end in enumerate(self._index.places(tokens)):
-            if number == MAX_PLACES:
-                break
+        for end in self._index.places(tokens, MAX_PLACES):
+            # What has more in common has this token in common, too: that is looked at first.
+            if end < longest or tokens[end - longest] != tokens[last - longest]:
+                continue
             length = common(tokens, end, tokens, last)
             if length > longest:
                 best, longest = end, length
@@ -36,7 +37,7 @@ class NgramDrafter:
                     break
         if best < 0:
             return Proposal()
-        drafts = list(tokens[best + 1 : best + 1 + most])
+        drafts = [*tokens[best + 1 : best + 1 + most]]
         while len(drafts) < most:  # it runs into the end: what repeats goes on repeating
             drafts.append(drafts[best - last])
         return Proposal(drafts, longest)

@@ -9,7 +9,7 @@ samples of a request.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -59,23 +59,24 @@ class NgramIndex:
             before.append(heads[place])
             heads[place] = end
 
-    def places(self, tokens: Sequence[int]) -> Iterator[int]:
-        """Ends of earlier n-grams, latest first, that have the hash of the last one of ``tokens``, which are
-        indexed."""
+    def places(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Ends of earlier n-grams, latest first and ``most`` at most, that have the hash of the last one of
+        ``tokens``, which are indexed."""
         last = len(tokens) - 1 - self._start
-        if len(tokens) >= NGRAM and last >= 0:
-            yield from self._chain(self._before[last])
+        return self._chain(self._before[last], most) if len(tokens) >= NGRAM and last >= 0 else []
 
-    def places_of(self, ngram: Sequence[int]) -> Iterator[int]:
-        """The same of any n-gram, all of them."""
+    def places_of(self, ngram: Sequence[int], most: int) -> list[int]:
+        """The same of any n-gram."""
         a, b, c = ngram
-        yield from self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)])
+        return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], most)
 
-    def _chain(self, end: int) -> Iterator[int]:
+    def _chain(self, end: int, most: int) -> list[int]:
+        ends: list[int] = []
         start, before = self._start, self._before
-        while end >= 0:
-            yield end
+        while end >= 0 and len(ends) < most:
+            ends.append(end)
             end = before[end - start]
+        return ends
 
     def _add_many(self, tokens: Sequence[int], start: int, stop: int) -> None:
         first = max(start, NGRAM - 1)
@@ -104,19 +105,24 @@ class TextIndex:
         self._prompt = prompt
         self._num_prompt = num_prompt
         self._own = NgramIndex(num_prompt)
+        self._has_prompt = prompt is None  # in the index
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index what is new in ``tokens``, which begin with those of the call before."""
-        if self._prompt is not None and len(self._prompt) < self._num_prompt:
-            self._prompt.extend(tokens[: self._num_prompt])
+        if not self._has_prompt:
+            assert self._prompt is not None
+            if len(self._prompt) < self._num_prompt:
+                self._prompt.extend(tokens[: self._num_prompt])
+            self._has_prompt = True
         self._own.extend(tokens)
 
-    def places(self, tokens: Sequence[int]) -> Iterator[int]:
-        """Ends of earlier n-grams, latest first, that have the hash of the last one of ``tokens``, which are
-        indexed."""
-        yield from self._own.places(tokens)
-        if self._prompt is not None and NGRAM <= self._num_prompt < len(tokens):
-            yield from self._prompt.places_of(tokens[-NGRAM:])
+    def places(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Ends of earlier n-grams, latest first and ``most`` at most, that have the hash of the last one of
+        ``tokens``, which are indexed."""
+        ends = self._own.places(tokens, most)
+        if self._prompt is not None and len(ends) < most and NGRAM <= self._num_prompt < len(tokens):
+            ends += self._prompt.places_of(tokens[-NGRAM:], most - len(ends))
+        return ends
 
 
 def _place(a: _Ids, b: _Ids, c: _Ids, mask: int) -> _Ids:

@@ -8,8 +8,7 @@ from token to token for as long as it says what comes, so its match grows withou
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 from .drafter import Proposal
 from .ngram import MAX_MATCH, common
@@ -46,9 +45,9 @@ class SuffixDrafter:
         self._others = _followed(self._others, recent.tokens, new)
         if last + 1 >= NGRAM:
             if len(self._own) < 2:
-                self._own = _found(self._own, tokens, self._index.places(tokens), tokens, last)
+                self._own = _found(self._own, tokens, self._index.places(tokens, MAX_PLACES), tokens, last)
             if len(self._others) < 2 and len(recent.tokens):
-                ends = recent.index.places_of(tokens[-NGRAM:])
+                ends = recent.index.places_of(tokens[-NGRAM:], MAX_PLACES)
                 self._others = _found(self._others, recent.tokens, ends, tokens, last)
         return self._agreed(tokens, most)
 
@@ -118,11 +117,11 @@ def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> 
 
 
 def _found(
-    places: list[_Place], text: Sequence[int], ends: Iterator[int], tokens: Sequence[int], last: int
+    places: list[_Place], text: Sequence[int], ends: list[int], tokens: Sequence[int], last: int
 ) -> list[_Place]:
     """``places`` and further ones at ``ends``, those with the longest matches first."""
     known = dict(places)
-    for end in islice(ends, MAX_PLACES):
+    for end in ends:
         if end not in known and (length := common(text, end, tokens, last)) >= NGRAM:
             known[end] = length
             if length == MAX_MATCH:

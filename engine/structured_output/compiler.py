@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ..api.errors import InvalidRequest
-from ..api.structured_output import Structured
+from ..api.structured_output import StructuredOutput
 from .compile_pool import Compiled, CompileJob, CompilePool
 from .constraint import TOO_COSTLY, Constraint, ConstraintFailed
 from .library_tokenizer import TokenizerMaker
@@ -89,7 +89,7 @@ class ConstraintCompiler:
         except InvalidRequest:
             return
 
-    def compile(self, structured: Structured, tenant: str = "") -> Constraint:
+    def compile(self, structured: StructuredOutput, tenant: str = "") -> Constraint:
         """A constraint at its beginning. Raises what ``begin`` and its outcome raise."""
         waits = self.begin(structured, tenant)
         try:
@@ -97,7 +97,7 @@ class ConstraintCompiler:
         finally:
             self.forget(waits)
 
-    def begin(self, structured: Structured, tenant: str = "") -> Compilation:
+    def begin(self, structured: StructuredOutput, tenant: str = "") -> Compilation:
         """Compile for one who waits, and says with ``forget`` when it does so no longer.
 
         Its outcome may be InvalidRequest naming the field and what is wrong with it, or RequestFailed.

@@ -28,7 +28,7 @@ _TAG_KEYS = {"type", "triggers", "structures"}
 
 
 def grammar_of(kind: str, source: str) -> str:
-    """llguidance's form of what a request's field ``kind`` holds (the names of ``Structured``).
+    """llguidance's form of what a request's field ``kind`` holds (the names of ``StructuredOutput``).
     ValueError for what is not well formed, or too large to be worth a try."""
     made = _grammar_of(kind, source)
     if len(made) > MAX_GRAMMAR_BYTES:

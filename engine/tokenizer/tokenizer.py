@@ -56,10 +56,6 @@ class Tokenizer:
         self._ids = list(range(self.vocab_size))
         self.longest_token = longest_token(backend, vocab)
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
     def difference(self, other: Tokenizer) -> str | None:
         """What ids mean another token there, in words; None if all that both have mean the same."""
         mine, theirs = (

@@ -7,6 +7,7 @@ y. The old handle is the same memory and must not be used again. Each evaluation
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -35,6 +36,15 @@ class StateArrays:
 def arrays(step: StateSegments) -> StateArrays:
     """Of a step that was checked against the pool."""
     return StateArrays.of(step)
+
+
+def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """A pool [num_slots, ..] on huge pages where the system grants them: one token's walk through states is
+    bound by memory. Every size is at least 1."""
+    rows = _ext.zeroed_rows(shape[0], math.prod(shape[1:]) * dtype.size)
+    pool = rows.view(dtype).reshape(shape)
+    mx.eval(pool)
+    return pool
 
 
 def takes_gated_delta(key_dim: int) -> bool:

@@ -21,9 +21,6 @@ NUM_SIMDGROUPS = 4
 MAX_WRITE_SIMDGROUPS = 16
 """In a threadgroup that stores the rows of one token."""
 
-THREADGROUP_BYTES = 32768
-"""Threadgroup memory of every Apple GPU."""
-
 MIN_ELEMENTS = 8
 """MLX puts arrays of fewer elements into another address space, which changes the signature."""
 

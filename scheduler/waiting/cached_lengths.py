@@ -47,7 +47,7 @@ class CachedLengths:
 
 def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
     """Tokens of a waiting sequence that the prefix cache has now."""
-    if sequence.recompute or not blocks.prefix_cache:
+    if sequence.skip_prefix_cache or not blocks.prefix_cache:
         return 0
     digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
     return blocks.num_findable(digests, quantize_after=sequence.quantize_after) * blocks.page_size

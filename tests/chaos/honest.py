@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from octavo.engine.api.errors import OctavoError, Overloaded
 from octavo.engine.api.outputs import Delta, TokenLogprob
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.client.client import Client
 from octavo.engine.grpc.interface import Prompt
 
@@ -57,7 +57,9 @@ REQUESTS = (
         "schema",
         "bob",
         "A person: ",
-        replace(DRAWN, seed=13, logprobs=1, ignore_eos=False, structured=Structured(json_schema=SCHEMA)),
+        replace(
+            DRAWN, seed=13, logprobs=1, ignore_eos=False, structured=StructuredOutput(json_schema=SCHEMA)
+        ),
     ),
 )
 

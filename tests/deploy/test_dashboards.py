@@ -22,7 +22,7 @@ from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import DraftRecord, Gauges, StepRecord, TenantLoad, TenantTokens
 from octavo.engine.api.store_counters import StoreCounts
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.api.swap_counters import SwapCounts
 from octavo.engine.client.client import Client
 from octavo.engine.client.credentials import ClientCredentials
@@ -117,7 +117,7 @@ async def _has_numbers(address: str, expression: str) -> bool:
 async def _load(client: Client, stop: asyncio.Event) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     words = "what must be said leaves no choice, so all of it is drafted"
-    forced = SamplingParams(structured=Structured(choice=(words,)), speculate="ngram")
+    forced = SamplingParams(structured=StructuredOutput(choice=(words,)), speculate="ngram")
     number = 0
     while not stop.is_set():
         prompts = [[5 + i % 90 for i in range(64)] + [7 + number + sample] * 9 for sample in range(4)]

@@ -38,12 +38,19 @@ def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         return most
 
     def everybodys(
-        wishes: Sequence[tuple[float, int]], plain: int, ratios: Sequence[tuple[int, float]], **_: float
+        wishes: Sequence[Sequence[float]], plain: int, ratios: Sequence[tuple[int, float]], **_: float
     ) -> list[int]:
         assert len(wishes) <= plain
-        assert all(0 <= hold <= 1 and most > 0 for hold, most in wishes)
+        assert all(holds and 0 <= min(holds) <= max(holds) <= 1 for holds in wishes)
         assert all(ratio >= 1 for _, ratio in ratios)
-        return [most for _, most in wishes]
+        return [len(holds) for holds in wishes]
+
+    def any_gains(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
+        assert plain > 0
+        assert ratios
+        return 0.0
 
     monkeypatch.setattr(drafting, "num_drafts", all_of_them)
     monkeypatch.setattr(drafting, "allot", everybodys)
+    monkeypatch.setattr(drafting, "least_hold", any_gains)
+    monkeypatch.setattr(drafting, "_NAPS", (0,))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.client.client import make_request
 from octavo.engine.grpc.octavo_v1 import messages
 from octavo.engine.grpc.octavo_v1.cache_messages import REASONS
@@ -126,12 +128,12 @@ def test_zero_is_not_unset() -> None:
 
 
 structured = st.one_of(
-    st.builds(Structured, json_schema=st.sampled_from(['{"type": "integer"}', "not JSON"])),
-    st.just(Structured(json_object=True)),
-    st.builds(Structured, regex=st.text(max_size=5)),
-    st.builds(Structured, grammar=st.text(max_size=5)),
-    st.builds(Structured, choice=st.lists(st.text(min_size=1), min_size=1, max_size=3).map(tuple)),
-    st.builds(Structured, structural_tag=st.just({"triggers": ["a"]})),
+    st.builds(StructuredOutput, json_schema=st.sampled_from(['{"type": "integer"}', "not JSON"])),
+    st.just(StructuredOutput(json_object=True)),
+    st.builds(StructuredOutput, regex=st.text(max_size=5)),
+    st.builds(StructuredOutput, grammar=st.text(max_size=5)),
+    st.builds(StructuredOutput, choice=st.lists(st.text(min_size=1), min_size=1, max_size=3).map(tuple)),
+    st.builds(StructuredOutput, structural_tag=st.just({"triggers": ["a"]})),
 )
 unit = st.floats(0, 1, exclude_min=True)
 parameters = st.builds(
@@ -188,6 +190,14 @@ deltas = st.builds(
 def test_deltas_survive_the_wire(delta: Delta) -> None:
     sent = messages.response_of(delta, num_generated=3).SerializeToString()
     assert messages.delta_of(pb.GenerateResponse.FromString(sent)) == delta
+
+
+@given(deltas, st.text(min_size=1, max_size=8))
+def test_what_went_wrong_survives_the_wire(delta: Delta, error: str) -> None:
+    failed = replace(delta, finish_reason=FinishReason.ERROR, error=error)
+    response = messages.response_of(failed, num_generated=3)
+    assert response.error.code == grpc.StatusCode.INTERNAL.value[0]
+    assert messages.delta_of(pb.GenerateResponse.FromString(response.SerializeToString())) == failed
 
 
 def test_prompts_survive_the_wire() -> None:

@@ -150,6 +150,8 @@ def test_the_wheel_holds_the_rooms_and_the_demo_model(tmp_path: Path) -> None:
         "octavo/engine/cli/__init__.py",
         "octavo/engine/demo/model.safetensors",
         "octavo/engine/demo/tokenizer.json",
+        "octavo/engine/demo_hybrid/model.safetensors",
+        "octavo/engine/demo_hybrid/tokenizer.json",
         "octavo/v1/cache_pb2.py",
         "octavo/v1/generation_pb2.py",
     } <= names

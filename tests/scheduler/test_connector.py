@@ -20,7 +20,7 @@ from octavo.engine.core.request import Request
 from octavo.engine.frontend.input_processor import InputProcessor
 from octavo.engine.kv_store.transfer import PageTransfer
 from octavo.kernels.page_bytes import PageBytes
-from octavo.scheduler import KVConnector, Limits, Scheduler, Sequence, Status, Step
+from octavo.scheduler import KVConnector, Limits, Scheduler, SchedulerOutput, Sequence, Status
 from oracle import alone
 
 PROMPT = list(range(50))
@@ -81,7 +81,7 @@ class HostMemory:
     def cancel_load(self, sequence: Sequence) -> None:
         del self.loading[sequence]
 
-    def save(self, step: Step) -> None:
+    def save(self, step: SchedulerOutput) -> None:
         size = self.blocks.page_size
         for sequence, start, stop, *_ in step.work:
             for digest in sequence.digests[start // size : stop // size]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from octavo.scheduler import ScheduledChunk, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput
 from octavo.scheduler import Sequence as Served
 from octavo.scheduler.draft_times import NUM_ROWS, UNKNOWN_COST, DraftTimes
 from octavo.scheduler.drafts import draft_rows
@@ -23,25 +23,28 @@ def taught(*, noise: float, num_sequences: int = 1) -> DraftTimes:
     return times
 
 
+def up_to_eight(times: DraftTimes) -> dict[int, float]:
+    return {count: ratio for count, ratio in times.ratios(1) if count <= 8}
+
+
 def test_before_any_step_a_draft_costs_less_beside_more_sequences() -> None:
     times = DraftTimes()
-    assert times.ratios(1, 2) == [(1, 1 + UNKNOWN_COST), (2, 1 + 2 * UNKNOWN_COST)]
+    assert times.ratios(1)[:2] == ((1, 1 + UNKNOWN_COST), (2, 1 + 2 * UNKNOWN_COST))
     assert times.cost(8) == UNKNOWN_COST / 8
-    assert times.ratios(1, 0) == []
 
 
 @pytest.mark.parametrize(("noise", "error"), [(0.0, 0.03), (0.1, 0.08), (0.5, 0.25)])
 def test_ratios_of_each_number_of_drafts_are_learned(noise: float, error: float) -> None:
-    ratios = dict(taught(noise=noise).ratios(1, 8))
+    ratios = up_to_eight(taught(noise=noise))
     assert ratios == pytest.approx({n: t / 0.030 for n, t in STEPS.items() if n}, rel=error)
 
 
 def test_a_step_that_took_a_hundred_times_as_long_changes_little() -> None:
     times = taught(noise=0.0)
-    before = dict(times.ratios(1, 8))
+    before = up_to_eight(times)
     times.observe(1, 4, 5.6)
     times.observe(1, 0, 3.0)
-    assert dict(times.ratios(1, 8)) == pytest.approx(before, rel=0.06)
+    assert up_to_eight(times) == pytest.approx(before, rel=0.06)
 
 
 def test_the_machine_may_become_slower() -> None:
@@ -49,12 +52,12 @@ def test_the_machine_may_become_slower() -> None:
     for _ in range(100):
         for count, seconds in STEPS.items():
             times.observe(1, count, 3 * seconds)
-    assert dict(times.ratios(1, 8)) == pytest.approx({n: t / 0.030 for n, t in STEPS.items() if n}, rel=0.08)
+    assert up_to_eight(times) == pytest.approx({n: t / 0.030 for n, t in STEPS.items() if n}, rel=0.08)
 
 
 def test_more_drafts_never_cost_less_and_unknown_ones_lie_on_the_line() -> None:
     times = taught(noise=0.5)
-    ratios = times.ratios(1, 600)
+    ratios = times.ratios(1)
     assert [count for count, _ in ratios] == list(NUM_ROWS)
     values = [ratio for _, ratio in ratios]
     assert values == sorted(values)
@@ -80,5 +83,18 @@ def test_drafts_seen_before_any_plain_step_and_times_that_are_none_say_nothing()
 def test_steps_that_compute_a_prompt_are_not_compared() -> None:
     one, other = (Served(name, [1] * 9, 9) for name in "ab")
     decode = ScheduledChunk(one, 8, 9, True, drafts=(1, 2))
-    assert draft_rows(Step((decode, ScheduledChunk(other, 8, 9, True)))) == (2, 2)
-    assert draft_rows(Step((decode, ScheduledChunk(other, 0, 8, False)))) is None
+    assert draft_rows(SchedulerOutput((decode, ScheduledChunk(other, 8, 9, True)))) == (2, 2)
+    assert draft_rows(SchedulerOutput((decode, ScheduledChunk(other, 0, 8, False)))) is None
+
+
+def test_ratios_are_made_anew_only_when_something_was_learned() -> None:
+    times = taught(noise=0.1)
+    before = times.ratios(1)
+    times.observe(1, 0, 0.031)
+    assert times.ratios(1) is before, "a step without drafts says nothing about them"
+    times.observe(1, 4, 0.09)
+    assert dict(times.ratios(1))[4] > dict(before)[4]
+    of_three = times.ratios(3)
+    times.observe(2, 0, 0.03)
+    times.observe(2, 8, 0.30)
+    assert times.ratios(3) != of_three, "what is known of the nearest number of sequences has changed"

@@ -83,13 +83,16 @@ class Backlogged:
         self.paid: dict[Sequence, int] = {}
         self.service = dict.fromkeys(self.names, 0.0)
         self.history: list[dict[str, float]] = []
+        self.before: list[tuple[dict[str, float], set[str]]] = []  # each step: the accounts, and who waits
+        self.away: set[str] = set()  # these send nothing
         self.most_at_once = 0  # tokens of what one tenant ran at once, to their ends
         self._sent: dict[str, int] = defaultdict(int)
 
     def step(self) -> None:
         for index, name in enumerate(self.names):
-            while self._waiting(name) < self.traffic.max_running + 1:
+            while name not in self.away and self._waiting(name) < self.traffic.max_running + 1:
                 self._send(index, name)
+        self.before.append((dict(self.service), {name for name in self.names if self._waiting(name)}))
         step = self.scheduler.plan()
         assert step is not None
         self._note_at_once()
@@ -99,6 +102,12 @@ class Backlogged:
         for sequence in step.sampled():
             self._pay(sequence, len(sequence.tokens), len(sequence.tokens) - 1)
         self.history.append(dict(self.service))
+
+    def bound(self, kind: str) -> float:
+        """Of the difference of two tenants' service over an interval in which both always wait."""
+        longest = max(prompt for jobs in self.traffic.tenants for prompt, _, _ in jobs)
+        most = max(longest, 2 * self.most_at_once) / min(self.weights.values())
+        return 2 * (most + (QUANTUM if kind == "dlpm" else HEAD_START))
 
     def _waiting(self, name: str) -> int:
         return sum(sequence.tenant == name for sequence in self.scheduler._queues.waiting)
@@ -141,13 +150,30 @@ def test_two_tenants_who_always_wait_are_never_further_apart_than_the_bound(
     load = Backlogged(traffic, kind)
     for _ in range(40):
         load.step()
-    longest = max(prompt for jobs in traffic.tenants for prompt, _, _ in jobs)
-    bound = max(longest, 2 * load.most_at_once) / min(load.weights.values())
-    bound = 2 * (bound + (QUANTUM if kind == "dlpm" else HEAD_START))
+    bound = load.bound(kind)
     for one in load.names:
         for other in load.names:
             gaps = [service[one] - service[other] for service in load.history]
             assert max(gaps) - min(gaps) <= bound, "over the interval between the two"
+
+
+@pytest.mark.parametrize("kind", ["vtc", "dlpm"])
+@settings(max_examples=30)
+@given(traffic=traffic, stays=st.integers(1, 10), pause=st.integers(20, 150))
+def test_a_tenant_that_comes_back_starves_nobody_nor_is_starved(
+    kind: str, traffic: Traffic, stays: int, pause: int
+) -> None:
+    """What it did not use is not saved up: from its return on it and any other stay within the bound."""
+    load = Backlogged(traffic, kind)
+    for number in range(stays + pause + 40):
+        load.away = {load.names[0]} if stays <= number < stays + pause else set()
+        load.step()
+    bound, first = load.bound(kind), load.names[0]
+    for other in load.names[1:]:
+        gaps: list[float] = []
+        for service, waiting in load.before[stays + pause :]:
+            gaps = [*gaps, service[first] - service[other]] if {first, other} <= waiting else []
+            assert not gaps or max(gaps) - min(gaps) <= bound
 
 
 @pytest.mark.parametrize("kind", QUEUES)

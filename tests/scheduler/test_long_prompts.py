@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 
 BUDGET = 512
 
@@ -17,7 +17,7 @@ def scheduler(*, num_pages: int = 8192, budget: int = BUDGET, running: int = 64,
     return Scheduler(BlockManager(num_pages, 16), limits)
 
 
-def advance(s: Scheduler) -> Step:
+def advance(s: Scheduler) -> SchedulerOutput:
     step = s.plan()
     assert step is not None
     s.commit(step, [SampleResult(7) for _ in step.sampled()])
@@ -25,7 +25,7 @@ def advance(s: Scheduler) -> Step:
     return step
 
 
-def shape(step: Step) -> list[tuple[str, int]]:
+def shape(step: SchedulerOutput) -> list[tuple[str, int]]:
     """Who computes how many tokens."""
     return [(item.sequence.sequence_id, item.stop - item.start) for item in step.work]
 

@@ -77,7 +77,7 @@ def test_a_prompt_that_is_to_be_computed_has_nothing_cached() -> None:
     assert blocks.reserve(table, 9)
     blocks.commit(table, tokens, 9)
     assert cached_tokens(Sequence("finds", tokens, 1), blocks) == 8
-    assert cached_tokens(Sequence("computes", tokens, 1, recompute=True), blocks) == 0
+    assert cached_tokens(Sequence("computes", tokens, 1, skip_prefix_cache=True), blocks) == 0
 
 
 def test_samples_that_wait_for_a_prompt_need_room_to_grow() -> None:

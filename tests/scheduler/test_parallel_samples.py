@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager, PageCopy, PageId
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 
 
 def group(size: int, num_prompt: int = 6, max_tokens: int = 4) -> list[Sequence]:
@@ -16,13 +16,15 @@ def scheduler(num_pages: int = 16, running: int = 8) -> Scheduler:
     return Scheduler(BlockManager(num_pages, 4), Limits(16, running))
 
 
-def plan(scheduler: Scheduler) -> Step:
+def plan(scheduler: Scheduler) -> SchedulerOutput:
     step = scheduler.plan()
     assert step is not None
     return step
 
 
-def commit(scheduler: Scheduler, step: Step, *tokens: int | None, ends: frozenset[int] = frozenset()) -> None:
+def commit(
+    scheduler: Scheduler, step: SchedulerOutput, *tokens: int | None, ends: frozenset[int] = frozenset()
+) -> None:
     scheduler.commit(step, [SampleResult(token, finished=token in ends) for token in tokens])
     scheduler.blocks.check()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from octavo.scheduler.preemption import lost_work
 from octavo.scheduler.waiting import FairQueue
 
@@ -14,7 +14,7 @@ def is_running(sequence: Sequence) -> bool:
     return sequence.status is Status.RUNNING
 
 
-def advance(scheduler: Scheduler) -> Step:
+def advance(scheduler: Scheduler) -> SchedulerOutput:
     step = scheduler.plan()
     assert step is not None
     scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])

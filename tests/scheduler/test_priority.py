@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 
 
 def scheduler(num_pages: int = 16, running: int = 2) -> Scheduler:
     return Scheduler(BlockManager(num_pages, 4, prefix_cache=False), Limits(8, running))
 
 
-def advance(s: Scheduler) -> Step:
+def advance(s: Scheduler) -> SchedulerOutput:
     step = s.plan()
     assert step is not None
     s.commit(step, [SampleResult(7) for _ in step.sampled()])
@@ -21,7 +21,7 @@ def advance(s: Scheduler) -> Step:
     return step
 
 
-def names(step: Step) -> list[str]:
+def names(step: SchedulerOutput) -> list[str]:
     return [work.sequence.sequence_id for work in step.work]
 
 

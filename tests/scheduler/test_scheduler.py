@@ -9,10 +9,10 @@ from octavo.scheduler import (
     Limits,
     SampleResult,
     Scheduler,
+    SchedulerOutput,
     Sequence,
     SequenceTooLong,
     Status,
-    Step,
 )
 
 
@@ -20,13 +20,13 @@ def scheduler(num_pages: int = 16, budget: int = 8, running: int = 4) -> Schedul
     return Scheduler(BlockManager(num_pages, 4), Limits(budget, running))
 
 
-def plan(scheduler: Scheduler) -> Step:
+def plan(scheduler: Scheduler) -> SchedulerOutput:
     step = scheduler.plan()
     assert step is not None
     return step
 
 
-def advance(scheduler: Scheduler, token: int = 7) -> Step:
+def advance(scheduler: Scheduler, token: int = 7) -> SchedulerOutput:
     """One whole step in which everybody draws the same token."""
     step = plan(scheduler)
     scheduler.commit(step, [SampleResult(token) for _ in step.sampled()])
@@ -34,7 +34,7 @@ def advance(scheduler: Scheduler, token: int = 7) -> Step:
     return step
 
 
-def shape(step: Step) -> list[tuple[str, int, int, bool]]:
+def shape(step: SchedulerOutput) -> list[tuple[str, int, int, bool]]:
     return [(work.sequence.sequence_id, work.start, work.stop, work.samples) for work in step.work]
 
 

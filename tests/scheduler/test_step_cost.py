@@ -5,12 +5,21 @@ from __future__ import annotations
 import random
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.scheduler import Limits
-from octavo.scheduler.step_cost import StepCost, with_chunk, with_drafts
+from octavo.scheduler.step_cost import (
+    _FORGETTING,
+    _MAX_COVARIANCE,
+    _PRIOR,
+    StepCost,
+    _terms,
+    with_chunk,
+    with_drafts,
+)
 from octavo.scheduler.types import StepShape
 from step_times import machine
 
@@ -80,3 +89,37 @@ def test_rows_are_not_held_dear_where_every_step_has_as_many(rows: int) -> None:
         errors.append(cost.predict(shape) / seconds(shape) - 1)
     assert abs(statistics.median(errors)) < 0.05
     assert 0.3 * 0.0008 / 0.028 < statistics.median(shares) < 2 * 0.0008 / (0.028 + 0.0008 * rows)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 64), st.sampled_from((0, 0, 64, 300)), st.floats(0.001, 1.0)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_the_fit_is_that_of_recursive_least_squares(steps: list[tuple[int, int, float]]) -> None:
+    """Written out term by term in the code, and by matrices here."""
+    cost = StepCost()
+    weights, covariance = np.zeros(5), np.eye(5) / _PRIOR
+    for decodes, chunk, seconds in steps:
+        shape = with_chunk(StepShape(decodes, 0, decodes * 300, 0), 100, chunk)
+        cost.observe(shape, seconds)
+        x = np.array(_terms(shape, 1)) / seconds
+        px = covariance @ x
+        gain = _FORGETTING + x @ px
+        weights = weights + px * (1.0 - weights @ x) / gain
+        covariance = (covariance - np.outer(px, px) / gain) / _FORGETTING
+        if min(weights) < 0 or covariance.diagonal().max() > _MAX_COVARIANCE:
+            return  # corrected then: what other tests are about
+        lower = covariance[np.tril_indices(5)]
+        np.testing.assert_allclose(cost._covariance, lower, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(cost._weights, weights, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("term", range(5))
+def test_a_coefficient_below_zero_counts_as_none(term: int) -> None:
+    cost, shape = StepCost(), StepShape(16, 64, 8192, 65536)  # every term is 1
+    cost._weights = [1.0] * 5
+    cost._weights[term] = -1.0
+    assert cost.predict(shape) == 4.0

@@ -18,7 +18,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.request import Request
 from octavo.engine.kv_store.rate import Rate
-from octavo.scheduler import Limits, NoConnector, SampleResult, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, NoConnector, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from oracle import alone
 from swapping import wait_for_disk
 
@@ -37,10 +37,10 @@ class Watched(Harness):
 
     def __init__(self, config: EngineConfig, **options: object) -> None:
         super().__init__(config, **options)
-        self.steps: list[Step] = []
+        self.steps: list[SchedulerOutput] = []
         plan = self.core._scheduler.plan
 
-        def noted(now: float | None = None) -> Step | None:
+        def noted(now: float | None = None) -> SchedulerOutput | None:
             step = plan(now)
             if step is not None:
                 self.steps.append(step)

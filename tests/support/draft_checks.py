@@ -9,7 +9,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Observer, StepRecord
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
@@ -28,10 +28,10 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMS = (
-    Structured(json_schema=SCHEMA),
-    Structured(regex=r"(abc|abd|xyz)( [0-9]{2}, [a-z]+;){2,4}"),
-    Structured(choice=("the same words, always", "the same end", "other")),
-    Structured(grammar='start: "[" pair ("," pair)* "]"\npair: "key" "=" ("one" | "two" pair?)'),
+    StructuredOutput(json_schema=SCHEMA),
+    StructuredOutput(regex=r"(abc|abd|xyz)( [0-9]{2}, [a-z]+;){2,4}"),
+    StructuredOutput(choice=("the same words, always", "the same end", "other")),
+    StructuredOutput(grammar='start: "[" pair ("," pair)* "]"\npair: "key" "=" ("one" | "two" pair?)'),
 )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 
 
 def lark_chain(length: int) -> str:
@@ -33,37 +33,39 @@ def tag(schema: dict[str, Any]) -> dict[str, Any]:
     return {"triggers": ["<"], "structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}]}
 
 
-def chains(length: int) -> dict[str, Structured]:
+def chains(length: int) -> dict[str, StructuredOutput]:
     """Every form of a chain that overflowed the server's stack."""
     return {
-        "lark": Structured(grammar=lark_chain(length)),
-        "gbnf": Structured(grammar=gbnf_chain(length)),
-        "items": Structured(json_schema=schema_chain(length, items)),
-        "ref": Structured(json_schema=schema_chain(length, lambda target: {"$ref": target})),
-        "allOf": Structured(json_schema=schema_chain(length, lambda target: {"allOf": [{"$ref": target}]})),
-        "anyOf": Structured(
+        "lark": StructuredOutput(grammar=lark_chain(length)),
+        "gbnf": StructuredOutput(grammar=gbnf_chain(length)),
+        "items": StructuredOutput(json_schema=schema_chain(length, items)),
+        "ref": StructuredOutput(json_schema=schema_chain(length, lambda target: {"$ref": target})),
+        "allOf": StructuredOutput(
+            json_schema=schema_chain(length, lambda target: {"allOf": [{"$ref": target}]})
+        ),
+        "anyOf": StructuredOutput(
             json_schema=schema_chain(length, lambda target: {"anyOf": [{"$ref": target}, {"type": "null"}]})
         ),
-        "structural_tag": Structured(structural_tag=tag(schema_chain(length, items))),
+        "structural_tag": StructuredOutput(structural_tag=tag(schema_chain(length, items))),
     }
 
 
-def hidden_chain(length: int) -> Structured:
+def hidden_chain(length: int) -> StructuredOutput:
     """A chain that no count of rules or keys sees: a schema inside of a grammar."""
-    return Structured(grammar=f"start: x\nx: %json {json.dumps(schema_chain(length, items))}")
+    return StructuredOutput(grammar=f"start: x\nx: %json {json.dumps(schema_chain(length, items))}")
 
 
-def slow(number: int = 0) -> Structured:
+def slow(number: int = 0) -> StructuredOutput:
     """One that takes half a minute to compile, given memory; another one for each number."""
-    return Structured(regex="(?:a*)*" * (30_000 + number))
+    return StructuredOutput(regex="(?:a*)*" * (30_000 + number))
 
 
-def greedy(number: int = 0) -> Structured:
+def greedy(number: int = 0) -> StructuredOutput:
     """One that takes hundreds of megabytes, another one for each number."""
     patterns = "".join(f"T{i}: /.*a{i}.*b/\n" for i in range(39))
-    return Structured(
+    return StructuredOutput(
         grammar=f"start: T\n{patterns}T: {' & '.join(f'T{i}' for i in range(39))}\n//{number}\n"
     )
 
 
-AMBIGUOUS = Structured(grammar='start: s\ns: s s s s | "a"?\n')
+AMBIGUOUS = StructuredOutput(grammar='start: s\ns: s s s s | "a"?\n')

@@ -19,7 +19,7 @@ from octavo.block_manager import (
     ResidualWindow,
 )
 from octavo.block_manager.types import GroupPageTable
-from octavo.scheduler import ScheduledChunk, Sequence, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 
 VOCABULARY = 5
 END = 0  # the token that ends a sequence
@@ -135,7 +135,9 @@ class Ledger:
             expected = (salt, tuple(tokens[: first + offset + 1]))
             assert entry == expected, f"page {page} is found as {expected} and holds {entry}"
 
-    def run(self, step: Step, live: Iterable[Sequence], broken: frozenset[Sequence] = frozenset()) -> None:
+    def run(
+        self, step: SchedulerOutput, live: Iterable[Sequence], broken: frozenset[Sequence] = frozenset()
+    ) -> None:
         """Compute a step: copies, then every write, then every read."""
         self.copy(step.copies)
         holders = [self._holders(live, group) for group in range(len(self.groups))]

@@ -140,6 +140,12 @@ def check_batch_invariance() -> None:
         weights.append((dtype, _ext.pack_dense(dense)))
         for group, bits, mode in ((64, 4, "affine"), (64, 8, "affine"), (16, 4, "nvfp4")):
             weights.append((dtype, quantized(dense, group, bits, mode)[0]))
+    dense = random(rng, (200, 640), mx.bfloat16)
+    weights += [
+        (mx.bfloat16, quantized(dense, group, bits)[0]) for group, bits in ((32, 8), (128, 8), (128, 4))
+    ]
+    # Scales whose product with an integer of 23 bits is infinite.
+    weights.append((mx.bfloat16, quantized(dense * 1e32, 64, 4)[0]))
     for (dtype, packed), exact in itertools.product(weights, (False, True)):
         x = random(rng, (600, 640), dtype)
         _ext.set_threads(1)
@@ -159,10 +165,10 @@ def check_argmax() -> None:
         dense = random(rng, (outputs, 64), dtype)
         dense[outputs // 2] = dense[0]  # equals, mostly in different panels
         for packed in (_ext.pack_dense(dense, random(rng, (outputs,), dtype)), quantized(dense, 64, 4)[0]):
-            x = random(rng, (37, 64), dtype)
+            x = random(rng, (70, 64), dtype)
             x[0] = dense[0] * 9
             y = _ext.linear(x, packed, exact=exact)
-            for rows in (1, 3, 37):
+            for rows in (1, 3, 37, 70):
                 ids, logits = _ext.linear_argmax(x[:rows], packed, exact=exact)
                 assert mx.array_equal(ids, mx.argmax(y[:rows], -1).astype(mx.int32))
                 assert mx.array_equal(logits, y[:rows].max(-1).astype(mx.float32))

@@ -55,7 +55,7 @@ class Routing:
     def observe(self, runner: ModelRunner) -> None:
         """Note what the runner's model chooses from now on; its steps run its code, never a recording."""
         assert isinstance(runner, PagedRunner)
-        runner._model.replay = None
+        runner._model.graph_runner = None
         for _, experts in mixtures(served_model(runner)):
             experts.__class__ = _ObservedExperts
             experts.seen = self._step.append

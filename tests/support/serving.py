@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from ledger import END, VOCABULARY, Ledger, next_token, served_alone, slot_of
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, Lookup, SampleResult, ScheduledChunk, Scheduler, Sequence, Status, Step
+from octavo.scheduler import (
+    Limits,
+    Lookup,
+    SampleResult,
+    ScheduledChunk,
+    Scheduler,
+    SchedulerOutput,
+    Sequence,
+    Status,
+)
 from octavo.scheduler.waiting import WaitingQueue
 from strategies import Event, Workload
 
@@ -216,7 +225,7 @@ class Served:
         if table.state is not None and table.num_written:
             self.ledger.check_state(table, sequence.tokens, table.num_written, sequence.salt)
 
-    def _compute(self, step: Step) -> list[SampleResult]:
+    def _compute(self, step: SchedulerOutput) -> list[SampleResult]:
         failing = {sequence for _, sequence in self._now("fail")} & set(step.sampled())
         self.harmed |= failing
         broken = frozenset(w.sequence for w in step.work if failing & {w.sequence, *w.parallel_samples})
@@ -234,7 +243,7 @@ class Served:
 class AheadStep:
     """A step and where each of its rows will write, as the runner was told."""
 
-    step: Step
+    step: SchedulerOutput
     slots: list[list[tuple[int, int]]]
 
 
@@ -259,7 +268,7 @@ def guesses(sequence: Sequence, most: int) -> tuple[int, ...]:
 
 
 def check_step(
-    step: Step, before: list[Sequence], backlogs: dict[Sequence, int], scheduler: Scheduler
+    step: SchedulerOutput, before: list[Sequence], backlogs: dict[Sequence, int], scheduler: Scheduler
 ) -> None:
     """Budget, fairness of decode, progress and who may be preempted.
 
@@ -294,7 +303,7 @@ def check_step(
     assert all(s.status is Status.WAITING and s.table is None for s in step.preempted)
 
 
-def check_order(step: Step, before: list[Sequence], backlogs: dict[Sequence, int]) -> None:
+def check_order(step: SchedulerOutput, before: list[Sequence], backlogs: dict[Sequence, int]) -> None:
     """Among equals the oldest comes first, and nobody gives way to a younger one."""
     age = {sequence: number for number, sequence in enumerate(before)}
     planned = [item.sequence for item in step.work]

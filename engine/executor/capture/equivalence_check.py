@@ -36,7 +36,7 @@ class FusionResult:
 
     not_fused: str = ""
     not_replayed: str = ""
-    not_chosen: str = ""
+    stores_logits: str = ""
 
 
 def check_fusion(
@@ -51,9 +51,9 @@ def check_fusion(
         set_fused(True)
     result = _check_logits(create, vocab_size, wanted)
     if result.not_fused:
-        return replace(result, not_chosen="modules are not fused")
-    not_chosen = _check_choices(create(not result.not_replayed), vocab_size, wanted)
-    return replace(result, not_chosen=not_chosen)
+        return replace(result, stores_logits="modules are not fused")
+    stores_logits = _check_greedy(create(not result.not_replayed), vocab_size, wanted)
+    return replace(result, stores_logits=stores_logits)
 
 
 def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted: mx.array) -> FusionResult:
@@ -61,13 +61,13 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
     try:
         model = create(True)
         got = _logits(model, vocab_size, range(NUM_STEPS))
-        if model.replay is None:
+        if model.graph_runner is None:
             by_operations = model.states is not None and model.kv_cache.replayable
             reason = (
                 "operations write some of its states" if by_operations else "the page pool does not allow it"
             )
             return FusionResult(_difference(got, wanted), reason)
-        if mx.array_equal(got, wanted) and model.replay.num_replayed:
+        if mx.array_equal(got, wanted) and model.graph_runner.num_replayed:
             return FusionResult()
         refusal = "graphs that are replayed give other logits"
     except Exception as error:  # model code of any architecture meets tracing here
@@ -75,13 +75,13 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
     return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
 
 
-def _check_choices(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
+def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
     """Why the head does not choose greedy tokens: it cannot, or not as its logits ``wanted`` would."""
     try:
         _keep_at_once(model)
         ids, logits = mx.array(0), mx.array(0)
         for token_ids, metadata in _steps(model, vocab_size, range(NUM_STEPS)):
-            choices = model.choose(token_ids, metadata, ROWS)
+            choices = model.forward_greedy(token_ids, metadata, ROWS)
             ids, logits = choices.ids, choices.logits
             model.evaluate([ids, logits])
     except Exception as error:  # model code of any architecture meets a head that chooses here
@@ -107,8 +107,8 @@ def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
 
 
 def _keep_at_once(model: PagedModel) -> None:
-    if model.replay is not None:
-        model.replay.at_once = True
+    if model.graph_runner is not None:
+        model.graph_runner.at_once = True
 
 
 def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[tuple[Ints, AttentionMetadata]]:

@@ -1,7 +1,7 @@
-"""Replaying the graph of a step instead of running the model's Python code again.
+"""Capturing the graph of a step, and replaying it instead of running the model's Python code again.
 
 Decode steps repeat: the same number of rows, other numbers in them. When such a step comes for the
-second time its graph is kept as a *program* (``Recorded``): the list of what our kernels do in it, and of
+second time its graph is kept as a *program* (``CapturedStep``): the list of what our kernels do in it, and of
 MLX's operations between them, with the addresses they read and write. No graph is left, and a step costs
 its kernels.
 
@@ -26,7 +26,7 @@ from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
-MAX_REPLAYS = 128  # shapes of steps whose graphs are kept
+MAX_CAPTURED = 128  # shapes of steps whose graphs are kept
 MAX_SEEN = 1024  # shapes of steps that are remembered as seen once
 
 VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # of mx.array
@@ -34,8 +34,8 @@ VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # of mx.
 Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
-class Replay:
-    """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or replays its graph.
+class GraphRunner:
+    """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or what was captured.
 
     ``at_once``: graphs are kept when a step comes for the first time, to see how they are replayed.
     """
@@ -44,58 +44,58 @@ class Replay:
         self._pools = pools
         self.at_once = False
         self._seen: OrderedDict[object, None] = OrderedDict()
-        self._replays: OrderedDict[object, Recorded | Built] = OrderedDict()
-        self._last: Recorded | Built | None = None  # the one that ran last
+        self._captured: OrderedDict[object, CapturedStep | EagerStep] = OrderedDict()
+        self._last: CapturedStep | EagerStep | None = None  # the one that ran last
         self._programs = pools[0].programs()
         self.is_computed = False  # whether the last step's results are there, without any evaluation
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
         """The result of ``build``, by which graphs are told apart, of ``values`` as arrays. Raises what
-        recording it raises, CannotRecord only ``at_once``; the pools are then as before. Results of a
+        capturing it raises, CannotCapture only ``at_once``; the pools are then as before. Results of a
         program hold until the next step."""
         host = [*values, *(value for pool in self._pools for value in pool.step_values())]
         key = build, tuple(value.shape for value in host)
-        replay = self._replays.get(key)
-        if replay is None:
+        step = self._captured.get(key)
+        if step is None:
             if key not in self._seen and not self.at_once:
                 _remember(self._seen, key, None, MAX_SEEN)
                 self.is_computed = False
                 return build([mx.array(value) for value in values], False)
-            replay = self._keep(build, values)
-        outputs = replay.run(host)
-        if replay is not self._last:
-            _remember(self._replays, key, replay, MAX_REPLAYS)
-            self._last = replay
-        self.is_computed = isinstance(replay, Recorded)
+            step = self._keep(build, values)
+        outputs = step.run(host)
+        if step is not self._last:
+            _remember(self._captured, key, step, MAX_CAPTURED)
+            self._last = step
+        self.is_computed = isinstance(step, CapturedStep)
         self.num_replayed += self.is_computed
         return outputs
 
-    def _keep(self, build: Build, values: Sequence[Ints]) -> Recorded | Built:
+    def _keep(self, build: Build, values: Sequence[Ints]) -> CapturedStep | EagerStep:
         try:
-            return Recorded(self._pools, self._programs, build, values)
-        except CannotRecord as error:
+            return CapturedStep(self._pools, self._programs, build, values)
+        except CannotCapture as error:
             if self.at_once:
                 raise
             log.warning("steps of this shape are built anew each time: %s", error)
-            return Built(build, len(values))
+            return EagerStep(build, len(values))
 
 
-class CannotRecord(Exception):
+class CannotCapture(Exception):
     """A graph has operations that no program can hold."""
 
 
 @contextmanager
 def values_unread() -> Iterator[None]:
-    """In this block model code that reads an array's values raises CannotRecord: a graph that depends on
-    them is one step's alone. To go on would also wait for ever, for recording evaluates constants while
+    """In this block model code that reads an array's values raises CannotCapture: a graph that depends on
+    them is one step's alone. To go on would also wait for ever, for a capture evaluates constants while
     MLX's thread waits for the interpreter. Other threads read as ever."""
-    recording = threading.get_ident()
+    capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
         def read(*args: object, **options: object) -> object:
-            if threading.get_ident() == recording:
-                raise CannotRecord(f"the model reads values while it computes ({name})")
+            if threading.get_ident() == capturing:
+                raise CannotCapture(f"the model reads values while it computes ({name})")
             return original(*args, **options)
 
         return read
@@ -112,7 +112,7 @@ def values_unread() -> Iterator[None]:
             setattr(owner, name, original)
 
 
-class Recorded:
+class CapturedStep:
     """A graph as a program: the graph is built once, of arrays that get the values of each step."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Recorded:
                 filled, fixed, [*(array for written in pending for array in written), *outputs]
             )
         except ValueError as error:
-            raise CannotRecord(str(error)) from None
+            raise CannotCapture(str(error)) from None
         finally:
             _bind(pools, inputs)
         results = iter(self._program.outputs)
@@ -148,14 +148,14 @@ class Recorded:
         self._outputs = [next(results) for _ in outputs]
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """``host`` as given to ``Replay``, with the step's values of every pool behind it."""
+        """``host`` as given to ``GraphRunner``, with the step's values of every pool behind it."""
         self._program.run(host)
         for pool, written in zip(self._pools, self._pending, strict=True):
             pool.bind_pending(written)
         return self._outputs
 
 
-class Built:
+class EagerStep:
     """A graph that no program can hold: it is built for every step."""
 
     def __init__(self, build: Build, num_values: int) -> None:
@@ -163,7 +163,7 @@ class Built:
         self._num_values = num_values
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """As ``Recorded.run``, not evaluated."""
+        """As ``CapturedStep.run``, not evaluated."""
         return self._build([mx.array(value) for value in host[: self._num_values]], False)
 
 

@@ -84,7 +84,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     )
     if states is not None and slot_bytes(result.entries) != states.slot_bytes:
         states = _as_written(config, loaded.architecture, states, result, size)
-    pool = None if states is None else _state_pool(config, states, result.entries)
+    pool = None if states is None else _state_pool(config, states, result)
     model = PagedModel(
         loaded.model,
         layout,
@@ -127,7 +127,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         info,
         dense_row_bytes=_dense_row_bytes(layout, size) if result.gathers else None,
         exact=config.exact,
-        chooses=ready.chooses,
+        fused_argmax=ready.fused_argmax,
         sampling=ops.sampler(),
         on_device=not choice.backend.has_model_ops or config.async_steps == "on",
         feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
@@ -173,13 +173,15 @@ def _plan_states(
     )
 
 
-def _state_pool(config: EngineConfig, states: RecurrentState, entries: Mapping[str, EntrySpec]) -> StatePool:
+def _state_pool(config: EngineConfig, states: RecurrentState, result: ProbeResult) -> StatePool:
+    kernels = None if result.recurrent is None else result.recurrent.kernels
     return StatePool(
         states.num_slots,
-        entries,
+        result.entries,
         num_running=states.num_running,
         num_staged=states.num_staged,
         form=config.state_snapshots,
+        zeros=mx.zeros if kernels is None else kernels.zeros,
     )
 
 

@@ -48,9 +48,9 @@ class ReadyModel:
         return self.fusion is not None and not self.fusion.not_replayed
 
     @property
-    def chooses(self) -> bool:
+    def fused_argmax(self) -> bool:
         """Whether the output head may choose greedy tokens, without logits being stored."""
-        return self.fusion is not None and not self.fusion.not_chosen
+        return self.fusion is not None and not self.fusion.stores_logits
 
 
 def choose_device(config: EngineConfig) -> BackendSelection:
@@ -144,6 +144,6 @@ def _checked_fusion(
         fusing.unfuse(loaded.model)
     if fusion.not_replayed:
         log.warning("%s runs its Python code in every step: %s", loaded.architecture, fusion.not_replayed)
-    if fusion.not_chosen:
-        log.info("%s stores the logits of greedy tokens: %s", loaded.architecture, fusion.not_chosen)
+    if fusion.stores_logits:
+        log.info("%s stores the logits of greedy tokens: %s", loaded.architecture, fusion.stores_logits)
     return fusion

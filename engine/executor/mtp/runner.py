@@ -13,7 +13,7 @@ from ..base import RunOutput
 from ..batch import Batch
 from ..failures import with_failures
 from ..paged_model import PagedModel
-from ..sampling.logit_rows import Sampling
+from ..sampling.logit_rows import Sampler
 from ..sampling.sampler import SampleState
 from .head import MTPModel
 
@@ -24,7 +24,7 @@ class MTPRunner:
 
     head: MTPModel
     paged: PagedModel
-    sampling: Sampling
+    sampling: Sampler
     num_pages: int
     page_size: int
     max_model_len: int

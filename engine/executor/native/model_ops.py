@@ -15,8 +15,8 @@ from octavo.kernels import _ext
 
 from ..adapt.output_head import TakeRows
 from ..model_ops import Fusion, parameter_bytes
-from ..sampling.logit_rows import Sampling
-from ..sampling.native_sampling import NativeSampling
+from ..sampling.logit_rows import Sampler
+from ..sampling.native_sampling import NativeSampler
 from .mapped import map_safetensors
 from .merged import Observed, observe
 from .modules import Report, packed_bytes, replace_modules, set_fused, unfuse
@@ -86,5 +86,5 @@ class NativeOps:
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model) + packed_bytes(model)
 
-    def sampler(self) -> Sampling:
-        return NativeSampling()
+    def sampler(self) -> Sampler:
+        return NativeSampler()

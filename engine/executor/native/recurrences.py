@@ -13,7 +13,7 @@ from octavo.kernels.cpu.backend import CpuPrograms
 from octavo.kernels.cpu.recurrent import StateArrays
 
 from ..recurrent.kernel_recurrences import FLOATS, Arguments, KernelRecurrences, rows_of
-from ..recurrent.recurrences import Advance, Entry, Recorder
+from ..recurrent.recurrences import Advance, Entry, StateCapture
 from ..recurrent.segments import StateStep
 
 
@@ -25,6 +25,9 @@ class NativeRecurrences(KernelRecurrences):
         self._decays: dict[int, tuple[Module, mx.array]] = {}  # c of RG-LRU
         self._functions |= {"recurrent_gla": _gla, "selective_scan": _selective_scan, "_wkv7": _wkv7}
 
+    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        return recurrent.zeros(shape, dtype)
+
     def mark(self, flags: mx.array, arrays: StateArrays, y: mx.array, step: StateStep) -> mx.array:
         del step
         return recurrent.mark_nonfinite(flags, arrays, y)
@@ -32,8 +35,8 @@ class NativeRecurrences(KernelRecurrences):
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
         return _ext.rows_behind(window, keep)
 
-    def recorder(self) -> Recorder:
-        return Recorder(CpuPrograms(), lambda arrays: StateArrays(*arrays))
+    def state_capture(self) -> StateCapture:
+        return StateCapture(CpuPrograms(), lambda arrays: StateArrays(*arrays))
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
         if type(module).__name__ == "RGLRU":

@@ -164,11 +164,19 @@ class Cuts:
         return call
 
     def shift(self, name: str, plain: Call) -> Call:
-        """rwkv7's token shift: the row before, [1, T, D]."""
+        """rwkv7's token shift: the row before, [1, T, D]. To kernels it is a sum of that row once and of the
+        row itself no times: of NaN or infinity NaN, as whoever looks for a bad state must see."""
+        weights: dict[mx.Dtype, mx.array] = {}  # made once
 
         def call(module: Module, x: mx.array, state: Any) -> Any:
             if not self.is_active:
                 return plain(module, x, state)
+            if (kernels := self._layers.kernels) is not None:
+                if x.dtype not in weights:
+                    weights[x.dtype] = _each(mx.array([[1.0], [0.0]], x.dtype), x.shape[-1])
+                advance = kernels.taps(x.squeeze(0), weights[x.dtype])
+                if advance is not None:
+                    return self._advance(name, advance)
             step, pool = self._layers.step, self._layers.pool
             outputs = []
             for group in step.groups:
@@ -191,12 +199,19 @@ class Cuts:
 
     def shifted_heads(self, plain: Call) -> Call:
         """baichuan_m1: K, then V, [T, H, 1, D], are mixed with those of the row before."""
+        taps: dict[str, mx.array] = {}  # weights by cut point as kernels read them, made once
 
         def call(module: Module, u: mx.array, weights: mx.array, state: Any = None) -> Any:
             if not self.is_active:
                 return plain(module, u, weights, state=state)
             name = f"{self._mixer.name}.side{self.num_shifted}"
             self.num_shifted += 1
+            if (kernels := self._layers.kernels) is not None:
+                if name not in taps:
+                    taps[name] = _each(weights.reshape(-1, 2).T, u.shape[-1])
+                advance = kernels.taps(u.reshape(u.shape[0], -1), taps[name])
+                if advance is not None:
+                    return self._advance(name, advance).reshape(u.shape)
             step, pool = self._layers.step, self._layers.pool
             outputs = []
             for group in step.groups:
@@ -206,3 +221,10 @@ class Cuts:
             return step.join(outputs)[:, :, None]
 
         return call
+
+
+def _each(weights: mx.array, times: int) -> mx.array:
+    """Weights [K, H] as [K, H * times], for so many channels each."""
+    wide = mx.contiguous(mx.repeat(weights, times, axis=1))
+    mx.eval(wide)
+    return wide

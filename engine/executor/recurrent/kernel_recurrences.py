@@ -15,7 +15,7 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.recurrent_kernels import DeltaGates, RecurrentKernels, SsdParameters
 from octavo.kernels.state_segments import StateSegments
 
-from .recurrences import Advance, Entry, Recorder
+from .recurrences import Advance, Entry, StateCapture
 from .segments import StateStep
 
 Arguments = dict[str, Any]
@@ -54,6 +54,9 @@ class KernelRecurrences:
     def arrays(self, segments: StateSegments) -> Any:
         return self._kernels.arrays(segments)
 
+    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        return mx.zeros(shape, dtype)
+
     def mark(self, flags: mx.array, arrays: Any, y: mx.array, step: StateStep) -> mx.array:
         del arrays
         rows = step.last_row_ids
@@ -62,7 +65,7 @@ class KernelRecurrences:
         bad = mx.logical_not(finite).astype(mx.int32)
         return flags + bad if rows is None else flags.at[rows].add(bad)
 
-    def recorder(self) -> Recorder | None:
+    def state_capture(self) -> StateCapture | None:
         return None
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
@@ -79,10 +82,11 @@ class KernelRecurrences:
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """A depthwise convolution over rows [T, C]."""
-        if rows.dtype not in FLOATS or mx.result_type(rows, module.weight) != rows.dtype:
+        return self.taps(rows, self._weight(module), module.bias if "bias" in module else None)
+
+    def taps(self, rows: mx.array, weight: mx.array, bias: mx.array | None = None) -> Advance | None:
+        if rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
             return None
-        weight = self._weight(module)
-        bias = module.bias if "bias" in module else None
 
         def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
             return self._kernels.causal_conv(pool, step, rows, weight, bias)

@@ -35,7 +35,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorder:
+class StateCapture:
     """``programs`` record what kernels do; ``bind`` makes what they take for a step's segments of int32
     arrays [B, 4] and [C, 2], as in ``StateSegments``."""
 
@@ -50,12 +50,16 @@ class Recurrences(Protocol):
         """The segments of a step as its kernels take them."""
         ...
 
+    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """A pool of states [num_slots, ..] in memory that suits its kernels."""
+        ...
+
     def mark(self, flags: mx.array, arrays: Any, y: mx.array, step: StateStep) -> mx.array:
         """``flags`` int32 [T], no longer 0 where a state is NaN or infinite that a step leaves somewhere, by
         what it gave for its row of y [T, ..]."""
         ...
 
-    def recorder(self) -> Recorder | None:
+    def state_capture(self) -> StateCapture | None:
         """What records steps as programs; None where nothing does."""
         ...
 
@@ -69,6 +73,10 @@ class Recurrences(Protocol):
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """For a depthwise convolution over rows [T, C], without those before them."""
+        ...
+
+    def taps(self, rows: mx.array, weight: mx.array) -> Advance | None:
+        """For sums of each row of [T, C] and those before it, times weights [K, C], the row's own last."""
         ...
 
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:

@@ -9,7 +9,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -36,6 +36,7 @@ class StatePool:
     num_running   only so many slots run, and those behind them are snapshots, compressed as ``form`` says
                   (0: all are alike, and nothing is compressed)
     num_staged    states that a step passes on its way, held until they are compressed
+    zeros         makes the arrays of ``entries``
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class StatePool:
         num_running: int = 0,
         num_staged: int = 0,
         form: StateSnapshots = "full",
+        zeros: Callable[[tuple[int, ...], mx.Dtype], mx.array] = mx.zeros,
     ) -> None:
         self._snapshots: SnapshotStore | None = None
         if num_running:
@@ -58,7 +60,7 @@ class StatePool:
         self._fixed = entries is not None
         self.computed_by: dict[str, bool] = {}  # of entries made as the model wrote them: whether by a kernel
         self._arrays = {
-            name: mx.zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
+            name: zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
         }
         mx.eval(list(self._arrays.values()))
         self._positions = np.full(num_slots, NOTHING, np.int64)
@@ -321,10 +323,6 @@ class StatePool:
             rows[name] = mx.array(part).view(entry.dtype).reshape(len(slots), *entry.shape)
             first += entry.nbytes
         self._put(slots, rows, positions)
-
-    def swap_slots(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots, and nothing else: for checks that notice it."""
-        self._put((a, b), self._rows((b, a)), self._positions[[a, b]].tolist())
 
     def _store(self, name: str, parts: list[tuple[SegmentGroup, mx.array]]) -> None:
         places: list[int] = []

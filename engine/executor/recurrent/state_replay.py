@@ -14,7 +14,7 @@ import numpy as np
 from octavo.kernels.metadata import Ints
 from octavo.kernels.replay import Programs, ReplayablePool
 
-from .recurrences import Recorder
+from .recurrences import StateCapture
 from .segments import StateStep
 from .state_pool import StatePool
 
@@ -25,8 +25,8 @@ class StateReplay:
     """``ReplayablePool`` of a pool whose states kernels compute, all of them. Its arrays stay where they
     are from now on."""
 
-    def __init__(self, pool: StatePool, recorder: Recorder) -> None:
-        self._pool, self._recorder = pool, recorder
+    def __init__(self, pool: StatePool, capture: StateCapture) -> None:
+        self._pool, self._capture = pool, capture
         self._of: StateStep | None = None  # the step whose values these are
         self._values: list[Ints] = []
         pool.stays = True
@@ -48,7 +48,7 @@ class StateReplay:
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
         segments, checkpoints, flags, *states = arrays
         named = dict(zip(sorted(self._pool.arrays()), states, strict=True))
-        self._pool.bind(self._recorder.bind([segments, checkpoints]), flags, named)
+        self._pool.bind(self._capture.bind([segments, checkpoints]), flags, named)
 
     def pending(self) -> list[mx.array]:
         """The flags, first, so that a program marks what a kernel gave before it goes on; then the states."""
@@ -63,7 +63,7 @@ class StateReplay:
         self._pool.set_advanced(flags, dict(zip(sorted(self._pool.arrays()), states, strict=True)))
 
     def programs(self) -> Programs:
-        return self._recorder.programs
+        return self._capture.programs
 
 
 def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:

@@ -62,7 +62,7 @@ class Draws:
 
 def draws_of(states: Sequence[SampleState]) -> Draws | None:
     """How the next token of each state is drawn, all of which are ``plain``; None where all are greedy."""
-    assert all(state.plain for state in states), "a device draws from logits as they are"
+    assert all(state.is_unprocessed for state in states), "a device draws from logits as they are"
     if all(state.greedy for state in states):
         return None
     params = [state.params for state in states]

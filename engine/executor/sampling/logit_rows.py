@@ -21,7 +21,7 @@ class Target(NamedTuple):
     num_top: int
 
 
-class Sampling(Protocol):
+class Sampler(Protocol):
     """Reads evaluated logits [S, V]."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
@@ -33,8 +33,8 @@ class Sampling(Protocol):
         ...
 
 
-class NumpySampling:
-    """``Sampling`` where there are no native kernels."""
+class NumpySampler:
+    """``Sampler`` where there are no native kernels."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         return sample((float_row(logits, row) for row in rows), states)

@@ -1,4 +1,4 @@
-"""``Sampling`` by the native kernels: all rows of a step side by side, on the kernels' threads.
+"""``Sampler`` by the native kernels: all rows of a step side by side, on the kernels' threads.
 
 Rows are read where the model left them, and nothing of a row passes through Python: the kernels make the
 changes that penalties, a bias and min_tokens ask for, and find log-probabilities. The draws are those of
@@ -21,7 +21,7 @@ from .sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState
 from .truncation import Floats
 
 
-class NativeSampling:
+class NativeSampler:
     """See the module."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
@@ -36,7 +36,11 @@ class NativeSampling:
         drawn = map(_sampled, _ext.draw_tokens(logits, draws))
         sampled = [failed[i] if i in failed else next(drawn) for i in range(len(states))]
         for i, (row, state) in enumerate(zip(rows, states, strict=True)):
-            if sampled[i].error == NOT_FINITE and not state.plain and _is_finite(float_row(logits, row)):
+            if (
+                sampled[i].error == NOT_FINITE
+                and not state.is_unprocessed
+                and _is_finite(float_row(logits, row))
+            ):
                 sampled[i] = Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
         return sampled
 
@@ -54,7 +58,7 @@ def _is_finite(row: Floats) -> bool:
 
 
 def _draw_of(state: SampleState, row: int, vocab_size: int) -> _ext.Draw:
-    params, changes = state.params, None if state.plain else state.changes
+    params, changes = state.params, None if state.is_unprocessed else state.changes
     return _ext.Draw(
         row,
         temperature=0.0 if state.greedy else params.temperature,
@@ -63,8 +67,8 @@ def _draw_of(state: SampleState, row: int, vocab_size: int) -> _ext.Draw:
         min_p=params.min_p,
         seed=state.seed,
         counter=state.num_generated,
-        changes=None if changes is None else _ext.LogitChanges(*changes),
-        allowed=None if state.plain else state.allowed(),
+        changes=None if changes is None else _ext.LogitAdjustments(*changes),
+        allowed=None if state.is_unprocessed else state.allowed(),
         num_top=params.logprobs,
     )
 

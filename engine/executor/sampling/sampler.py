@@ -23,7 +23,7 @@ from ...api.errors import InvalidRequest
 from ...api.outputs import TokenLogprob
 from ...api.sampling_params import SamplingParams
 from ...structured_output.constraint import BehindDrafts, Constraint, ConstraintFailed, Mask
-from .penalties import LogitChanges, Penalties
+from .logits_processors import LogitAdjustments, LogitsProcessors
 from .truncation import Floats, truncate
 
 GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
@@ -77,29 +77,31 @@ class SampleState:
         self.constraint = constraint
         self._behind: BehindDrafts | None = None  # what takes its place, of a state that lies ahead
         self.greedy = params.temperature < GREEDY_BELOW
-        self._penalties = Penalties(params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids)
-        adjusts = constraint is not None or self._penalties.any
-        self._is_plain = not adjusts and params.logprobs is None  # once it may end
+        self._processors = LogitsProcessors(
+            params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids
+        )
+        adjusts = constraint is not None or self._processors.any
+        self._asks_nothing = not adjusts and params.logprobs is None  # once it may end
 
     @property
-    def plain(self) -> bool:
+    def is_unprocessed(self) -> bool:
         """Whether the token is drawn from the logits as they are, and nothing else is asked."""
-        return self._is_plain and not self._holds
+        return self._asks_nothing and not self._suppresses_end
 
     @property
-    def plain_greedy(self) -> bool:
+    def is_argmax(self) -> bool:
         """Whether the token is just the position of the largest logit, and nothing else is asked."""
-        return self.greedy and self.plain
+        return self.greedy and self.is_unprocessed
 
     @property
-    def _holds(self) -> bool:
+    def _suppresses_end(self) -> bool:
         """Whether the next token must not be an end token."""
-        return len(self._penalties.held_ids) > 0 and self.num_generated < self.params.min_tokens
+        return len(self._processors.suppressed_ids) > 0 and self.num_generated < self.params.min_tokens
 
     @property
     def is_foreseen(self) -> bool:
         """Whether what the tokens after the next one are drawn with does not depend on it."""
-        return self.constraint is None and not self._penalties.follows
+        return self.constraint is None and not self._processors.follows
 
     @property
     def may_end(self) -> bool:
@@ -111,7 +113,7 @@ class SampleState:
         self.num_generated += 1
         if self.constraint is not None:
             self.constraint.accept(token)
-        self._penalties.record(token)
+        self._processors.record(token)
 
     def after(self, tokens: Sequence[int]) -> SampleState:
         """This state as it is once its next tokens have been these: what a row behind drafts is drawn
@@ -119,7 +121,7 @@ class SampleState:
         ahead = copy.copy(self)
         ahead._behind = None if self.constraint is None else self.constraint.after(tokens)
         ahead.num_generated += len(tokens)
-        ahead._penalties = self._penalties.after(tokens)
+        ahead._processors = self._processors.after(tokens)
         return ahead
 
     def guessing(self, tokens: Sequence[int]) -> SampleState:
@@ -127,7 +129,7 @@ class SampleState:
         token draws it, so that models which nearly agree mostly draw the same. No grammar is asked."""
         ahead = copy.copy(self)
         ahead.num_generated += len(tokens)
-        ahead._penalties = self._penalties.after(tokens) if tokens else self._penalties
+        ahead._processors = self._processors.after(tokens) if tokens else self._processors
         ahead.constraint = ahead._behind = None
         return ahead
 
@@ -138,10 +140,10 @@ class SampleState:
             self.constraint.prepare(drafts)
 
     @property
-    def changes(self) -> LogitChanges | None:
+    def changes(self) -> LogitAdjustments | None:
         """What the next token's logits are changed by, before structured output; None: nothing."""
-        hold = self._holds and self.constraint is None
-        return self._penalties.changes(hold=hold) if hold or self._penalties.any else None
+        suppress = self._suppresses_end and self.constraint is None
+        return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
     def allowed(self) -> Mask | None:
         """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed."""
@@ -169,13 +171,13 @@ def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Samp
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 
-def chosen(token: int, logit: float) -> Sampled:
+def greedy_sample(token: int, logit: float) -> Sampled:
     """The sample of a plain greedy row whose largest logit is this one (NaN if any of it is)."""
     return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
 
 
 def _sample_row(logits: Floats, state: SampleState) -> Sampled:
-    params, adjusted = state.params, logits if state.plain else logits.copy()
+    params, adjusted = state.params, logits if state.is_unprocessed else logits.copy()
     if (failure := _adjust_row(adjusted, state)) is not None:
         return failure
     if state.greedy:
@@ -201,7 +203,7 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
         state.adjust_in_place(logits)
     except ConstraintFailed as error:
         return Sampled(token=None, error=str(error), invalid=True)
-    if not state.plain and not np.isfinite(logits.max()):
+    if not state.is_unprocessed and not np.isfinite(logits.max()):
         return Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
     return None
 

@@ -14,9 +14,8 @@ from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 
 from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed, RequestTooLong
-from ...api.outputs import Delta, FinishReason
 from ..request_handler import RequestHandler
-from ..status import Context, errors_as_status, status_of
+from ..status import Context, errors_as_status
 from . import judgements, messages
 
 BATCH_CONCURRENCY = 256  # requests of one GenerateMany stream that are served at once
@@ -108,7 +107,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         async with aclosing(deltas):
             async for delta in deltas:
                 num_generated[delta.index] += len(delta.token_ids)
-                yield _response(delta, num_generated[delta.index])
+                yield messages.response_of(delta, num_generated[delta.index])
 
     @errors_as_status
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -189,24 +188,10 @@ async def _parsed(requests: AsyncIterator[pb.GenerateRequest]) -> AsyncGenerator
         raise InvalidRequest(f"a message of the stream cannot be parsed: {error}") from error
 
 
-def _response(delta: Delta, num_generated: int) -> pb.GenerateResponse:
-    """What one delta is on the wire; ``num_generated`` counts the sample's tokens up to here."""
-    response = messages.response_of(delta, num_generated)
-    if delta.finish_reason is FinishReason.ERROR:
-        error = RequestFailed(delta.error or "computing this request failed")
-        response.error.CopyFrom(_error_message(error))
-    return response
-
-
-def _error_message(error: Exception) -> pb.Error:
-    status = status_of(error)
-    return pb.Error(code=status.code, message=status.message)
-
-
 def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateResponse:
     """The one response of a request that was refused."""
     return pb.GenerateResponse(
         request_id=request.request_id,
         finish_reason=pb.FINISH_REASON_ERROR,
-        error=_error_message(error),
+        error=messages.error_message(error),
     )

@@ -9,13 +9,14 @@ import octavo
 from octavo.proto import generation_pb2 as pb
 
 from ...api.engine_info import EngineInfo
-from ...api.errors import InvalidRequest, RequestTooLong
+from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
 from ..interface import Prompt, Tokenizer
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields
+from ..status import status_of
 from ..structured_messages import structured_message, structured_of
 
 _FIELDS = SamplingFields(pb.SamplingParams.DESCRIPTOR)
@@ -108,7 +109,15 @@ def response_of(delta: Delta, num_generated: int) -> pb.GenerateResponse:
         response.stop_string = delta.stop_match
     elif delta.stop_match is not None:
         response.stop_id = delta.stop_match
+    if delta.error is not None:
+        response.error.CopyFrom(error_message(RequestFailed(delta.error)))
     return response
+
+
+def error_message(error: Exception) -> pb.Error:
+    """What became of one request of a stream, as a call's status would say it."""
+    status = status_of(error)
+    return pb.Error(code=status.code, message=status.message)
 
 
 def delta_of(response: pb.GenerateResponse) -> Delta:

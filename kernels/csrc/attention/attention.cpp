@@ -151,6 +151,8 @@ void bind_attention(nb::module_& m) {
         "The layout of a layer's pool; ValueError names what the kernels cannot hold.");
   m.def("create_pool", &create_pool, nb::arg("layout"),
         "A zeroed uint8 pool [num_pages, num_heads, head_bytes], aligned for the kernels.");
+  m.def("zeroed_rows", &zeroed_rows, nb::arg("count"), nb::arg("bytes"),
+        "Zeros uint8 [count, bytes] in memory of their own, on huge pages where the system grants them.");
   m.def("write_pages", &write_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("keys"), nb::arg("values"),
         nb::arg("slots"), nb::arg("flags"),
         "(pool, flags) after storing keys [T, H, Dk] and values [T, H, Dv] in place; flags [T] int32 "

@@ -125,6 +125,10 @@ struct AttendArgs {
 inline constexpr int kTileTokens = 64;
 inline constexpr int kShortestPage = 16;
 
+// A row's sums are cut where positions are multiples of this, and the parts are folded in order: whether an
+// item of its own has each part, or one item has them all, makes no difference to the bits.
+inline constexpr int kPartTokens = 1024;
+
 // Some query tokens of one sequence, all query heads of some KV heads, over some of the tiles they see.
 // Several KV heads take turns at each tile, because their pages lie side by side: memory is read in longer
 // runs.
@@ -153,10 +157,20 @@ struct AttendKernel {
   int width;  // floats per accumulator row
 };
 
+// What rows of a call have from two pools, each as floats and log2 of its sum of weights, becomes output.
+struct JoinArgs {
+  const float *rows[2], *logsums[2];  // [num_rows, dim], [num_rows]; a row is a token and query head
+  const float* sinks;                 // [num_query_heads] or null
+  void* out;                          // [num_rows, dim]
+  Float type;
+  int num_query_heads, dim;
+};
+
 struct AttentionKernels {
   void (*write)(const WriteArgs&, int first_token, int end_token);
   void (*gather)(const GatherArgs&, int sequence, int head, int first, int end);  // positions
   AttendKernel (*attend_kernel)(const AttendArgs&);
+  void (*join)(const JoinArgs&, int first_row, int end_row);
 };
 
 inline int group_size(const AttendArgs& args) { return args.num_query_heads / args.layout.num_heads; }

@@ -1,117 +1,19 @@
 // Weighted sums over pages of codes that have one scale per row (attention/codes_avx512.h).
-//
-//   V panel  [16][width][4 positions]    signed: the codes' integers
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "attention/codes_avx512.h"
 #include "attention/rows.h"
 #include "attention/tiles_amx.h"
+#include "attention/value_panel_avx512.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-// Dims of 64 code bytes; a row's accumulator is that many floats for each.
-template <class Code>
-constexpr int kChunkDims = 512 / Code::kBits;
-
-template <class Code>
-int value_width(int dim) {
-  return (dim + kChunkDims<Code> - 1) / kChunkDims<Code> * kChunkDims<Code>;
-}
 
 // The panel, then per row 64 high bytes, 64 low bytes and a factor.
 template <class Code>
 size_t value_panel_bytes(int dim, int num_rows) {
   return size_t(value_width<Code>(dim)) * kTileTokens + size_t(num_rows) * (2 * kTileTokens + 4);
-}
-
-// Bytes of four rows, one of each in a word: lane 4 c + k of vector m is byte 16 c + 4 m + k.
-OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i (&quads)[4]) {
-  const __m512i ab_low = _mm512_unpacklo_epi8(rows[0], rows[1]);
-  const __m512i ab_high = _mm512_unpackhi_epi8(rows[0], rows[1]);
-  const __m512i cd_low = _mm512_unpacklo_epi8(rows[2], rows[3]);
-  const __m512i cd_high = _mm512_unpackhi_epi8(rows[2], rows[3]);
-  quads[0] = _mm512_unpacklo_epi16(ab_low, cd_low), quads[1] = _mm512_unpackhi_epi16(ab_low, cd_low);
-  quads[2] = _mm512_unpacklo_epi16(ab_high, cd_high), quads[3] = _mm512_unpackhi_epi16(ab_high, cd_high);
-}
-
-// Planes of four rows, from the byte of their first value on: word m of 128 bits c holds byte 4 c + m of each
-// row.
-OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t left, bool first) {
-  __m512i rows;
-  if (stride == 16) {
-    rows = _mm512_loadu_si512(from);
-  } else {
-    alignas(64) uint8_t bytes[64] = {};
-    for (int t = 0; t < 4; ++t)
-      std::memcpy(bytes + 16 * t, from + t * stride, size_t(std::min<int64_t>(16, left)));
-    rows = _mm512_load_si512(bytes);
-  }
-  alignas(64) static constexpr int32_t kWords[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  alignas(16) static constexpr int8_t kBytes[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  rows = _mm512_permutexvar_epi32(_mm512_load_si512(kWords), rows);
-  rows = _mm512_shuffle_epi8(
-      rows, _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes))));
-  return first ? _mm512_maskz_mov_epi32(0xfffe, rows) : rows;  // the first byte is the row's scale
-}
-
-// Four rows of code bytes to vectors of four signed bytes each, one byte per row. Of nibbles, lane 4 c + k of
-// vector 2 m + n is dim 2 (16 c + 4 m + k) + n.
-template <class Code>
-OCTAVO_INLINE void expand_values(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
-                                 __m512i* to) {
-  __m512i quads[4];
-  interleave(rows, quads);
-  // Lane k of 128 bits reads bits 2 k and 2 k + 1 of its byte.
-  const __m512i low_bit =
-      _mm512_broadcast_i32x4(_mm_setr_epi32(0x01010101, 0x04040404, 0x10101010, 0x40404040));
-#define OCTAVO_EXPAND(m)                                                                                  \
-  lookup.expand(quads[m], Code::kPlanes ? _mm512_shuffle_epi32(planes, _MM_PERM_ENUM(0x55 * m)) : planes, \
-                low_bit, to[2 * m], to[2 * m + 1])
-  OCTAVO_EXPAND(0), OCTAVO_EXPAND(1), OCTAVO_EXPAND(2), OCTAVO_EXPAND(3);
-#undef OCTAVO_EXPAND
-}
-
-template <class Code>
-void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
-  const Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, 0> lookup;
-  const int64_t row_bytes = layout.v.row_bytes, scale_bytes = layout.v.scale_bytes;
-  const int num_vectors = value_width<Code>(layout.v.dim) / 16;
-  for (int b = 0; b < kBlocks; ++b) {
-    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
-    if (block.base == nullptr) continue;
-    const uint8_t* from = v_codes(layout, block.base, block.offset);
-    const uint8_t* of_rows = v_scale(layout, block.base, block.offset);
-    if (next.base != nullptr) {
-      prefetch(v_codes(layout, next.base, next.offset), 16 * row_bytes);
-      prefetch(v_scale(layout, next.base, next.offset), 16 * scale_bytes);
-    }
-    for (int64_t byte = 0; byte < row_bytes; byte += 64) {
-      const int64_t count = std::min<int64_t>(64, row_bytes - byte);
-      const __mmask64 valid = ~uint64_t(0) >> (64 - count);
-      for (int quad = 0; quad < 4; ++quad) {
-        __m512i rows[4];
-#pragma GCC unroll 4
-        for (int t = 0; t < 4; ++t)
-          rows[t] = _mm512_maskz_loadu_epi8(valid, from + (4 * quad + t) * row_bytes + byte);
-        __m512i* const to = panel + size_t(4 * b + quad) * num_vectors + byte / 64 * (kChunkDims<Code> / 16);
-        if constexpr (Code::kBits == 8) {
-          __m512i quads[4];
-          interleave(rows, quads);
-#pragma GCC unroll 4
-          for (int m = 0; m < 4; ++m) to[m] = quads[m];
-        } else {
-          __m512i planes = rows[0];
-          if constexpr (Code::kPlanes)
-            planes = load_planes(of_rows + 4 * quad * scale_bytes + byte / 4, scale_bytes,
-                                 scale_bytes - byte / 4, byte == 0);
-          expand_values<Code>(rows, lookup, planes, to);
-        }
-      }
-    }
-  }
 }
 
 template <class Code>
@@ -144,10 +46,6 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
     _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + kTileTokens + 16 * b), low);
   }
   factor = top / 65535.0f * per_unit;
-}
-
-OCTAVO_INLINE void add_sums(__m512i sums, __m512 factor, float* to) {
-  _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), factor, _mm512_loadu_ps(to)));
 }
 
 template <class Code, int kRows>
@@ -238,50 +136,6 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     accumulate_rows<Code, kRows>(fixed, row, panel, num_vectors, blocks, accumulators);
   });
-}
-
-template <class Code>
-void to_natural(int dim, const float* accumulator, float* row) {
-  // Whole vectors: a row is read again at once, and what was stored in parts would have to reach the cache
-  // first.
-  if constexpr (Code::kBits == 8) {  // lane 4 c + k of vector m is dim 16 c + 4 m + k
-    alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19,
-                                                       4, 5, 6, 7, 20, 21, 22, 23};
-    const __m512i first = _mm512_load_si512(kFirst);
-    for (int to = 0; to < dim; to += 64, accumulator += 64) {
-      __m512i low[2], high[2];  // 128 bits of vectors 0 and 1, of 2 and 3, by turns
-      for (int half = 0; half < 2; ++half) {
-        const __m512i even = _mm512_loadu_si512(accumulator + 32 * half),
-                      odd = _mm512_loadu_si512(accumulator + 32 * half + 16);
-        low[half] = _mm512_permutex2var_epi32(even, first, odd);
-        high[half] = _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
-      }
-      _mm512_storeu_si512(row + to, _mm512_shuffle_i32x4(low[0], low[1], 0x44));
-      _mm512_storeu_si512(row + to + 16, _mm512_shuffle_i32x4(low[0], low[1], 0xee));
-      _mm512_storeu_si512(row + to + 32, _mm512_shuffle_i32x4(high[0], high[1], 0x44));
-      _mm512_storeu_si512(row + to + 48, _mm512_shuffle_i32x4(high[0], high[1], 0xee));
-    }
-    return;
-  }
-  // Of 128 dims, lane 4 c + k of vectors 2 m and 2 m + 1 is dims 32 c + 8 m + 2 k, and the next one.
-  alignas(64) static constexpr int32_t kPairs[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-  const __m512i first = _mm512_load_si512(kPairs);
-  for (int to = 0; to < dim; to += 128, accumulator += 128) {
-    for (int half = 0; half < 2; ++half) {
-      __m512i low[2], high[2];  // of c = 0 and 1, of 2 and 3
-      for (int m = 0; m < 2; ++m) {
-        const float* const from = accumulator + 64 * half + 32 * m;
-        const __m512i even = _mm512_loadu_si512(from), odd = _mm512_loadu_si512(from + 16);
-        low[m] = _mm512_permutex2var_epi32(even, first, odd);
-        high[m] = _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
-      }
-      float* const at = row + to + 16 * half;
-      _mm512_storeu_si512(at, _mm512_shuffle_i32x4(low[0], low[1], 0x44));
-      _mm512_storeu_si512(at + 32, _mm512_shuffle_i32x4(low[0], low[1], 0xee));
-      _mm512_storeu_si512(at + 64, _mm512_shuffle_i32x4(high[0], high[1], 0x44));
-      _mm512_storeu_si512(at + 96, _mm512_shuffle_i32x4(high[0], high[1], 0xee));
-    }
-  }
 }
 
 template <class Code>

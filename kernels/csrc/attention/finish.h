@@ -12,8 +12,20 @@
 namespace octavo {
 namespace {
 
-// Merge the partials of one item's rows, in order, fold in the sinks once, undo the rotation of V and
-// write the output. `to_natural(accumulator, row)` copies an accumulator of `width` floats to the order
+// A part of a row's sums joins those of the parts before it. The same code for all who fold, so that the
+// compiler fuses the same operations.
+[[gnu::noinline]] void fold_part(const float* accumulator, int width, float maximum, float sum, float* total,
+                                 float& total_maximum, float& total_sum) {
+  const float top = std::max(total_maximum, maximum);
+  const float before = scalar_exp2(total_maximum - top), weight = scalar_exp2(maximum - top);
+  total_sum = total_sum * before + weight * sum;
+  for (int i = 0; i < width; i += kLanes)
+    store(total + i, load(total + i) * before + load(accumulator + i) * weight);
+  total_maximum = top;
+}
+
+// Fold the partials of one item's rows, in order, and the sinks once, undo the rotation of V and write the
+// output. `to_natural(accumulator, row)` copies an accumulator of `width` floats to the order
 // of head dimensions.
 template <class ToNatural>
 void merge_partials(const AttendArgs& args, const MergeItem& item, const float* partials, int width,
@@ -34,18 +46,19 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     };
     if (r + kRowsAhead < num_rows)
       ask_row<true>(args.out, type, place(r + kRowsAhead) * format.dim, format.dim);
-    const float sink = args.sinks != nullptr ? args.sinks[head] * kLog2E : kLowest;
-    float top = sink;
-    for (int p = 0; p < item.num_partials; ++p) top = std::max(top, statistics[p * stride]);
-    float sum = args.sinks != nullptr ? scalar_exp2(sink - top) : 0.0f;
+    float top = kLowest, sum = 0;
     std::fill(total, total + width, 0.0f);
-    for (int p = 0; p < item.num_partials; ++p) {
-      const float weight = scalar_exp2(statistics[p * stride] - top);
-      sum += weight * statistics[p * stride + num_rows];
-      for (int i = 0; i < width; i += kLanes)
-        store(total + i, load(total + i) + load(accumulator + p * stride + i) * weight);
+    for (int p = 0; p < item.num_partials; ++p)
+      fold_part(accumulator + p * stride, width, statistics[p * stride], statistics[p * stride + num_rows],
+                total, top, sum);
+    float weight = 1;  // of what the positions gave
+    if (args.sinks != nullptr) {
+      const float sink = args.sinks[head] * kLog2E, of_positions = top;
+      top = std::max(top, sink);
+      weight = scalar_exp2(of_positions - top);
+      sum = sum * weight + scalar_exp2(sink - top);
     }
-    const float factor = sum == 0 ? 0.0f : 1.0f / sum;  // a row that sees nothing of this pool
+    const float factor = sum == 0 ? 0.0f : weight / sum;  // a row that sees nothing of this pool
     for (int i = 0; i < width; i += kLanes) store(total + i, load(total + i) * factor);
     to_natural(total, row);
     if (format.rotated) hadamard(row, format.dim);

@@ -11,12 +11,12 @@
 //   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
 #include "attention/byte_queries_avx2.h"
 #include "attention/group_codes_avx2.h"
+#include "attention/key_sums_avx2.h"
 #include "attention/sides_avx2.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kSums = 8;     // what is summed up together: kRows rows times 8 / kRows keys
 constexpr int kBiases = 16;  // of a row and chunk, one for each four dims
 constexpr int kMaxChunks = kMaxDim / kChunk;
 
@@ -95,50 +95,15 @@ struct Scales {
 // Keys that are not seen have scales too, and scores that nobody looks at.
 template <class Code>
 OCTAVO_INLINE void load_scales(const uint8_t* from, int64_t stride, int chunks, Scales& to) {
-  for (int key = 0; key < 16; ++key, from += stride)
+  for (int key = 0; key < 16; ++key, from += stride) {
+    float scales[kMaxChunks], biases[kMaxChunks];
+    if constexpr (Code::kBias) Code::row_scales(from, chunks, scales, biases);
     for (int c = 0; c < chunks; ++c) {
-      to.of_dims[key * chunks + c] = Code::scales(from, c);
-      if constexpr (Code::kBias) to.biases[c * 16 + key] = Code::bias(from, c);
+      if constexpr (Code::kBias)
+        to.of_dims[key * chunks + c] = _mm256_set1_ps(scales[c]), to.biases[c * 16 + key] = biases[c];
+      else to.of_dims[key * chunks + c] = Code::scales(from, c);
     }
-}
-
-// Sums of the eight lanes of each of eight vectors.
-OCTAVO_INLINE __m256 reduce(const __m256 (&sums)[kSums]) {
-  __m256 two[4], four[2];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i)
-    two[i] = _mm256_add_ps(_mm256_unpacklo_ps(sums[2 * i], sums[2 * i + 1]),
-                           _mm256_unpackhi_ps(sums[2 * i], sums[2 * i + 1]));
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i)
-    four[i] = _mm256_add_ps(_mm256_shuffle_ps(two[2 * i], two[2 * i + 1], 0x44),
-                            _mm256_shuffle_ps(two[2 * i], two[2 * i + 1], 0xee));
-  return _mm256_add_ps(_mm256_permute2f128_ps(four[0], four[1], 0x20),
-                       _mm256_permute2f128_ps(four[0], four[1], 0x31));
-}
-
-// A number per row, as often as there are keys; of rows that lie `stride` apart.
-template <int kRows>
-OCTAVO_INLINE __m256 spread_rows(const float* of_rows, int stride) {
-  float all[kSums];
-  for (int i = 0; i < kSums; ++i) all[i] = of_rows[i * kRows / kSums * stride];
-  return _mm256_loadu_ps(all);
-}
-
-// A number per key, once for each row.
-template <int kRows>
-OCTAVO_INLINE __m256 spread_keys(const float* of_keys) {
-  if constexpr (kRows == 1) return _mm256_loadu_ps(of_keys);
-  if constexpr (kRows == 2) return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(of_keys));
-  return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(of_keys)));
-}
-
-template <int kRows>
-OCTAVO_INLINE void store_scores(__m256 values, float* scores) {
-  float all[kSums];
-  _mm256_storeu_ps(all, values);
-  for (int r = 0; r < kRows; ++r)
-    std::memcpy(scores + r * kTileTokens, all + r * kSums / kRows, 4 * kSums / kRows);
+  }
 }
 
 // Products of the bytes of a chunk, those of four dims in each 16-bit lane.

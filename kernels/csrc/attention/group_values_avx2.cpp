@@ -20,8 +20,8 @@ namespace {
 constexpr int kLanes8 = 8;
 constexpr int kMaxColumns = kStretches * kMaxDim / kNvGroup;
 
-// Groups of a chunk lie in the order in which the halves of 128 bits of its vectors need them (`kSlots`): of
-// nvfp4 groups 0 2 1 3, else as they are.
+// Groups of a chunk lie in the order in which the halves of 128 bits of its vectors need them
+// (`Code::row_scales`).
 template <class Code>
 OCTAVO_INLINE int num_columns(int dim) {
   const int used = kStretches * (dim / kChunk) * Code::kSlots;
@@ -110,9 +110,11 @@ struct Scales {
   alignas(32) float biases[Code::kBias ? kStretch * kMaxColumns : 8];
 
   Scales(const PageLayout& layout, const Tile& tile, const Weights<Code>& to) {
-    const int columns = to.columns, chunks = layout.v.dim / kChunk;
-    std::fill(scales, scales + kStretch * columns, 0.0f);
-    if constexpr (Code::kBias) std::fill(biases, biases + kStretch * columns, 0.0f);
+    const int columns = to.columns, chunks = layout.v.dim / kChunk, used = kStretches * chunks * Code::kSlots;
+    if (~tile.bits != 0 || used < columns) {
+      std::fill(scales, scales + kStretch * columns, 0.0f);
+      if constexpr (Code::kBias) std::fill(biases, biases + kStretch * columns, 0.0f);
+    }
     for (int b = 0; b < kBlocks; ++b) {
       const Tile::Block& block = tile.blocks[b];
       if (block.base == nullptr) continue;
@@ -120,20 +122,9 @@ struct Scales {
       for (int t = 0; t < 16; ++t, from += layout.v.scale_bytes) {
         if (!(tile.mask(b) >> t & 1)) continue;
         const int at = (b % 2 * 16 + t) * columns + to.column(b / 2, 0);
-        for (int c = 0; c < chunks; ++c) {
-          store_slots(Code::scales(from, c), scales + at + c * Code::kSlots);
-          if constexpr (Code::kBias) biases[at + c] = Code::bias(from, c);
-        }
+        Code::row_scales(from, chunks, scales + at, biases + (Code::kBias ? at : 0));
       }
     }
-  }
-
-  OCTAVO_INLINE void store_slots(__m256 of_dims, float* to) {
-    const __m256 slots = _mm256_permutevar8x32_ps(of_dims, _mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6));
-    const __m128 four = _mm256_castps256_ps128(slots);
-    if constexpr (Code::kSlots == 4) _mm_storeu_ps(to, four);
-    else if constexpr (Code::kSlots == 2) _mm_storel_pi(reinterpret_cast<__m64*>(to), four);
-    else _mm_store_ss(to, four);
   }
 };
 

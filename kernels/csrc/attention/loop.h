@@ -60,14 +60,16 @@ struct Workspace {
   float *scores, *result, *rotary_scores;
   size_t query_bytes, result_floats, rotary_bytes;  // of one KV head
 
-  Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values)
+  // `results` of each row: its part of the sums, and the parts before it if there are several.
+  Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
+            int results)
       : small_pages(args.layout.page_size < kBlockRows),
         rotary(args.rotary),
         layout(small_pages ? block_layout(args.layout, rotary) : args.layout) {
     const int num_rows = item.num_tokens * group_size(args);
     const int width = values.width(args.layout.v.dim);
     query_bytes = round_up64(keys.query_bytes(args.layout.k.dim, num_rows));
-    result_floats = item.partial < 0 ? size_t(partial_floats(args, item.num_tokens, width)) : 0;
+    result_floats = size_t(partial_floats(args, item.num_tokens, width)) * results;
     size_t panel_bytes = keys.panel_bytes(args.layout.k.dim);
     rotary_bytes = 0;
     if (rotary) {
@@ -207,7 +209,21 @@ RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start,
 struct HeadRows {
   AttendItem item;  // of this head alone
   uint8_t* queries;
-  float *result, *maxima, *sums;
+  float *result, *maxima, *sums;  // of the part they are at
+  float* total;                   // as `result`, of the parts before it; null where an item has one part
+
+  void begin_part(int num_rows) const {
+    std::fill(result, maxima, 0.0f);
+    std::fill(maxima, sums, kLowest);
+    std::fill(sums, sums + num_rows, 0.0f);
+  }
+
+  void end_part(int num_rows, int width) const {
+    float* const maximum = total + (maxima - result);
+    for (int row = 0; row < num_rows; ++row)
+      fold_part(result + int64_t(row) * width, width, maxima[row], sums[row], total + int64_t(row) * width,
+                maximum[row], maximum[num_rows + row]);
+  }
 };
 
 // The tile of the head-th of `num_heads` heads, of which `first` is that of the first one. Next comes the
@@ -226,17 +242,23 @@ Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num
 }
 
 HeadRows begin_head(const AttendArgs& args, const AttendItem& item, int head, const KeySide& keys, int width,
-                    const Workspace& work, float* partials) {
+                    const Workspace& work, bool several_parts, float* partials) {
   const int num_rows = item.num_tokens * group_size(args);
-  HeadRows rows{item, work.queries + head * work.query_bytes, nullptr, nullptr, nullptr};
+  HeadRows rows{item, work.queries + head * work.query_bytes, nullptr, nullptr, nullptr, nullptr};
   rows.item.kv_head += head;
   rows.result = item.partial >= 0 ? partials + item.partial + head * item.partial_stride
                                   : work.result + head * work.result_floats;
   rows.maxima = rows.result + int64_t(num_rows) * width;
   rows.sums = rows.maxima + num_rows;
-  std::fill(rows.result, rows.maxima, 0.0f);
-  std::fill(rows.maxima, rows.sums, kLowest);
-  std::fill(rows.sums, rows.sums + num_rows, 0.0f);
+  if (several_parts) {
+    rows.total = rows.result + work.result_floats / 2;
+    HeadRows whole = rows;
+    whole.result = rows.total;
+    whole.maxima = rows.total + (rows.maxima - rows.result);
+    whole.sums = whole.maxima + num_rows;
+    whole.begin_part(num_rows);
+  }
+  rows.begin_part(num_rows);
   keys.load_queries(args, rows.item, rows.queries);
   return rows;
 }
@@ -294,20 +316,30 @@ class RotaryScores {
 void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   const KeySide& keys = *key_side(args);
   const ValueSide& values = *value_side(args);
-  const Workspace work(args, item, keys, values);
+  const int position = row_position(args, item.sequence, item.first_token);
+  const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
+  const int end_tile = item.first_tile + item.num_tiles;
+  const bool several_parts = item.num_tiles > 0 && tiles.part_end(item.first_tile) < end_tile;
+  const Workspace work(args, item, keys, values, item.partial >= 0 ? 0 : several_parts ? 2 : 1);
   const int num_rows = item.num_tokens * group_size(args), width = values.width(args.layout.v.dim);
   HeadRows heads[kRowsInTurn];
   for (int head = 0; head < item.num_heads; ++head)
-    heads[head] = begin_head(args, item, head, keys, width, work, partials);
+    heads[head] = begin_head(args, item, head, keys, width, work, several_parts, partials);
   std::optional<RotaryScores> rotary;
   if (args.rotary) rotary.emplace(args, work);
   for (int head = 0; rotary && head < item.num_heads; ++head) rotary->load_queries(heads[head].item, head);
 
-  const int position = row_position(args, item.sequence, item.first_token);
-  const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
   TileWalk walk(args, item, tiles, work);
   Tile first{};
-  for (int start; walk.advance(first, start);)
+  int part = item.num_tiles > 0 ? tiles.part(item.first_tile) : 0;
+  for (int start; walk.advance(first, start);) {
+    if (several_parts && start / kPartTokens != part) {
+      part = start / kPartTokens;
+      for (int head = 0; head < item.num_heads; ++head) {
+        heads[head].end_part(num_rows, width);
+        heads[head].begin_part(num_rows);
+      }
+    }
     for (int head = 0; head < item.num_heads; ++head) {
       const HeadRows& rows = heads[head];
       const Tile tile = tile_of_head(work.layout, first, head, item.num_heads, bool(args.rotary));
@@ -316,8 +348,12 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
       softmax_update(args, rows, start, width, work.scores);
       values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.result);
     }
-  for (int head = 0; item.partial < 0 && head < item.num_heads; ++head)
-    merge(args, {item.kv_head + head, item.first_token, item.num_tokens, 1, 0}, heads[head].result);
+  }
+  for (int head = 0; item.partial < 0 && head < item.num_heads; ++head) {
+    if (several_parts) heads[head].end_part(num_rows, width);
+    merge(args, {item.kv_head + head, item.first_token, item.num_tokens, 1, 0},
+          several_parts ? heads[head].total : heads[head].result);
+  }
 }
 
 // Of a call that has both sides.

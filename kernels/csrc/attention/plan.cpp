@@ -8,14 +8,12 @@
 namespace octavo {
 namespace {
 
-constexpr int kRowsPerItem = 96;         // query rows that share one dequantized tile
-constexpr int kTilesPerSplit = 16;       // 1024 positions
+constexpr int kRowsPerItem = 128;        // query rows that share one dequantized tile, at most
 constexpr int kRowsWorthSplitting = 16;  // above this an item is long enough, and its partials large
 
 constexpr int kItemsPerThread = 4;  // at least, before an item takes several KV heads
 
-// Over latents all query heads are rows of one KV head. How many of them an item has must not matter to where
-// rows are cut, so that is decided by all of them.
+// Over latents all query heads are rows of one KV head. Whether they are cut is decided by all of them.
 constexpr int kLatentRows = 128;             // of an item, at most
 constexpr int kFewestLatentRows = 16;        // or all heads
 constexpr int kLatentsWorthSplitting = 512;  // rows of a sequence in this step
@@ -25,19 +23,28 @@ int64_t cost(const AttendArgs& args, const AttendItem& item) {
   return int64_t(item.num_tiles) * item.num_heads * (item.num_tokens * group_size(args) + 4);
 }
 
-// Some tokens of a sequence: the tiles that they see, and how many of them make an item.
+// Some tokens of a sequence, and where their visible tiles are cut: at the ends of the items that have them.
 struct Rows {
   int sequence, first, num_tokens;
-  int count, step;
+  std::vector<int> ends;  // one, 0, where nothing is seen
 
-  bool split() const { return count > step; }
-  int num_parts() const { return count == 0 ? 1 : (count + step - 1) / step; }  // also where nothing is seen
+  int num_parts() const { return int(ends.size()); }
+  bool split() const { return num_parts() > 1; }
 };
 
-// Tokens whose rows share one dequantized tile.
+// Tokens whose rows share one dequantized tile: but over latents a power of two, no more than a tile has.
 int tokens_per_item(const AttendArgs& args) {
   if (args.rotary) return std::max(1, kLatentRows / args.num_query_heads);
-  return std::max(1, kRowsPerItem / group_size(args));
+  int tokens = kTileTokens;
+  while (tokens > 1 && tokens * group_size(args) > kRowsPerItem) tokens /= 2;
+  return tokens;
+}
+
+// Of the tokens first..end of a sequence, those of the next item. Where they are several items' these end
+// where tiles do: fewer tiles are then seen in part, and a residual window lies in fewer of them.
+int next_tokens(const AttendArgs& args, int sequence, int first, int end, int block) {
+  if (args.rotary || end - args.q_start[sequence] <= block) return std::min(block, end - first);
+  return std::min(block - row_position(args, sequence, first) % block, end - first);
 }
 
 bool worth_splitting(const AttendArgs& args, int sequence, int num_tokens) {
@@ -50,12 +57,16 @@ std::vector<Rows> list_rows(const AttendArgs& args) {
   std::vector<Rows> list;
   const int block = tokens_per_item(args);
   for (int sequence = 0; sequence < args.num_sequences; ++sequence)
-    for (int first = args.q_start[sequence]; first < args.q_start[sequence + 1]; first += block) {
-      const int num_tokens = std::min(block, args.q_start[sequence + 1] - first);
+    for (int first = args.q_start[sequence], end = args.q_start[sequence + 1]; first < end;
+         first += list.back().num_tokens) {
+      const int num_tokens = next_tokens(args, sequence, first, end, block);
       const int position = row_position(args, sequence, first);
-      const int count = TileList(args, sequence, position, position + num_tokens - 1).count;
-      const bool split = count > kTilesPerSplit && worth_splitting(args, sequence, num_tokens);
-      list.push_back({sequence, first, num_tokens, count, split ? kTilesPerSplit : std::max(1, count)});
+      const TileList tiles(args, sequence, position, position + num_tokens - 1);
+      list.push_back({sequence, first, num_tokens, {}});
+      if (tiles.count > kPartTokens / kTileTokens && worth_splitting(args, sequence, num_tokens))
+        for (int tile = 0; tile < tiles.count; tile = list.back().ends.back())
+          list.back().ends.push_back(tiles.part_end(tile));
+      else list.back().ends.push_back(tiles.count);
     }
   return list;
 }
@@ -94,12 +105,11 @@ AttendPlan plan_attention(const AttendArgs& args, int width) {
     const int heads = heads_in_turn(args, rows.num_tokens, num_parts), parts = rows.num_parts();
     const int64_t size = rows.split() ? partial_floats(args, rows.num_tokens, width) : 0;
     for (int head = 0; head < args.layout.num_heads; head += heads)
-      for (int part = 0; part < parts; ++part) {
-        const int tile = part * rows.step;
+      for (int part = 0, tile = 0; part < parts; tile = rows.ends[part++]) {
         const int64_t partial =
             rows.split() ? plan.partial_floats + (int64_t(head) * parts + part) * size : -1;
         plan.items.push_back({rows.sequence, head, heads, rows.first, rows.num_tokens, tile,
-                              std::min(rows.step, rows.count - tile), partial, parts * size});
+                              rows.ends[part] - tile, partial, parts * size});
       }
     for (int head = 0; rows.split() && head < args.layout.num_heads; ++head)
       plan.merges.push_back(

@@ -7,13 +7,11 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "attention/primitives.h"
-#include "attention/vectors.h"
 #include "mlx/primitives.h"
 #include "pages/pages.h"
 #include "program/encoder.h"
@@ -24,38 +22,34 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
+constexpr int kRowsAtOnce = 128;  // that a thread joins
+
 struct Part {
-  std::vector<float> out, logsums;  // [num_rows, dim], [num_rows]; a row is a token and query head
+  mx::array out, logsums;  // float32 [num_rows, dim], [num_rows]; a row is a token and query head
 };
 
+Part make_part(int num_rows, int dim, Encoder& encoder) {
+  Part part{mx::array({num_rows, dim}, mx::float32, nullptr, {}),
+            mx::array({num_rows}, mx::float32, nullptr, {})};
+  for (mx::array* array : {&part.out, &part.logsums}) {
+    allocate(*array);
+    encoder.add_temporary(*array);
+  }
+  return part;
+}
+
 // `args` of the whole call, but for what is one pool's; `rotary` queries where its K rows are latents.
-Part attend_part(AttendArgs args, const PageLayout& layout, const uint8_t* pool, const int32_t* page_table,
-                 Residency::Part which, int num_tokens, const std::optional<RowsView>& rotary) {
-  const size_t num_rows = size_t(num_tokens) * args.num_query_heads;
+void attend_part(AttendArgs args, const PageLayout& layout, const uint8_t* pool, const int32_t* page_table,
+                 Residency::Part which, const std::optional<RowsView>& rotary, float* out, float* logsums) {
   args.layout = layout;
   if (rotary) attend_latents(args, *rotary);
-  Part part{std::vector<float>(num_rows * args.layout.v.dim), std::vector<float>(num_rows)};
   args.pool = pool;
   args.page_table = page_table;
   args.residency.part = which;
   args.sinks = nullptr;
-  args.out = part.out.data();
-  args.logsums = part.logsums.data();
+  args.out = out;
+  args.logsums = logsums;
   run_attention(args);
-  return part;
-}
-
-// One row of the call, of `dim` values: `row` is scratch of as many floats.
-void join_row(const AttendArgs& args, const Part& first, const Part& second, size_t index, int dim,
-              float* row) {
-  const int head = int(index % args.num_query_heads);
-  const float sink = args.sinks != nullptr ? args.sinks[head] * kLog2E : kLowest;
-  const float top = std::max(std::max(first.logsums[index], second.logsums[index]), sink);
-  const float a = std::exp2(first.logsums[index] - top), b = std::exp2(second.logsums[index] - top);
-  const float sum = a + b + (args.sinks != nullptr ? std::exp2(sink - top) : 0.0f);
-  const float *x = first.out.data() + index * dim, *y = second.out.data() + index * dim;
-  for (int i = 0; i < dim; ++i) row[i] = (x[i] * a + y[i] * b) / sum;
-  store_floats(args.out, args.queries.type, index * dim, dim, row);
 }
 
 struct ResidualOptions {
@@ -99,19 +93,27 @@ class AttendResidual : public mx::Primitive {
     if (options_.rotary) rotary = view_rows(inputs[next]);
     const uint8_t *pool = inputs[0].data<uint8_t>(), *residual_pool = inputs[1].data<uint8_t>();
     const int32_t *table = view_ints(inputs[3]), *residual_table = view_ints(inputs[4]);
-    const int num_tokens = inputs[2].shape(0), dim = out.shape(2);
-    Encoder(stream()).dispatch([args, pool, residual_pool, table, residual_table, num_tokens, dim, rotary,
-                                residual = residual_] {
-      const Part first =
-          attend_part(args, args.layout, pool, table, Residency::quantized, num_tokens, rotary);
-      const Part second =
-          attend_part(args, residual, residual_pool, residual_table, Residency::residual, num_tokens, rotary);
-      parallel_for(num_tokens, [&](int token) {
-        std::vector<float> row(size_t(dim), 0.0f);
-        for (int head = 0; head < args.num_query_heads; ++head)
-          join_row(args, first, second, size_t(token) * args.num_query_heads + head, dim, row.data());
-      });
-    });
+    const int num_rows = inputs[2].shape(0) * args.num_query_heads, dim = out.shape(2);
+    Encoder encoder(stream());
+    const Part first = make_part(num_rows, dim, encoder), second = make_part(num_rows, dim, encoder);
+    const JoinArgs join{{first.out.data<float>(), second.out.data<float>()},
+                        {first.logsums.data<float>(), second.logsums.data<float>()},
+                        args.sinks,
+                        args.out,
+                        args.queries.type,
+                        args.num_query_heads,
+                        dim};
+    encoder.dispatch(
+        [args, pool, residual_pool, table, residual_table, num_rows, rotary, join, residual = residual_] {
+          const auto floats = [](const float* given) { return const_cast<float*>(given); };
+          attend_part(args, args.layout, pool, table, Residency::quantized, rotary, floats(join.rows[0]),
+                      floats(join.logsums[0]));
+          attend_part(args, residual, residual_pool, residual_table, Residency::residual, rotary,
+                      floats(join.rows[1]), floats(join.logsums[1]));
+          parallel_for((num_rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int item) {
+            attention_kernels().join(join, item * kRowsAtOnce, std::min(num_rows, (item + 1) * kRowsAtOnce));
+          });
+        });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");

@@ -5,7 +5,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Rows of 16 bits carry no more than bytes keep, beside the error of 4-bit pages.
+// Rows of 16 bits carry no more than bytes keep, beside the error of 4-bit pages, and than 15 bits under
+// others.
 bool by_bytes(const AttendArgs& args) { return !args.exact && args.queries.type != Float::f32; }
 
 }  // namespace
@@ -14,16 +15,18 @@ const KeySide* special_key_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
   if (format.dim % kChunk != 0) return nullptr;
   if (!by_bytes(args)) return word_keys(format.codes);
-  const KeySide* const side = byte_keys(format.codes);
-  return side != nullptr ? side : group_keys(format.codes);
+  if (const KeySide* side = byte_keys(format.codes)) return side;
+  if (const KeySide* side = group_keys(format.codes)) return side;
+  return code8_keys(format.codes);
 }
 
 const ValueSide* special_value_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.v;
   if (format.dim % kChunk != 0) return nullptr;
   if (!by_bytes(args)) return word_values(format.codes);
-  const ValueSide* const side = byte_values(format.codes);
-  return side != nullptr ? side : group_values(format.codes);
+  if (const ValueSide* side = byte_values(format.codes)) return side;
+  if (const ValueSide* side = group_values(format.codes)) return side;
+  return code8_values(format.codes);
 }
 
 }  // namespace octavo::OCTAVO_ISA

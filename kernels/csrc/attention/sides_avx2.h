@@ -1,12 +1,11 @@
-// The integer sides of AVX2, for rows of fp4, fp5 and int4, and of formats with groups, whose dimension is a
-// multiple of kChunk.
+// The integer sides of AVX2, for rows of codes whose dimension is a multiple of kChunk.
 #pragma once
 
 #include "attention/sides.h"
 
 namespace octavo::OCTAVO_ISA {
 
-// 16-bit fixed point: as good as float32. Null for other codes.
+// fp4, fp5 and int4 in 16-bit fixed point: as good as float32. Null for other codes.
 const KeySide* word_keys(CodeType codes);
 const ValueSide* word_values(CodeType codes);
 
@@ -17,5 +16,9 @@ const ValueSide* byte_values(CodeType codes);
 // The same of mxfp4, nvfp4 and affine4, whose scales are of groups. Null for other codes.
 const KeySide* group_keys(CodeType codes);
 const ValueSide* group_values(CodeType codes);
+
+// int8 and affine8 in 16-bit fixed point. Null for other codes.
+const KeySide* code8_keys(CodeType codes);
+const ValueSide* code8_values(CodeType codes);
 
 }  // namespace octavo::OCTAVO_ISA

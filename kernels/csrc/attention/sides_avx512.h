@@ -20,7 +20,7 @@ const ValueSide* latent_values(const AttendArgs& args);
 const KeySide* code_keys(const RowFormat& format);
 const ValueSide* code_values(const RowFormat& format);
 
-// V with a scale (and a bias) for each group of dims, weights rounded to bf16. Null for other formats.
+// The same of V with a scale (and a bias) for each group of dims. Null for other formats.
 const ValueSide* group_values(const RowFormat& format);
 
 namespace {

@@ -61,6 +61,16 @@ struct TileList {
   int start(int index) const {
     return kTileTokens * (index < num_keep ? index : index - num_keep + window_tile);
   }
+
+  // Which part of a row's sums the index-th visible tile belongs to.
+  int part(int index) const { return start(index) / kPartTokens; }
+
+  // The index after the last tile of the part that the index-th tile belongs to.
+  int part_end(int index) const {
+    const int end_tile = (part(index) + 1) * (kPartTokens / kTileTokens);
+    if (index < num_keep && end_tile <= window_tile) return std::min(end_tile, num_keep);
+    return std::min(end_tile - window_tile + num_keep, count);
+  }
 };
 
 // Bits of the tile that starts at `start` for positions low <= t < high.

@@ -39,12 +39,14 @@ void run_avx512(const LinearCall& call) {
   else avx512::linear_float32(call);
 }
 
-// Few rows do not repay what tiles take to load, and 4-bit codes to be spread for them, as measured; the bits
-// of the two kernels are the same.
+// Few rows do not repay what tiles take to load, and 4-bit codes to be spread for them; nor do some rows
+// repay panels laid out anew. As measured; the bits of the three kernels are the same.
 void run_amx_int8(const LinearCall& call) {
+  constexpr int kManyRows = 48;
   const int enough_rows = call.weight->shape.bits == 8 ? 5 : 20;
   if (call.rows < enough_rows) avx512::linear_int8(call);
-  else amx::linear_int8(call);
+  else if (call.rows < kManyRows) amx::linear_int8(call);
+  else amx::linear_int8_rows(call);
 }
 
 void run_amx(const LinearCall& call) {

@@ -62,6 +62,8 @@ void linear_planes(const LinearCall& call);
 namespace amx {
 // The same integers by TDPBSUD: a row's results have the same bits as from avx512::linear_int8.
 void linear_int8(const LinearCall& call);
+// The same for many rows.
+void linear_int8_rows(const LinearCall& call);
 // bf16 activations by TDPBF16PS, for bf16 weights and for affine ones of 8 and 4 bits, whose codes stay
 // exact.
 void linear_bf16(const LinearCall& call);

@@ -113,15 +113,13 @@ class GatherPages : public PagePrimitive {
   const char* name() const override { return "OctavoGatherPages"; }
 };
 
-}  // namespace
-
-mx::Stream cpu_stream() { return mx::default_stream(mx::Device::cpu); }
-
-mx::array create_pool(const PageLayout& layout) {
-  // MLX's allocator would leave rows across cache lines. Huge pages, where the system grants them, spare
-  // the scattered reads of attention most of their address translations. MLX keeps a size in front of
-  // the data of its buffers; raw_ptr() says how far.
-  const size_t bytes = size_t(layout.num_pages) * layout.num_heads * layout.head_bytes;
+// Zeros uint8 in memory of their own. MLX's allocator would leave rows across cache lines. Huge pages, where
+// the system grants them, spare attention's scattered reads, and recurrences' walks through all states, most
+// of their address translations. MLX keeps a size in front of the data of its buffers; raw_ptr() says how
+// far.
+mx::array array_in_pool_memory(const mx::Shape& shape) {
+  size_t bytes = 1;
+  for (const auto size : shape) bytes *= size_t(size);
   constexpr size_t kFront = 64;
   const std::shared_ptr<Buffer> memory = pool_memory(kFront + bytes);
   char* const block = reinterpret_cast<char*>(memory->data());
@@ -130,8 +128,22 @@ mx::array create_pool(const PageLayout& layout) {
   mx::allocator::Buffer buffer(block + kFront - front);
   std::memcpy(buffer.ptr(), &bytes, std::min<size_t>(size_t(front), sizeof bytes));
   mx::allocator::Data data(buffer, [memory](mx::allocator::Buffer) {});
-  return mx::array(std::move(data), pool_shape(layout), mx::uint8);
+  return mx::array(std::move(data), shape, mx::uint8);
 }
+
+}  // namespace
+
+mx::Stream cpu_stream() { return mx::default_stream(mx::Device::cpu); }
+
+mx::array zeroed_rows(int count, int bytes) {
+  require(count > 0 && bytes > 0, [&] {
+    return "rows must be at least 1, of at least 1 byte, got " + std::to_string(count) + " of " +
+           std::to_string(bytes);
+  });
+  return array_in_pool_memory({count, bytes});
+}
+
+mx::array create_pool(const PageLayout& layout) { return array_in_pool_memory(pool_shape(layout)); }
 
 std::pair<mx::array, mx::array> write_pages(const PageLayout& layout, const mx::array& pool,
                                             const mx::array& keys, const mx::array& values,

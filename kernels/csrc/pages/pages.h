@@ -11,6 +11,9 @@ namespace octavo {
 // MLX's current CPU stream on this thread: streams are per thread.
 mx::Stream cpu_stream();
 
+// Zeros uint8 [count, bytes] in memory as pools of pages have it; both must be at least 1.
+mx::array zeroed_rows(int count, int bytes);
+
 mx::array create_pool(const PageLayout& layout);
 
 std::pair<mx::array, mx::array> write_pages(const PageLayout& layout, const mx::array& pool,

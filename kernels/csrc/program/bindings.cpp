@@ -13,6 +13,7 @@
 #include "pages/indices.h"
 #include "program/primitive.h"
 #include "program/program.h"
+#include "program/step_memory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -85,6 +86,9 @@ void bind_program(nb::module_& m) {
         "Whether AttentionMetadata.check has nothing to say of these arrays, in a hundredth of its time.");
   m.def("kernel_seconds", &KernelTime::seconds,
         "Time that this process has spent in our kernels, on the threads that call them.");
+  m.def("kept_bytes", &kept_bytes,
+        "Bytes that are kept of the results of steps, for those of the next one; no array has them now.");
+  m.def("release_kept", &release_kept, "Gives back what is kept.");
   m.def("select_rows", &select_rows, "x"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
         "x[ids], copied: rows ids int32 [...] of x [N, ...]. Rows outside of x end the evaluation with an "
         "error.");

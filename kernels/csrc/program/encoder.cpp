@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "program/step_memory.h"
+
 namespace octavo {
 namespace {
 
@@ -58,7 +60,7 @@ double KernelTime::seconds() { return static_cast<double>(kernel_nanoseconds.loa
 
 void allocate(mx::array& output) {
   if (Recording* const recording = Recording::current()) recording->arena->allocate(output);
-  else output.set_data(mx::allocator::malloc(output.nbytes()));
+  else allocate_for_step(output);
 }
 
 }  // namespace octavo

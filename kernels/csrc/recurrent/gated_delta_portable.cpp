@@ -94,13 +94,14 @@ struct GroupSums {
   float kv[kGroup], out[kGroup], u[kGroup];
 };
 
-// Both products of the first token with R rows as they are.
+// Both products of the first token with R rows as they are. It and the token's update ask for half each of as
+// many rows that come later, so that memory is at work during both.
 template <int R>
 inline void read_tile(const float* state, int width, const Tokens& tokens, int row, GroupSums& group) {
   Vec a[kTile]{}, b[kTile]{};
   const float *const gk = tokens.gk(0), *const gq = tokens.gq(0, width);
   for (int i = 0; i < width; i += kLanes) {
-    prefetch<R * kLanes>(state + static_cast<int64_t>(R) * i);
+    prefetch<R * kLanes / 2>(state + static_cast<int64_t>(R) * i / 2);
     const Vec x = load(gk + i), z = load(gq + i);
     for (int r = 0; r < R; ++r) {
       const Vec s = load(state + static_cast<int64_t>(r) * width + i);
@@ -120,10 +121,12 @@ inline void update_tile(const float* from, float* to, int width, const Tokens& t
   const float *const k = tokens.k(t, width), *const g = tokens.g(t, width);
   const float *const gk = tokens.gk(t + 1), *const gq = tokens.gq(t + 1, width);
   const Vec scalar = splat(tokens.gate[t]);
+  const float* const later = from + static_cast<int64_t>(R) * width / 2;
   for (int i = 0; i < width; i += kLanes) {
     const Vec key = load(k + i), gate = kVectorGate ? load(g + i) : scalar;
     Vec x{}, z{};
     if constexpr (kNext) x = load(gk + i), z = load(gq + i);
+    if (t == 0) prefetch<R * kLanes / 2>(later + static_cast<int64_t>(R) * i / 2);
     for (int r = 0; r < R; ++r) {
       const int64_t at = static_cast<int64_t>(r) * width + i;
       const Vec s = fma(u[r], key, load(from + at) * gate);

@@ -10,7 +10,7 @@ namespace {
 // visit(id) for every token that is changed, some of them several times.
 template <class Visit>
 inline void for_each_changed(const RowChanges& changes, Visit visit) {
-  for (const TokenList& list : {changes.biased, changes.seen, changes.output, changes.held})
+  for (const TokenList& list : {changes.biased, changes.seen, changes.output, changes.suppressed})
     for (int i = 0; i < list.count; ++i) visit(list.ids[i]);
 }
 
@@ -26,7 +26,7 @@ inline void make_changes(const RowChanges& changes, float* logits) {
     logit -= changes.frequency_penalty * changes.output_counts[i];
     logit -= changes.presence_penalty;
   }
-  for (int i = 0; i < changes.held.count; ++i) logits[changes.held.ids[i]] = -__builtin_inff();
+  for (int i = 0; i < changes.suppressed.count; ++i) logits[changes.suppressed.ids[i]] = -__builtin_inff();
 }
 
 constexpr int kTopBlock = 64;  // tokens that are passed over together if none of them is likely enough

@@ -33,7 +33,7 @@ struct Changes {
   Ids output;
   Values output_counts;
   float frequency_penalty, presence_penalty;
-  Ids held;
+  Ids suppressed;
 };
 
 TokenList list_of(const Ids& ids) { return {ids.data(), static_cast<int>(ids.size())}; }
@@ -54,11 +54,11 @@ struct Draw {
     RowChanges made{};
     if (changes) {
       const Changes& c = *changes;
-      made = {list_of(c.biased),   c.bias.data(),
-              list_of(c.seen),     c.repetition_penalty,
-              list_of(c.output),   c.output_counts.data(),
-              c.frequency_penalty, c.presence_penalty,
-              list_of(c.held),     nullptr};
+      made = {list_of(c.biased),     c.bias.data(),
+              list_of(c.seen),       c.repetition_penalty,
+              list_of(c.output),     c.output_counts.data(),
+              c.frequency_penalty,   c.presence_penalty,
+              list_of(c.suppressed), nullptr};
     }
     if (allowed) made.allowed = allowed->data();
     return made;
@@ -105,7 +105,7 @@ void check(const Changes& changes, int size) {
   check_ids("bias_ids", changes.biased, size);
   check_ids("seen_ids", changes.seen, size);
   check_ids("output_ids", changes.output, size);
-  check_ids("held_ids", changes.held, size);
+  check_ids("suppressed_ids", changes.suppressed, size);
 }
 
 void check(const Draw& draw, int num_rows, int size) {

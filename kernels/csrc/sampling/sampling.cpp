@@ -126,18 +126,19 @@ std::vector<std::optional<TokenScore>> score_tokens(const mx::array& logits,
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  nb::class_<Changes>(m, "LogitChanges",
-                      "What becomes of the logits of some tokens; see engine/executor/sampling/penalties.py.")
+  nb::class_<Changes>(
+      m, "LogitAdjustments",
+      "What becomes of the logits of some tokens; see engine/executor/sampling/logits_processors.py.")
       .def(
           "__init__",
           [](Changes* self, Ids bias_ids, Values bias, Ids seen_ids, float repetition_penalty, Ids output_ids,
-             Values output_counts, float frequency_penalty, float presence_penalty, Ids held_ids) {
+             Values output_counts, float frequency_penalty, float presence_penalty, Ids suppressed_ids) {
             new (self) Changes{std::move(bias_ids), std::move(bias),       std::move(seen_ids),
                                repetition_penalty,  std::move(output_ids), std::move(output_counts),
-                               frequency_penalty,   presence_penalty,      std::move(held_ids)};
+                               frequency_penalty,   presence_penalty,      std::move(suppressed_ids)};
           },
           "bias_ids"_a, "bias"_a, "seen_ids"_a, "repetition_penalty"_a, "output_ids"_a, "output_counts"_a,
-          "frequency_penalty"_a, "presence_penalty"_a, "held_ids"_a,
+          "frequency_penalty"_a, "presence_penalty"_a, "suppressed_ids"_a,
           "Ids int64 and numbers float32, of one length where they belong together. The arrays are not "
           "copied.");
   nb::class_<Draw>(m, "Draw", "A draw from one row of logits; see draw_tokens.")

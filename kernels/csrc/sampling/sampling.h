@@ -19,8 +19,8 @@ struct TokenList {
 };
 
 // What the logits of some tokens become before anything is drawn, one after the other, each rounded to
-// float32 (as engine/executor/sampling/penalties.py has it). A row that is not finite before that fails
-// whatever is changed.
+// float32 (as engine/executor/sampling/logits_processors.py has it). A row that is not finite before that
+// fails whatever is changed.
 struct RowChanges {
   TokenList biased;
   const float* bias;  // is added
@@ -29,10 +29,12 @@ struct RowChanges {
   TokenList output;
   const float* output_counts;
   float frequency_penalty, presence_penalty;  // the first times the count, then the second, are subtracted
-  TokenList held;                             // minus infinity
+  TokenList suppressed;                       // minus infinity
   const bool* allowed;                        // [size]: minus infinity for all others; null: all are
 
-  bool any() const { return biased.count + seen.count + output.count + held.count > 0 || allowed != nullptr; }
+  bool any() const {
+    return biased.count + seen.count + output.count + suppressed.count > 0 || allowed != nullptr;
+  }
 };
 
 struct Row {

@@ -16,15 +16,7 @@ from octavo.engine.cli import main
 from octavo.engine.cli.doctor import batch_invariance
 from octavo.engine.executor.native.linear import NativeEmbedding
 from octavo.engine.executor.sampling.sampler import SampleState
-from octavo.engine.speculation import drafting
 from tiny_models import make_model
-
-
-@pytest.fixture
-def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses are computed whether they pay or not, which the machine's load has a say in."""
-    monkeypatch.setattr(drafting, "num_drafts", lambda *_args, most, **_others: most)
-    monkeypatch.setattr(drafting, "allot", lambda wishes, *_args, **_others: [most for _, most in wishes])
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
@@ -32,7 +24,7 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str,
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.usefixtures("every_draft")
+@pytest.mark.usefixtures("every_draft_is_computed")
 def test_nothing_differs(capsys: pytest.CaptureFixture[str]) -> None:
     code, result = run(capsys, "--weights", "int4", "--kv-format", "fp5/fp4", "--residual-pages", "1")
     assert (code, result["different"], result["not_reached"]) == (0, 0, []), result
@@ -78,7 +70,7 @@ def test_first_difference() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("every_draft")
+@pytest.mark.usefixtures("every_draft_is_computed")
 @pytest.mark.parametrize("weights", invariance.FULL_WEIGHTS)
 @pytest.mark.parametrize("pages", invariance.FULL_FORMATS, ids=str)
 def test_the_whole_matrix(weights: Any, pages: dict[str, Any]) -> None:
@@ -110,19 +102,19 @@ def check_recurrent(architecture: str, folder: Path) -> None:
     assert set(report.not_reached) <= others
 
 
-@pytest.mark.usefixtures("every_draft")
+@pytest.mark.usefixtures("every_draft_is_computed")
 def test_a_hybrid(tmp_path: Path) -> None:
     check_recurrent("lfm2", tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("every_draft")
+@pytest.mark.usefixtures("every_draft_is_computed")
 @pytest.mark.parametrize("architecture", [name for name in (*HYBRIDS, *RECURRENT) if name != "lfm2"])
 def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
     check_recurrent(architecture, tmp_path)
 
 
-@pytest.mark.usefixtures("every_draft")
+@pytest.mark.usefixtures("every_draft_is_computed")
 def test_drafts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess whose row is drawn with the random number of the row before it is found."""
     right = invariance.compare(EngineConfig(), num_mates=0)[0]

@@ -60,6 +60,21 @@ def test_targets_keep_the_goodput_of_rates_at_which_fixed_chunks_are_late() -> N
         bench.run(parser.parse_args(options))
 
 
+def test_memory_beside_the_pool_saves_computing_again_where_copies_are_cheaper() -> None:
+    options = ("--traffic", "growth", "--order", "fcfs", "--swap-pages", "4096")
+    found = results(*options)["growth"]
+    without, swapped = found["fcfs"], found["fcfs+swap"]
+    assert min(without["preemptions"], swapped["preemptions"]) > 0
+    assert without["pages_out"] == without["pages_in"] == 0
+    assert 0 < swapped["pages_in"] <= swapped["pages_out"]
+    needed = 64 * 3000
+    assert without["computed_tokens"] > 1.2 * needed
+    assert swapped["computed_tokens"] < 1.01 * needed
+    assert swapped["tokens_per_s"] > 1.2 * without["tokens_per_s"]
+    dear = results(*options, "--swap-page-ms", "1000")["growth"]["fcfs+swap"]
+    assert dear["pages_in"] < 0.1 * swapped["pages_in"]
+
+
 def test_a_trace_is_served(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [

@@ -5,12 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import tiny_heads
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.bench import speculate
+from octavo.engine.bench.draft_texts import TEXTS
+from octavo.engine.memory.model_files import DEMO
+from octavo.engine.tokenizer.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.usefixtures("every_draft_is_computed")  # whatever steps take
 
 
 def run(*flags: str) -> dict[str, object]:
@@ -37,6 +44,27 @@ def test_copies_and_forms_are_guessed_and_fresh_tokens_are_not(tmp_path: Path) -
     assert cases["json"]["speedup"].keys() == {"1", "2"}  # type: ignore[index]
     assert cases["copy"]["accepted_length"] == rows["copy", 1]["mean_acceptance_length"]  # type: ignore[index]
     assert picture.stat().st_size > 1000
+
+
+def test_answers_about_a_ledger_are_found_in_it() -> None:
+    """Several short ones, until as many tokens were said as were asked for."""
+    short = "--prompt-tokens", "150", "--output-tokens", "120", "--page-size", "16"
+    result = run("--texts", "ledger", "--batch", "2", "--rounds", "2", *short)
+    assert isinstance(result["results"], list)
+    (row,) = result["results"]
+    assert (row["text"], row["batch"], len(row["ratios"])) == ("ledger", 2, 2)
+    assert min(row["ratios"]) > 0
+    assert row["accepted_share"] > 0.2
+    core = SimpleNamespace(tokenizer=load_tokenizer(DEMO))
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        prompt, answer = TEXTS["ledger"].make(rng, [0] * 400, 40, core)  # type: ignore[arg-type]
+        assert len(prompt) <= 400
+        assert 3 <= len(answer) <= 40
+        said = core.tokenizer.decode(answer[:-1])
+        assert said.endswith(".")
+        asked = core.tokenizer.decode(prompt)
+        assert any(word in asked for word in said.split()), "a name, or what is asked for"
 
 
 def test_models_guess_what_the_model_itself_says(tmp_path: Path) -> None:

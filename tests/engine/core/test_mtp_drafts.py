@@ -14,7 +14,7 @@ from octavo.engine.core.mtp_drafts import READ_AT, MTPDrafts
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
-from octavo.scheduler import ScheduledChunk, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput
 from octavo.scheduler import Sequence as Served
 
 GUESS = 7
@@ -51,7 +51,9 @@ class Engine:
         self.guesses = self.drafts.begin(self.sequence)
 
     def compute(self, start: int, stop: int, drafts: tuple[int, ...] = (), *, plus: float = 0.0) -> None:
-        rows = self.drafts.rows_of(Step((ScheduledChunk(self.sequence, start, stop, True, drafts=drafts),)))
+        rows = self.drafts.rows_of(
+            SchedulerOutput((ScheduledChunk(self.sequence, start, stop, True, drafts=drafts),))
+        )
         assert rows is not None
         assert rows.tolist() == list(range(stop - start + len(drafts)))
         self.drafts.record(np.arange(start, stop + len(drafts), dtype=np.float32)[:, None] + plus)
@@ -118,7 +120,7 @@ def test_a_sample_whose_pages_were_taken_begins_anew() -> None:
     engine.guess(1)
     other = Served("b", list(range(20)), 100)
     guesses = engine.drafts.begin(other)
-    engine.drafts.rows_of(Step((ScheduledChunk(other, 0, 19, True),)))
+    engine.drafts.rows_of(SchedulerOutput((ScheduledChunk(other, 0, 19, True),)))
     engine.drafts.record(np.arange(19, dtype=np.float32)[:, None])
     assert engine.drafts.guess([ask(guesses, 1)]) == [(GUESS,)]
     engine.head.take()

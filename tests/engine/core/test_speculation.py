@@ -9,9 +9,12 @@ import pytest
 
 from core_harness import Harness
 from fakes import small_config
+from octavo.block_manager import RecurrentState
+from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.build import drafts_by
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.executor.base import Pending, Resolved
 from octavo.engine.executor.batch import Batch
@@ -67,6 +70,26 @@ def test_a_request_may_say_otherwise() -> None:
         assert (max(runner.num_rows[1:]) > 1) is drafts
     with pytest.raises(InvalidRequest, match="speculate must be one of off, ngram"):
         SamplingParams(speculate="magic")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("speculate", "backend", "is_recurrent", "expected"),
+    [
+        ("auto", "cpu", False, "ngram"),
+        ("auto", "cpu", True, "off"),
+        ("auto", "metal", False, "off"),
+        ("auto", "reference", False, "off"),
+        ("suffix", "metal", True, "suffix"),
+        ("off", "cpu", False, "off"),
+        ("draft:model", "cpu", False, "off"),
+        ("mtp", "cpu", False, "off"),
+    ],
+)
+def test_what_looks_for_drafts(speculate: str, backend: str, is_recurrent: bool, expected: str) -> None:
+    """With a draft model or a head, nothing looks in texts."""
+    states = RecurrentState(num_slots=4, slot_bytes=64) if is_recurrent else None
+    info = replace(Harness(small_config()).core.info, backend=backend, states=states)
+    assert drafts_by(EngineConfig(speculate=speculate), info) == expected
 
 
 def test_max_tokens_and_stops_end_a_run_of_drafts() -> None:

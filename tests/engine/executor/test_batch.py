@@ -20,7 +20,7 @@ from octavo.block_manager import (
 )
 from octavo.block_manager.types import GroupPageTable
 from octavo.engine.executor.batch import build_batch
-from octavo.scheduler import Limits, SampleResult, ScheduledChunk, Scheduler, Sequence, Step
+from octavo.scheduler import Limits, SampleResult, ScheduledChunk, Scheduler, SchedulerOutput, Sequence
 
 
 def make_work(
@@ -44,7 +44,7 @@ def make_work(
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[Step, int]:
+def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
     size = draw(st.sampled_from([1, 2, 4, 32]))
     free = draw(st.permutations(range(64)))
     work, decodes, num_groups = [], draw(st.booleans()), draw(st.integers(1, 3))
@@ -67,11 +67,11 @@ def steps(draw: st.DrawFn) -> tuple[Step, int]:
                 quantize_after=draw(st.sampled_from([0, 0, 50])),
             )
         )
-    return Step(tuple(work), (PageCopy(PageId(1), PageId(2)),)), size
+    return SchedulerOutput(tuple(work), (PageCopy(PageId(1), PageId(2)),)), size
 
 
 @given(steps())
-def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int]) -> None:
+def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[SchedulerOutput, int]) -> None:
     step, size = case
     batch = build_batch(step, size)
     tokens, positions, slots, q_start, sample_rows = [], [], [], [0], []
@@ -119,7 +119,7 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[Step, int])
 def test_page_tables_can_grow_after_their_step_was_built() -> None:
     """The batch copies a table: a live view would pin the array and break the next reservation."""
     item = make_work([3, 4], 4, 0, 6, samples=True, num_parallel_samples=0)
-    batch = build_batch(Step((item,)), 4)
+    batch = build_batch(SchedulerOutput((item,)), 4)
     assert item.sequence.table is not None
     item.sequence.table.pages.append(5)
     item.sequence.table.pages[0] = 9
@@ -130,12 +130,12 @@ def test_page_tables_can_grow_after_their_step_was_built() -> None:
 def test_two_writers_of_one_slot_are_our_own_bug(start: int) -> None:
     work = [make_work([3], 4, start, 2, samples=True, num_parallel_samples=0) for _ in range(2)]
     with pytest.raises(AssertionError, match="one slot"):
-        build_batch(Step(tuple(work)), 4)
+        build_batch(SchedulerOutput(tuple(work)), 4)
 
 
 def test_nobody_can_change_what_later_steps_are_built_from() -> None:
     item = make_work([3], 4, 1, 2, samples=True, num_parallel_samples=0)
-    batch = build_batch(Step((item,)), 4)
+    batch = build_batch(SchedulerOutput((item,)), 4)
     for shared in (batch.sample_rows, batch.attention.q_start):
         with pytest.raises(ValueError, match="read-only"):
             shared[0] = 7

@@ -215,5 +215,5 @@ def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_settings_that_name_no_model_are_refused(folder: Path) -> None:
     for speculate in ("draft", "draft:", "medusa"):
-        with pytest.raises(InvalidConfig, match="speculate must be off, ngram, suffix, mtp or draft:PATH"):
+        with pytest.raises(InvalidConfig, match="must be auto, off, ngram, suffix, mtp or draft:PATH"):
             EngineConfig(model=str(folder), speculate=speculate)

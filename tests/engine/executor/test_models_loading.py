@@ -200,7 +200,7 @@ def test_a_model_that_reads_values_while_it_computes_is_loaded(tmp_path: Path, b
     )
     runner = load(folder, backend)
     assert runner.info.tier == "paged"
-    assert runner._model.replay is None
+    assert runner._model.graph_runner is None
     runner.close()
 
 
@@ -208,7 +208,7 @@ def test_values_are_read_as_ever_outside_of_recording_and_on_other_threads() -> 
     array, elsewhere = mx.array([3]), []
     with graph_runner.values_unread():
         for read in (array.tolist, array.item, lambda: int(array), lambda: mx.eval(array + 1)):
-            with pytest.raises(graph_runner.CannotRecord, match="reads values while it computes"):
+            with pytest.raises(graph_runner.CannotCapture, match="reads values while it computes"):
                 read()
         thread = threading.Thread(target=lambda: elsewhere.append(array.tolist()))
         thread.start()

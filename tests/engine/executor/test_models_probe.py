@@ -27,7 +27,7 @@ from octavo.engine.executor.model_ops import model_ops
 from octavo.kernels import chunked
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
-from octavo.kernels.reference.backend import ReferenceBackend
+from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
 pytestmark = pytest.mark.parity
 
@@ -275,14 +275,14 @@ def values_swapped_between_heads(patch: pytest.MonkeyPatch) -> AttentionBackend:
 
 
 def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
-    begin = hook.StepContext.begin
+    begin = ReferencePool.begin_step
 
-    def begin_shifted(context: hook.StepContext, metadata: Any) -> None:
+    def begin_shifted(pool: ReferencePool, metadata: AttentionMetadata) -> None:
         (group,) = metadata.groups
         shifted = dataclasses.replace(group, page_table=np.roll(group.page_table, 1, axis=0))
-        begin(context, dataclasses.replace(metadata, groups=(shifted,)))
+        begin(pool, dataclasses.replace(metadata, groups=(shifted,)))
 
-    patch.setattr(hook.StepContext, "begin", begin_shifted)
+    patch.setattr(ReferencePool, "begin_step", begin_shifted)
     return ReferenceBackend()
 
 

@@ -105,8 +105,8 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
         answers.append(serve(runner, requests()))
         if backend == "cpu":
             assert isinstance(runner, PagedRunner)
-            assert runner._model.replay is not None
-            assert runner._model.replay.num_replayed > 20
+            assert runner._model.graph_runner is not None
+            assert runner._model.graph_runner.num_replayed > 20
         runner.close()
     for other in answers[1:]:
         assert other.keys() == answers[0].keys()

@@ -18,7 +18,7 @@ from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, small_config
 from octavo.engine.api.errors import InvalidRequest, Overloaded
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.limits import CompileLimits
 from octavo.proto import generation_pb2 as pb
@@ -35,7 +35,7 @@ PAIR = {
 }
 
 
-def _params(constraint: Structured, **changes: Any) -> SamplingParams:
+def _params(constraint: StructuredOutput, **changes: Any) -> SamplingParams:
     fields: dict[str, Any] = {"max_tokens": 60, "structured": constraint} | changes
     return SamplingParams(**fields)
 
@@ -43,7 +43,7 @@ def _params(constraint: Structured, **changes: Any) -> SamplingParams:
 async def test_every_sample_obeys_and_ends_by_itself() -> None:
     async with served() as its:
         params = _params(
-            Structured(json_schema=PAIR), n=3, temperature=1.0, seed=2, logprobs=1, ignore_eos=True
+            StructuredOutput(json_schema=PAIR), n=3, temperature=1.0, seed=2, logprobs=1, ignore_eos=True
         )
         whole = await collect(its.client.generate("hello", params))
     assert len({delta.text for delta in whole.values()}) > 1
@@ -87,7 +87,7 @@ async def test_json_object_false_is_no_constraint() -> None:
 async def test_a_bad_schema_is_refused_before_anything_is_queued() -> None:
     async with served() as its:
         with pytest.raises(InvalidRequest, match="json_schema cannot be used: Invalid type: strin"):
-            await collect(its.client.generate("x", _params(Structured(json_schema={"type": "strin"}))))
+            await collect(its.client.generate("x", _params(StructuredOutput(json_schema={"type": "strin"}))))
         assert its.num_steps == 0
         empty = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(structured=pb.Structured()))
         with pytest.raises(grpc.aio.AioRpcError, match="structured says nothing"):
@@ -129,7 +129,7 @@ async def test_slow_grammars_hold_up_nobody_and_end_with_the_engine() -> None:
 
 async def test_stop_strings_end_a_constrained_output_too() -> None:
     async with served() as its:
-        params = _params(Structured(regex="[ab]{5}STOP[ab]{9}"), stop=("STOP",))
+        params = _params(StructuredOutput(regex="[ab]{5}STOP[ab]{9}"), stop=("STOP",))
         whole = (await collect(its.client.generate("x", params)))[0]
     assert (len(whole.text), whole.stop_match) == (5, "STOP")
 
@@ -138,7 +138,9 @@ async def test_a_constraint_outlives_preemption() -> None:
     """Twelve requests in a pool for two or three: whoever is preempted goes on where it was."""
     prompts = [f"number {number}: " for number in range(12)]
     params = [
-        _params(Structured(regex=f"([ab]{{{number}}}-){{8}}"), temperature=1.0, seed=number, max_tokens=120)
+        _params(
+            StructuredOutput(regex=f"([ab]{{{number}}}-){{8}}"), temperature=1.0, seed=number, max_tokens=120
+        )
         for number in range(1, 13)
     ]
 
@@ -171,7 +173,7 @@ async def test_streams_go_on_while_a_grammar_is_compiled() -> None:
     """Compiling is off the event loop and off the engine's thread."""
     async with served(FakeCore(before_step=pause)) as its:
         free = asyncio.create_task(collect(its.client.generate("x", SamplingParams(max_tokens=60))))
-        big = Structured(json_schema={"enum": [f"value {number} of many" for number in range(3000)]})
+        big = StructuredOutput(json_schema={"enum": [f"value {number} of many" for number in range(3000)]})
         whole = (await collect(its.client.generate("x", _params(big))))[0]
         assert json.loads(whole.text).endswith("of many")
         assert (await free)[0].finish_reason is FinishReason.LENGTH

@@ -63,10 +63,12 @@ def test_outputs_of_one_tenant_are_found_and_others_are_not() -> None:
 
     first = new("a", [1, 2])
     said = [1, 2, 3, 4, 5, 6, 7, 8]
-    first.propose(said, 100)
+    first.look(said, 100)
     first.finished(said)
-    assert new("a", [9, 3, 4]).propose([9, 3, 4, 5], 100)[0] == (6, 7, 8)
-    assert new("b", [9, 3, 4]).propose([9, 3, 4, 5], 100)[0] == ()
+    for owner, drafts in ("a", (6, 7, 8)), ("b", ()):
+        later = new(owner, [9, 3, 4])
+        assert (later.look([9, 3, 4, 5], 100) > 0) is bool(drafts)
+        assert later.wish()[0] == drafts
 
 
 def test_recent_outputs_are_bounded_and_the_latest_stay() -> None:
@@ -103,10 +105,10 @@ def test_samples_of_a_request_index_their_prompt_once() -> None:
     for number, index in enumerate(samples):
         text = [*tokens, number, *tokens[100:104]]
         index.extend(text)
-        assert 103 in index.places(text)
+        assert 103 in index.places(text, 9)
         text += [*tokens[200:203], *tokens[100:104]]
         index.extend(text)
-        ends = [end for end in index.places(text) if text[end - 2 : end + 1] == text[-3:]]
+        ends = [end for end in index.places(text, 9) if text[end - 2 : end + 1] == text[-3:]]
         assert ends == [504, 103], "in what it said itself, then in the prompt"
     assert len(prompt) == 500
     assert all(len(index._own) == 12 for index in samples)

@@ -17,7 +17,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 
@@ -87,7 +87,7 @@ def compiler() -> Iterator[ConstraintCompiler]:
 @settings(deadline=None, max_examples=25)
 @given(schema=SCHEMAS, draw=DRAWS)
 def test_json_validates_against_its_schema(llm: LLM, schema: dict[str, Any], draw: dict[str, Any]) -> None:
-    params = SamplingParams(max_tokens=400, structured=Structured(json_schema=schema), **draw)
+    params = SamplingParams(max_tokens=400, structured=StructuredOutput(json_schema=schema), **draw)
     (output,) = llm.generate("Mara said:", params)
     for completion in output.outputs:
         assert completion.finish_reason is FinishReason.STOP, completion
@@ -108,7 +108,7 @@ PATTERNS = st.recursive(
 @settings(deadline=None, max_examples=25)
 @given(pattern=PATTERNS, draw=DRAWS)
 def test_text_matches_its_pattern(llm: LLM, pattern: str, draw: dict[str, Any]) -> None:
-    params = SamplingParams(max_tokens=300, structured=Structured(regex=pattern), **draw)
+    params = SamplingParams(max_tokens=300, structured=StructuredOutput(regex=pattern), **draw)
     (output,) = llm.generate("Mara said:", params)
     for completion in output.outputs:
         assert completion.finish_reason is FinishReason.STOP, completion
@@ -121,7 +121,7 @@ def test_text_matches_its_pattern(llm: LLM, pattern: str, draw: dict[str, Any]) 
     draw=DRAWS,
 )
 def test_a_choice_is_one_of_them(llm: LLM, choices: list[str], draw: dict[str, Any]) -> None:
-    params = SamplingParams(max_tokens=100, structured=Structured(choice=tuple(choices)), **draw)
+    params = SamplingParams(max_tokens=100, structured=StructuredOutput(choice=tuple(choices)), **draw)
     (output,) = llm.generate("Mara said:", params)
     assert {completion.text for completion in output.outputs} <= set(choices)
 
@@ -162,13 +162,15 @@ GRAMMARS = st.lists(
 @settings(deadline=None, max_examples=150)
 @given(
     source=st.one_of(
-        st.builds(lambda value: Structured(json_schema=json.dumps(value)), JSON),
-        st.builds(lambda value: Structured(structural_tag=json.dumps(value)), JSON | TAGS),
-        st.builds(lambda text: Structured(grammar=text), GRAMMARS),
-        st.builds(lambda text: Structured(regex=text), st.text(r"ab(|)*[]{}?+\pL,019é^$.")),
+        st.builds(lambda value: StructuredOutput(json_schema=json.dumps(value)), JSON),
+        st.builds(lambda value: StructuredOutput(structural_tag=json.dumps(value)), JSON | TAGS),
+        st.builds(lambda text: StructuredOutput(grammar=text), GRAMMARS),
+        st.builds(lambda text: StructuredOutput(regex=text), st.text(r"ab(|)*[]{}?+\pL,019é^$.")),
     )
 )
-def test_whatever_is_sent_is_compiled_or_refused(compiler: ConstraintCompiler, source: Structured) -> None:
+def test_whatever_is_sent_is_compiled_or_refused(
+    compiler: ConstraintCompiler, source: StructuredOutput
+) -> None:
     try:
         constraint = compiler.compile(source)
     except InvalidRequest as error:
@@ -183,7 +185,7 @@ def test_whatever_is_sent_is_compiled_or_refused(compiler: ConstraintCompiler, s
 def test_constrained_and_free_prompts_share_a_batch(llm: LLM) -> None:
     free = SamplingParams(max_tokens=12)
     alone = [output.outputs[0].text for output in llm.generate(["Once", "There was"], free)]
-    bound = SamplingParams(max_tokens=50, structured=Structured(regex="[0-9]{12}"))
+    bound = SamplingParams(max_tokens=50, structured=StructuredOutput(regex="[0-9]{12}"))
     together = llm.generate(["Once", "Once", "There was"], [free, bound, free])
     assert [output.outputs[0].text for output in (together[0], together[2])] == alone
     assert re.fullmatch("[0-9]{12}", together[1].outputs[0].text)

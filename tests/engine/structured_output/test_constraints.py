@@ -15,7 +15,7 @@ from fakes import VOCAB_SIZE, byte_tokenizer
 from ledger_runner import EOS
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.executor.sampling.sampler import NO_TOKEN_LEFT, SampleState, sample
 from octavo.engine.structured_output import compiler as compiler_module
 from octavo.engine.structured_output.compile_pool import Compiled, CompileJob, CompilePool
@@ -43,19 +43,23 @@ def follows(constraint: Constraint, text: str) -> bool:
 @pytest.mark.parametrize(
     ("structured", "good", "bad"),
     [
-        (Structured(regex="(ab|c)+é?[0-9]{2}"), ["ab07", "cabé10"], ["", "ab", "ab077", "07"]),
-        (Structured(choice=('say "no"\n', "é", "é!")), ['say "no"\n', "é", "é!"], ["e", "say", ""]),
-        (Structured(json_object=True), ['{"a": [1, null]}', "{}"], ["[]", "1", "{"]),
+        (StructuredOutput(regex="(ab|c)+é?[0-9]{2}"), ["ab07", "cabé10"], ["", "ab", "ab077", "07"]),
+        (StructuredOutput(choice=('say "no"\n', "é", "é!")), ['say "no"\n', "é", "é!"], ["e", "say", ""]),
+        (StructuredOutput(json_object=True), ['{"a": [1, null]}', "{}"], ["[]", "1", "{"]),
         (
-            Structured(json_schema={"type": "array", "items": {"type": "integer"}, "maxItems": 2}),
+            StructuredOutput(json_schema={"type": "array", "items": {"type": "integer"}, "maxItems": 2}),
             ["[1, 22]", "[]"],
             ["[1,2,3]", '["1"]', "[1"],
         ),
-        (Structured(json_schema=True), ["3", '"x"', "{}"], ["", "x"]),
-        (Structured(grammar='root ::= "yes" | "no" d\nd ::= [0-9]+\n'), ["yes", "no42"], ["no", "maybe"]),
-        (Structured(grammar='start: "(" start? ")"'), ["()", "((()))"], ["(", "())"]),
+        (StructuredOutput(json_schema=True), ["3", '"x"', "{}"], ["", "x"]),
         (
-            Structured(
+            StructuredOutput(grammar='root ::= "yes" | "no" d\nd ::= [0-9]+\n'),
+            ["yes", "no42"],
+            ["no", "maybe"],
+        ),
+        (StructuredOutput(grammar='start: "(" start? ")"'), ["()", "((()))"], ["(", "())"]),
+        (
+            StructuredOutput(
                 structural_tag={
                     "type": "structural_tag",
                     "triggers": ["<f="],
@@ -66,10 +70,10 @@ def follows(constraint: Constraint, text: str) -> bool:
             ["<f=b>1</f>", "<f=a>x</f>", "<f=a>1"],
         ),
     ],
-    ids=lambda value: value.kind if isinstance(value, Structured) else "",
+    ids=lambda value: value.kind if isinstance(value, StructuredOutput) else "",
 )
 def test_what_is_in_the_language_may_be_said_and_nothing_else(
-    compiler: ConstraintCompiler, structured: Structured, good: list[str], bad: list[str]
+    compiler: ConstraintCompiler, structured: StructuredOutput, good: list[str], bad: list[str]
 ) -> None:
     for text in good:
         assert follows(compiler.compile(structured), text), text
@@ -77,48 +81,54 @@ def test_what_is_in_the_language_may_be_said_and_nothing_else(
         assert not follows(compiler.compile(structured), text), text
 
 
-def _tag(**changes: Any) -> Structured:
+def _tag(**changes: Any) -> StructuredOutput:
     structure = {"begin": "a", "schema": {}, "end": ""} | changes
-    return Structured(structural_tag={"triggers": ["a"], "structures": [structure]})
+    return StructuredOutput(structural_tag={"triggers": ["a"], "structures": [structure]})
 
 
 @pytest.mark.parametrize(
     ("structured", "reason"),
     [
-        (Structured(regex="(a|b"), "unclosed group"),
-        (Structured(regex="(?=a)b"), "look-around"),
-        (Structured(regex=""), "empty output"),
-        (Structured(json_schema="{"), "not JSON"),
-        (Structured(json_schema={"type": "strin"}), "Invalid type: strin"),
-        (Structured(json_schema={"type": "array", "uniqueItems": True}), "uniqueItems"),
-        (Structured(json_schema={"$ref": "http://127.0.0.1/x"}), "retriev"),
-        (Structured(json_schema={"$ref": "file:///etc/passwd"}), "retriev"),
-        (Structured(json_schema=False), "allows nothing"),
-        (Structured(json_schema={"type": "integer", "minimum": 5, "maximum": 3}), "greater than maximum"),
-        (Structured(json_schema=json.dumps(json.loads("[" * 80 + "]" * 80))), "nested more than 64"),
-        (Structured(grammar="start: foo"), "unknown name"),
-        (Structured(grammar="what is this"), "."),
-        (Structured(structural_tag="{}"), "triggers"),
+        (StructuredOutput(regex="(a|b"), "unclosed group"),
+        (StructuredOutput(regex="(?=a)b"), "look-around"),
+        (StructuredOutput(regex=""), "empty output"),
+        (StructuredOutput(json_schema="{"), "not JSON"),
+        (StructuredOutput(json_schema={"type": "strin"}), "Invalid type: strin"),
+        (StructuredOutput(json_schema={"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (StructuredOutput(json_schema={"$ref": "http://127.0.0.1/x"}), "retriev"),
+        (StructuredOutput(json_schema={"$ref": "file:///etc/passwd"}), "retriev"),
+        (StructuredOutput(json_schema=False), "allows nothing"),
         (
-            Structured(
+            StructuredOutput(json_schema={"type": "integer", "minimum": 5, "maximum": 3}),
+            "greater than maximum",
+        ),
+        (StructuredOutput(json_schema=json.dumps(json.loads("[" * 80 + "]" * 80))), "nested more than 64"),
+        (StructuredOutput(grammar="start: foo"), "unknown name"),
+        (StructuredOutput(grammar="what is this"), "."),
+        (StructuredOutput(structural_tag="{}"), "triggers"),
+        (
+            StructuredOutput(
                 structural_tag={"triggers": [], "structures": [{"begin": "a", "schema": {}, "end": ""}]}
             ),
             "none of the triggers",
         ),
-        (Structured(structural_tag={"structures": [{}]}), '"triggers" must be a list'),
-        (Structured(structural_tag={"triggers": ["a"], "structures": [{}]}), "begin"),
-        (Structured(structural_tag={"format": {}}), "structures"),
+        (StructuredOutput(structural_tag={"structures": [{}]}), '"triggers" must be a list'),
+        (StructuredOutput(structural_tag={"triggers": ["a"], "structures": [{}]}), "begin"),
+        (StructuredOutput(structural_tag={"format": {}}), "structures"),
         (_tag(begin=1), '"begin" of a structure must be a string, got 1'),
         (_tag(end=None), '"end" of a structure must be a string, got None'),
         (_tag(schema=[]), "the schema of 'a' must be an object"),
-        (Structured(structural_tag={"triggers": "a", "structures": []}), "list of strings"),
-        (Structured(structural_tag={"triggers": [1], "structures": []}), "list of strings"),
-        (Structured(structural_tag={"triggers": ["a"], "structures": []}), "no structures"),
-        (Structured(structural_tag={"triggers": ["a"], "structures": [1]}), "must be an object, got int"),
+        (StructuredOutput(structural_tag={"triggers": "a", "structures": []}), "list of strings"),
+        (StructuredOutput(structural_tag={"triggers": [1], "structures": []}), "list of strings"),
+        (StructuredOutput(structural_tag={"triggers": ["a"], "structures": []}), "no structures"),
+        (
+            StructuredOutput(structural_tag={"triggers": ["a"], "structures": [1]}),
+            "must be an object, got int",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(
-    compiler: ConstraintCompiler, structured: Structured, reason: str
+    compiler: ConstraintCompiler, structured: StructuredOutput, reason: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"{structured.kind} cannot be used: .*{reason}") as refusal:
         compiler.compile(structured)
@@ -142,7 +152,7 @@ def test_what_cannot_be_followed_is_refused_by_name(
 )
 def test_a_constraint_says_one_thing(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
-        Structured(**fields)
+        StructuredOutput(**fields)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_said_so() -> None:
@@ -153,7 +163,7 @@ def test_a_tokenizer_that_cannot_be_read_is_said_so() -> None:
             return "{}"
 
     with pytest.raises(InvalidRequest, match="not possible with this model's tokenizer"):
-        ConstraintCompiler(Strange(), vocab_size=4).compile(Structured(regex="a"))  # type: ignore[arg-type]
+        ConstraintCompiler(Strange(), vocab_size=4).compile(StructuredOutput(regex="a"))  # type: ignore[arg-type]
 
 
 def test_compiled_grammars_are_kept_within_bounds(
@@ -169,14 +179,14 @@ def test_compiled_grammars_are_kept_within_bounds(
     monkeypatch.setattr(CompilePool, "_compile", counting)
     monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)
     for pattern in ("aa", "bb", "aa", "cc", "aa", "bb"):
-        assert follows(compiler.compile(Structured(regex=pattern)), pattern)
+        assert follows(compiler.compile(StructuredOutput(regex=pattern)), pattern)
     assert compiled == ["aa", "bb", "cc", "bb"]
     for _ in range(3):
         with pytest.raises(InvalidRequest, match="look-around"):
-            compiler.compile(Structured(regex="(?=aa)"))
+            compiler.compile(StructuredOutput(regex="(?=aa)"))
     assert compiled[4:] == ["(?=aa)"], "what was refused is refused again without a try"
     monkeypatch.setattr(compiler_module, "MAX_CACHED_CHARACTERS", 3)
-    compiler.compile(Structured(regex="dd"))
+    compiler.compile(StructuredOutput(regex="dd"))
     assert list(compiler._cache) == [("regex", "dd")]
 
 
@@ -185,14 +195,14 @@ def test_copies_of_one_constraint_go_their_own_ways_from_several_threads(
 ) -> None:
     def one(number: int) -> bool:
         text = "ab" * (number % 7 + 1) + "x"
-        return follows(compiler.compile(Structured(regex="(ab)*x")), text)
+        return follows(compiler.compile(StructuredOutput(regex="(ab)*x")), text)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(64)))
 
 
 def test_an_end_is_held_back_unless_nothing_else_may_come(compiler: ConstraintCompiler) -> None:
-    constraint = compiler.compile(Structured(regex="a?b?"))
+    constraint = compiler.compile(StructuredOutput(regex="a?b?"))
     assert constraint.allowed()[EOS]
     assert np.flatnonzero(constraint.allowed(may_end=False)).tolist() == [ord("a"), ord("b")]
     constraint.accept(ord("b"))
@@ -201,7 +211,7 @@ def test_an_end_is_held_back_unless_nothing_else_may_come(compiler: ConstraintCo
 
 
 def test_a_wrong_token_shows(compiler: ConstraintCompiler) -> None:
-    constraint = compiler.compile(Structured(regex="ab"))
+    constraint = compiler.compile(StructuredOutput(regex="ab"))
     constraint.accept(ord("b"))
     assert not constraint.is_complete
     with pytest.raises(ConstraintFailed, match="regex could not be followed"):
@@ -211,11 +221,11 @@ def test_a_wrong_token_shows(compiler: ConstraintCompiler) -> None:
 def test_a_model_without_an_end_token_is_said_so() -> None:
     own = ConstraintCompiler(byte_tokenizer(eos_ids=frozenset()), vocab_size=VOCAB_SIZE)
     with pytest.raises(InvalidRequest, match="needs a model with an end token"):
-        own.compile(Structured(regex="ab?"))
+        own.compile(StructuredOutput(regex="ab?"))
 
 
 def _state(compiler: ConstraintCompiler, pattern: str, **changes: Any) -> SampleState:
-    params = SamplingParams(structured=Structured(regex=pattern), **changes)
+    params = SamplingParams(structured=StructuredOutput(regex=pattern), **changes)
     assert params.structured is not None
     return SampleState(
         params,
@@ -263,7 +273,7 @@ def test_a_row_without_a_usable_number_among_what_may_come_fails_alone(compiler:
 
 
 def test_drafts_are_what_may_come_and_what_must(compiler: ConstraintCompiler) -> None:
-    constraint = compiler.compile(Structured(regex='"(name|names)": [0-9]{2}!'))
+    constraint = compiler.compile(StructuredOutput(regex='"(name|names)": [0-9]{2}!'))
     assert constraint.completed(list(b'"nano'), 8) == tuple(b'"na' + b"me")
     assert constraint.completed((), 3) == tuple(b'"na')
     assert constraint.completed(list(b'"names": 1'), 9) == tuple(b'"names": ')
@@ -275,7 +285,7 @@ def test_drafts_are_what_may_come_and_what_must(compiler: ConstraintCompiler) ->
 
 
 def test_masks_behind_drafts_are_those_of_the_tokens(compiler: ConstraintCompiler) -> None:
-    first = compiler.compile(Structured(json_schema={"enum": ["abc", "abd", "x"]}))
+    first = compiler.compile(StructuredOutput(json_schema={"enum": ["abc", "abd", "x"]}))
     drafts = first.completed(list(b'"ab'), 8)
     assert drafts == tuple(b'"ab')
     first.prepare(drafts)
@@ -285,7 +295,7 @@ def test_masks_behind_drafts_are_those_of_the_tokens(compiler: ConstraintCompile
         first.accept(draft)
         if k == 0:
             first.prepare()  # has nothing to do: it is known
-        plain = compiler.compile(Structured(json_schema={"enum": ["abc", "abd", "x"]}))
+        plain = compiler.compile(StructuredOutput(json_schema={"enum": ["abc", "abd", "x"]}))
         for token in drafts[: k + 1]:
             plain.accept(token)
         np.testing.assert_array_equal(behind[k], plain.allowed())
@@ -293,7 +303,7 @@ def test_masks_behind_drafts_are_those_of_the_tokens(compiler: ConstraintCompile
 
 
 def test_a_wrong_draft_leaves_no_mask_behind(compiler: ConstraintCompiler) -> None:
-    constraint = compiler.compile(Structured(choice=("abc", "abd", "xyz")))
+    constraint = compiler.compile(StructuredOutput(choice=("abc", "abd", "xyz")))
     constraint.prepare(tuple(b"ab"))
     assert constraint.allowed()[ord("x")]
     constraint.accept(ord("x"))
@@ -303,7 +313,7 @@ def test_a_wrong_draft_leaves_no_mask_behind(compiler: ConstraintCompiler) -> No
 
 
 def test_drafts_end_with_their_budget_and_the_output_goes_on(compiler: ConstraintCompiler) -> None:
-    constraint = compiler.compile(Structured(choice=("abcdef",)))
+    constraint = compiler.compile(StructuredOutput(choice=("abcdef",)))
     constraint.prepare(tuple(b"abc"))
     assert constraint.allowed()[ord("a")]
     assert constraint.after(tuple(b"abc")).allowed()[ord("d")]

@@ -16,7 +16,7 @@ import pytest
 import grammar_bombs as bombs
 from fakes import VOCAB_SIZE, byte_tokenizer
 from octavo.engine.api.errors import EngineStopping, InvalidRequest, Overloaded
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.limits import CompileLimits
 from octavo.engine.structured_output.tenant_queue import TenantQueue
@@ -54,10 +54,10 @@ def test_chains_are_compiled_up_to_their_limit_and_then_refused(
 def test_a_chain_that_overflows_the_stack_ends_the_helper_alone(form: str) -> None:
     """With a stack of 512 KiB the longest chain that is let in is too long."""
     own = make(CompileLimits(stack_bytes=512 * 1024))
-    own.compile(Structured(regex="ab"))
+    own.compile(StructuredOutput(regex="ab"))
     with pytest.raises(InvalidRequest, match=r"cannot be used: its rules are too deep or too many"):
         own.compile(bombs.chains(490)[form])
-    own.compile(Structured(regex="abc"))
+    own.compile(StructuredOutput(regex="abc"))
     assert num_started(own) == 2
     own.close()
 
@@ -76,22 +76,22 @@ def test_time_is_bounded_and_a_refusal_is_remembered() -> None:
     with pytest.raises(InvalidRequest, match="compiling it takes"):
         own.compile(bombs.slow())
     assert num_started(own) == began
-    own.compile(Structured(regex="ab"))
+    own.compile(StructuredOutput(regex="ab"))
     own.close()
 
 
 def test_a_helper_that_does_not_answer_is_ended() -> None:
     """Stopped, it takes no CPU time that the system could see."""
     own = make(PATIENT)
-    own.compile(Structured(regex="a"))
+    own.compile(StructuredOutput(regex="a"))
     [vetter] = own.pool.vetters
     assert vetter._process is not None
     os.kill(vetter._process.pid, signal.SIGSTOP)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vetter, "_limits", replace(PATIENT, wall_s=0.3))
         with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 s"):
-            own.compile(Structured(regex="b"))
-    own.compile(Structured(regex="b"))  # the machine was busy, for all we know: tried again
+            own.compile(StructuredOutput(regex="b"))
+    own.compile(StructuredOutput(regex="b"))  # the machine was busy, for all we know: tried again
     own.close()
 
 
@@ -99,17 +99,17 @@ def test_memory_is_bounded() -> None:
     own = make(CompileLimits(memory_bytes=16 * 2**20))
     with pytest.raises(InvalidRequest, match=r"too deep or too many: .* 16 MiB of memory"):
         own.compile(bombs.greedy())
-    own.compile(Structured(regex="ab"))
+    own.compile(StructuredOutput(regex="ab"))
     own.close()
 
 
 def test_a_helper_that_somebody_ends_is_started_again() -> None:
     own = make(CompileLimits())
-    own.compile(Structured(regex="a"))
+    own.compile(StructuredOutput(regex="a"))
     [vetter] = own.pool.vetters
     assert vetter._process is not None
     vetter._process.kill()
-    own.compile(Structured(regex="b"))
+    own.compile(StructuredOutput(regex="b"))
     assert num_started(own) == 2
     own.close()
 
@@ -118,7 +118,7 @@ def test_others_compile_while_one_takes_its_time() -> None:
     own = make(replace(PATIENT, num_helpers=2))
     waits = own.begin(bombs.slow(), "mallory")
     for number in range(5):
-        own.compile(Structured(regex=f"a{number}"), "alice")
+        own.compile(StructuredOutput(regex=f"a{number}"), "alice")
     assert not waits.constraint.done()
     own.forget(waits)  # ends the process that vets it
     own.close()
@@ -131,7 +131,7 @@ def test_a_request_that_is_given_up_frees_its_helper() -> None:
     [under_way] = own._under_way.values()
     own.forget(waits)
     assert isinstance(under_way.job.outcome.exception(timeout=20), EngineStopping)
-    own.compile(Structured(regex="a"))  # and does not wait a minute
+    own.compile(StructuredOutput(regex="a"))  # and does not wait a minute
     assert num_started(own) == 2, "the process that compiled it was ended"
     own.close()
 
@@ -139,7 +139,7 @@ def test_a_request_that_is_given_up_frees_its_helper() -> None:
 def test_who_asks_for_the_same_shares_one_compilation_until_the_last_has_left() -> None:
     own = make(PATIENT)
     first, second = own.begin(bombs.slow()), own.begin(bombs.slow())
-    third = own.begin(Structured(regex="abc"))
+    third = own.begin(StructuredOutput(regex="abc"))
     own.forget(first)
     [under_way] = [each for key, each in own._under_way.items() if key[1] == bombs.slow().source]
     assert not under_way.job.is_cancelled
@@ -152,14 +152,14 @@ def test_who_asks_for_the_same_shares_one_compilation_until_the_last_has_left() 
 def test_the_queue_is_bounded_for_all_and_for_each_tenant() -> None:
     own = make(replace(PATIENT, max_queued=3, max_queued_per_tenant=2))
     _hold(own)
-    own.begin(Structured(regex="m1"), "mallory")
-    own.begin(Structured(regex="m2"), "mallory")
+    own.begin(StructuredOutput(regex="m1"), "mallory")
+    own.begin(StructuredOutput(regex="m2"), "mallory")
     with pytest.raises(Overloaded, match="2 schemas and grammars of yours wait to be compiled") as refusal:
-        own.begin(Structured(regex="m3"), "mallory")
+        own.begin(StructuredOutput(regex="m3"), "mallory")
     assert refusal.value.numbers == {"waiting_compilations": 2, "max_waiting_compilations": 2}
-    own.begin(Structured(regex="a1"), "alice")
+    own.begin(StructuredOutput(regex="a1"), "alice")
     with pytest.raises(Overloaded, match="3 schemas and grammars wait"):
-        own.begin(Structured(regex="a2"), "alice")
+        own.begin(StructuredOutput(regex="a2"), "alice")
     own.close()
 
 
@@ -199,13 +199,13 @@ def test_closing_ends_what_is_compiled_and_what_waits() -> None:
         with pytest.raises(EngineStopping):
             waits.constraint.result(timeout=10)
     with pytest.raises(EngineStopping, match="compiles no schemas or grammars any more"):
-        own.compile(Structured(regex="a"))
+        own.compile(StructuredOutput(regex="a"))
     assert not any(thread.is_alive() for thread in own.pool._threads)
 
 
 def test_a_compiler_that_nobody_closes_leaves_no_process_behind() -> None:
     own = make(CompileLimits())
-    own.compile(Structured(regex="a"))
+    own.compile(StructuredOutput(regex="a"))
     [vetter] = own.pool.vetters
     assert vetter._process is not None
     pid = vetter._process.pid
@@ -221,7 +221,7 @@ import os, sys
 sys.path.insert(0, {tests!r})
 import grammar_bombs as bombs
 from fakes import VOCAB_SIZE, byte_tokenizer
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.limits import CompileLimits
 own = ConstraintCompiler(
@@ -229,7 +229,7 @@ own = ConstraintCompiler(
     vocab_size=VOCAB_SIZE,
     limits=CompileLimits(compile_s=60, cpu_s=60, wall_s=60, memory_bytes=2**30),
 )
-own.compile(Structured(regex="a"))
+own.compile(StructuredOutput(regex="a"))
 own.begin(bombs.slow())
 print(own.pool.vetters[0]._process.pid, flush=True)
 {ending}

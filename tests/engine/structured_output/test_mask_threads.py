@@ -19,7 +19,7 @@ from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.api.structured_output import Structured
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.frontend.async_engine import AsyncEngine
 from octavo.engine.structured_output import mask_budget, mask_threads
 from octavo.engine.structured_output.compiler import ConstraintCompiler
@@ -247,7 +247,7 @@ async def test_an_ambiguous_grammar_ends_alone(n: int, monkeypatch: pytest.Monke
 async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
     schema = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 8, "maxItems": 8}
     params = SamplingParams(
-        max_tokens=200, n=8, seed=1, temperature=1.0, structured=Structured(json_schema=schema)
+        max_tokens=200, n=8, seed=1, temperature=1.0, structured=StructuredOutput(json_schema=schema)
     )
     budgets: list[MaskBudget] = []
     async with running() as (engine, fake, _):
@@ -269,11 +269,11 @@ async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
 
 def test_a_grammar_whose_mask_is_stuck_is_refused_meanwhile() -> None:
     own = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
-    made = own.compile(Structured(regex="ab"))
+    made = own.compile(StructuredOutput(regex="ab"))
     made._lexer.num_stuck = 1
     with pytest.raises(InvalidRequest, match="regex cannot be used now: another output under it"):
-        own.compile(Structured(regex="ab"))
-    own.compile(Structured(regex="abc"))
+        own.compile(StructuredOutput(regex="ab"))
+    own.compile(StructuredOutput(regex="abc"))
     made._lexer.num_stuck = 0
-    own.compile(Structured(regex="ab"))
+    own.compile(StructuredOutput(regex="ab"))
     own.close()

@@ -109,10 +109,20 @@ def test_long_contexts_equal_truth(case: Case, formats: tuple[str, str], dtype: 
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("formats", [("fp4", "fp4"), ("fp5", "int4"), ("bf16", "fp5")], ids="-".join)
+@pytest.mark.parametrize(
+    "formats",
+    [("fp4", "fp4"), ("fp5", "int4"), ("bf16", "fp5"), ("mxfp4", "nvfp4"), ("affine4", "affine4")],
+    ids="-".join,
+)
 def test_exact_keeps_what_16_bits_hold(formats: tuple[str, str], dtype: mx.Dtype) -> None:
     for case in (LONG[1], LONG[2], LONG[5]):
         assert last_step_error(case, formats, dtype, exact=True) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("formats", [("int8", "int8"), ("affine8", "affine8")], ids="-".join)
+def test_codes_of_8_bits_keep_what_16_bits_hold(formats: tuple[str, str]) -> None:
+    for case in (LONG[1], LONG[2], LONG[5]):
+        assert last_step_error(case, formats, mx.float16) < TOLERANCE[mx.float16]
 
 
 def attend_once(
@@ -268,7 +278,9 @@ def test_neither_threads_nor_neighbours_change_a_bit(formats: tuple[str, str], d
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "int8")], ids=lambda f: f[0])
+@pytest.mark.parametrize(
+    "formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "int8"), ("int8", "affine8")], ids=lambda f: f[0]
+)
 def test_the_chunk_that_a_row_is_in_changes_no_bit(formats: tuple[str, str], dtype: mx.Dtype) -> None:
     batch = Batch(formats, dtype)
     old, new = batch.lengths[2]
@@ -280,7 +292,7 @@ def test_the_chunk_that_a_row_is_in_changes_no_bit(formats: tuple[str, str], dty
 
 
 @pytest.mark.parametrize(("group", "dim"), [(1, 128), (3, 96), (4, 64), (2, 256), (4, 72)])
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "int8"])
 def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None:
     batch = Batch((name, name), mx.bfloat16, query_heads=2 * group, dim=dim)
     old, new = batch.lengths[2]

@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from native import at_every_level, require_extension, run_at_level
 from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.sampling.logit_rows import NumpySampling, Target, float_row
+from octavo.engine.executor.sampling.logit_rows import NumpySampler, Target, float_row
 from octavo.engine.executor.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState
 
 require_extension()
 
-from octavo.engine.executor.sampling.native_sampling import NativeSampling  # noqa: E402
+from octavo.engine.executor.sampling.native_sampling import NativeSampler  # noqa: E402
 from octavo.kernels import _ext  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
-sample_natively = NativeSampling().draw
-sample_in_numpy = NumpySampling().draw
+sample_natively = NativeSampler().draw
+sample_in_numpy = NumpySampler().draw
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
 PARAMS: tuple[dict[str, float], ...] = (
     {"temperature": 0.0},
@@ -173,7 +173,7 @@ def check_scores(dtype: str, kind: str, sizes: tuple[int, ...]) -> None:
         logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
         row = float_row(logits, 0)
         tokens = {0, size // 2, size - 1, int(row.argmin()), int(row.argmax())}
-        scores = NativeSampling().score(logits, [Target(0, token, num_top) for token in tokens])
+        scores = NativeSampler().score(logits, [Target(0, token, num_top) for token in tokens])
         for token, score in zip(tokens, scores, strict=True):
             assert score is not None
             assert_same_score(score, score_in_float64(row, token, num_top))
@@ -199,7 +199,7 @@ def test_rows_that_are_not_finite_have_no_scores(dtype: str) -> None:
     rows[1, 99], rows[2] = np.nan, -np.inf
     rows[3, 7] = np.inf
     targets = [Target(row, 5, 3) for row in range(4)]
-    for sampling in (NativeSampling(), NumpySampling()):
+    for sampling in (NativeSampler(), NumpySampler()):
         scores = sampling.score(mx.array(rows).astype(DTYPES[dtype]), targets)
         assert [score is None for score in scores] == [False, True, True, True]
 
@@ -266,10 +266,10 @@ def changed_states(size: int, num: int, **params: object) -> list[SampleState]:
     return drawing
 
 
-def changes_of(**given: Any) -> _ext.LogitChanges:
+def changes_of(**given: Any) -> _ext.LogitAdjustments:
     """Those given, and no others."""
     nobody, nothing = np.empty(0, np.int64), np.empty(0, np.float32)
-    return _ext.LogitChanges(
+    return _ext.LogitAdjustments(
         bias_ids=given.pop("bias_ids", nobody),
         bias=given.pop("bias", nothing),
         seen_ids=given.pop("seen_ids", nobody),
@@ -278,7 +278,7 @@ def changes_of(**given: Any) -> _ext.LogitChanges:
         output_counts=given.pop("output_counts", nothing),
         frequency_penalty=given.pop("frequency_penalty", 0.0),
         presence_penalty=given.pop("presence_penalty", 0.0),
-        held_ids=given.pop("held_ids", nobody),
+        suppressed_ids=given.pop("suppressed_ids", nobody),
         **given,
     )
 
@@ -321,7 +321,7 @@ def test_changes_of_one_token_are_made_one_after_the_other(dtype: str) -> None:
         output_counts=np.array([3.0], np.float32),
         frequency_penalty=0.25,
         presence_penalty=0.5,
-        held_ids=np.array([2]),
+        suppressed_ids=np.array([2]),
     )
     [drawn] = _ext.draw_tokens(
         logits, [_ext.Draw(0, **PLAIN | {"temperature": 0.0, "num_top": 4}, counter=0, changes=changes)]
@@ -364,7 +364,7 @@ ONE = np.zeros(1, np.float32)
         ({"changes": changes_of(bias_ids=np.array([-1]), bias=ONE)}, r"bias_ids .*got -1"),
         ({"changes": changes_of(seen_ids=np.array([0, 4]))}, r"seen_ids .*got 4"),
         ({"changes": changes_of(output_ids=np.array([9]), output_counts=ONE)}, r"output_ids .*got 9"),
-        ({"changes": changes_of(held_ids=np.array([-2]))}, r"held_ids .*got -2"),
+        ({"changes": changes_of(suppressed_ids=np.array([-2]))}, r"suppressed_ids .*got -2"),
         ({"changes": changes_of(bias_ids=np.array([1, 2]), bias=ONE)}, r"bias needs .*got 1 for 2"),
         ({"changes": changes_of(output_counts=ONE)}, r"output_counts needs .*got 1 for 0"),
         ({"allowed": np.ones(3, np.bool_)}, "one flag for each of 4"),

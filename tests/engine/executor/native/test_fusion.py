@@ -176,7 +176,7 @@ def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.arr
         logits.append(out.astype(mx.float32))
         mx.eval(logits[-1])  # the next step may write over the results of this one
         written = metadata.kv_len
-    assert (paged.replay is not None and paged.replay.num_replayed > 0) == fuse
+    assert (paged.graph_runner is not None and paged.graph_runner.num_replayed > 0) == fuse
     return logits
 
 
@@ -229,8 +229,8 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
             outs.append(np.array(out.astype(mx.float32)))
         np.testing.assert_array_equal(outs[0], outs[1])
         written[: len(counts)] = metadata.kv_len
-    assert replayed.replay is not None
-    assert replayed.replay.num_replayed >= 11, "each of the four kinds from its second step on"
+    assert replayed.graph_runner is not None
+    assert replayed.graph_runner.num_replayed >= 11, "each of the four kinds from its second step on"
     assert memories == [replayed.kv_cache]
 
 
@@ -247,13 +247,13 @@ def test_every_architecture_is_fused_and_replayed(tmp_path: Path, architecture: 
 
 class Refusing:
     def __init__(self, *_: object) -> None:
-        raise replay.CannotRecord("operations of several streams cannot be recorded")
+        raise replay.CannotCapture("operations of several streams cannot be recorded")
 
 
 def test_what_cannot_be_recorded_runs_its_code_in_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "Recorded", Refusing)
+    monkeypatch.setattr(replay, "CapturedStep", Refusing)
     got, _ = ready(tmp_path, "qwen3_moe")
     assert got.fusion is not None
     assert got.fusion.not_fused == ""

@@ -18,8 +18,8 @@ from octavo.engine.executor import model_runner as paged
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.load import load as startup
-from octavo.engine.executor.paged_model import Choices
-from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState, chosen
+from octavo.engine.executor.paged_model import GreedyOutput
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState, greedy_sample
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 pytestmark = pytest.mark.parity
@@ -79,14 +79,14 @@ def test_heads_choose_what_their_logits_say(
     runner = load(tiny_models.make_model(tmp_path / "model", architecture))
     wanted = decode(runner, [SCORED] * 3)
     calls: list[int] = []
-    choose = runner._model.choose
+    choose = runner._model.forward_greedy
 
-    def counted(ids: Ints, *rest: Any) -> Choices:
+    def counted(ids: Ints, *rest: Any) -> GreedyOutput:
         calls.append(len(ids))
         return choose(ids, *rest)
 
-    monkeypatch.setattr(runner._model, "choose", counted)
-    replay = runner._model.replay
+    monkeypatch.setattr(runner._model, "forward_greedy", counted)
+    replay = runner._model.graph_runner
     before = replay.num_replayed if replay is not None else 0
     assert decode(runner, [PLAIN] * 3) == wanted
     assert replay is None or replay.num_replayed > before
@@ -101,7 +101,7 @@ def test_heads_do_not_choose_when_nothing_is_to_be_fused(
 ) -> None:
     folder = tiny_models.make_model(tmp_path / "model", "llama")
     fused, plain = load(folder), load(folder, fuse=False)
-    monkeypatch.setattr(plain._model, "choose", None)
+    monkeypatch.setattr(plain._model, "forward_greedy", None)
     assert decode(plain, [PLAIN] * 3) == decode(fused, [PLAIN] * 3)
     fused.close()
     plain.close()
@@ -117,7 +117,7 @@ def test_a_model_that_scales_its_logits_keeps_them(tmp_path: Path, monkeypatch: 
     folder = tiny_models.make_model(tmp_path / "model", "llama")
     monkeypatch.setattr(llama.Model, "__call__", scaled)
     runner = load(folder)
-    assert not runner._chooses
+    assert not runner._fused_argmax
     assert decode(runner, [PLAIN] * 3) == decode(runner, [SCORED] * 3)
     runner.close()
 
@@ -132,7 +132,7 @@ def test_a_head_that_chooses_wrongly_is_not_asked(tmp_path: Path, monkeypatch: p
     folder = tiny_models.make_model(tmp_path / "model", "llama")
     monkeypatch.setattr(_ext, "linear_argmax", wrong)
     runner = load(folder)
-    assert not runner._chooses
+    assert not runner._fused_argmax
     runner.close()
 
 
@@ -141,16 +141,16 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
 ) -> None:
     """One row that is spoilt, then a head of which one weight is NaN, so that every row is."""
     runner = load(tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.float32))
-    assert runner._chooses
+    assert runner._fused_argmax
     good = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
-    choose = runner._model.choose
+    choose = runner._model.forward_greedy
 
-    def spoilt(*args: Any) -> Choices:
+    def spoilt(*args: Any) -> GreedyOutput:
         choices = choose(*args)
         nan = mx.where(mx.arange(2) == 1, mx.array(float("nan")), choices.logits)
-        return Choices(choices.ids, nan)
+        return GreedyOutput(choices.ids, nan)
 
-    monkeypatch.setattr(runner._model, "choose", spoilt)
+    monkeypatch.setattr(runner._model, "forward_greedy", spoilt)
     first, bad = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
     assert first == good[0]
     assert (bad.token, bad.error) == (None, NOT_FINITE)
@@ -158,13 +158,13 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
     weight = np.array(head.weight)
     weight[13] = np.nan
     head.inner.weight = mx.array(weight)
-    monkeypatch.setattr(runner._model, "choose", choose)
-    runner._model.replay = None
+    monkeypatch.setattr(runner._model, "forward_greedy", choose)
+    runner._model.graph_runner = None
     assert [s.error for s in step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples] == [NOT_FINITE] * 2
     runner.close()
 
 
 def test_only_a_finite_logit_is_a_token() -> None:
-    assert chosen(3, -1.5).token == 3
+    assert greedy_sample(3, -1.5).token == 3
     for logit in (np.nan, np.inf, -np.inf):
-        assert chosen(3, logit).error == NOT_FINITE
+        assert greedy_sample(3, logit).error == NOT_FINITE

@@ -16,7 +16,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core import build
 from octavo.engine.executor.base import load_runner
-from octavo.engine.executor.capture.graph_runner import Replay
+from octavo.engine.executor.capture.graph_runner import GraphRunner
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.model_runner import PagedRunner
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
@@ -26,7 +26,14 @@ require_extension()
 PAGE_SIZE = 8
 NUM_SEQUENCES = 3
 PAGES_EACH = 8
-MODELS = ["qwen3_5", "mamba2", "mamba", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+MODELS = [
+    "qwen3_5",
+    "mamba2",
+    "mamba",
+    "rwkv7",
+    "baichuan_m1",
+    pytest.param("falcon_h1", marks=pytest.mark.slow),
+]
 
 
 def load(folder: Path, **changes: object) -> PagedRunner:
@@ -119,10 +126,10 @@ def drive(driver: Driver) -> Iterator[list[list[float]]]:
 def test_a_program_gives_the_bits_of_the_models_code(name: str, dtype: mx.Dtype, tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", name, dtype)
     recorded, plain = load(folder), load(folder)
-    assert recorded._model.replay is not None, "steps are not replayed"
-    plain._model.replay = None
+    assert recorded._model.graph_runner is not None, "steps are not replayed"
+    plain._model.graph_runner = None
     got, wanted = list(drive(Driver(recorded))), list(drive(Driver(plain)))
-    assert recorded._model.replay.num_replayed > 10
+    assert recorded._model.graph_runner.num_replayed > 10
     assert got == wanted
     states = [runner._model.states for runner in (recorded, plain)]
     for slot in (1, 5, 6):
@@ -135,18 +142,18 @@ def test_a_state_of_nan_is_told_of_a_program_too(tmp_path: Path) -> None:
     runner = load(folder)
     driver = Driver(runner)
     model, states = driver.model, driver.states
-    assert model.replay is not None
+    assert model.graph_runner is not None
     driver.step({0: 2, 1: 2, 2: 2})
     for _ in range(3):
         driver.step({0: 1, 1: 1, 2: 1})
         assert model.nonfinite_rows() == []
-    assert model.replay.is_computed
+    assert model.graph_runner.is_computed
     name = next(name for name, entry in states.entries.items() if entry.dtype == mx.float32)
     bad = {key: mx.array(array[1:2]) for key, array in states.arrays().items()}
     bad[name] = mx.full(bad[name].shape, float("nan"))
     states._put([1], bad, [driver.at[1]])
     driver.step({0: 1, 1: 1, 2: 1})
-    assert model.replay.is_computed
+    assert model.graph_runner.is_computed
     assert model.nonfinite_rows() == [1]
     driver.step({0: 1, 2: 1})
     assert model.nonfinite_rows() == []
@@ -158,8 +165,8 @@ def test_a_step_that_is_replayed_cannot_advance_a_state_twice(tmp_path: Path) ->
     driver.step({0: 2})
     for _ in range(3):
         driver.step({0: 1})
-    assert driver.model.replay is not None
-    assert driver.model.replay.is_computed
+    assert driver.model.graph_runner is not None
+    assert driver.model.graph_runner.is_computed
     driver.at[0] -= 1
     with pytest.raises(ValueError, match="a step is computed once"):
         driver.step({0: 1})
@@ -168,10 +175,10 @@ def test_a_step_that_is_replayed_cannot_advance_a_state_twice(tmp_path: Path) ->
 def test_operations_that_write_states_are_not_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of baichuan_m1, where no kernel mixes K and V of a row with those before."""
-    runner = load(recurrent_models.make_folder(tmp_path / "model", "baichuan_m1"))
+    """Of longcat_flash_ngram, whose state is the last token ids: no arithmetic, and no kernel."""
+    runner = load(recurrent_models.make_folder(tmp_path / "model", "longcat_flash_ngram"))
     assert "runs its Python code in every step: operations write some of its states" in caplog.text
-    assert runner._model.replay is None
+    assert runner._model.graph_runner is None
     driver = Driver(runner)
     driver.step({0: 2})
     assert np.isfinite(driver.step({0: 1})).all()
@@ -185,12 +192,12 @@ def test_requests_get_the_same_tokens_and_scores(
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     prompts = np.random.default_rng(5).integers(0, 300, (4, 19)).tolist()
     prompts.append([*prompts[0], *prompts[1], *prompts[0]])
-    replays: list[Replay | None] = []
+    replays: list[GraphRunner | None] = []
 
     def keep(config: EngineConfig) -> PagedRunner:
         runner = load_runner(config)
         assert isinstance(runner, PagedRunner)
-        replays.append(runner._model.replay)
+        replays.append(runner._model.graph_runner)
         return runner
 
     monkeypatch.setattr(build, "load_runner", keep)

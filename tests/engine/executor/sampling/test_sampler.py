@@ -69,10 +69,10 @@ def test_end_tokens_are_not_drawn_before_min_tokens() -> None:
         assert drawn.logprob.top[0][0] == expected, "logprobs speak of what could be drawn"
         one.record(expected)
     plain = SampleState(SamplingParams(min_tokens=2), seed=0, prompt_ids=[], vocab_size=5, end_ids={1})
-    assert not plain.plain_greedy
+    assert not plain.is_argmax
     plain.record(3)
     plain.record(3)
-    assert plain.plain_greedy
+    assert plain.is_argmax
 
 
 def test_penalties_use_the_prompt_only_for_repetition() -> None:
@@ -147,15 +147,15 @@ def test_masked_tokens_are_never_drawn() -> None:
 
 
 def test_plain_greedy_is_only_plain_greedy() -> None:
-    assert state().plain_greedy
+    assert state().is_argmax
     for params in (
         {"logprobs": 0},
         {"temperature": 1.0},
         {"logit_bias": {1: 1.0}},
         {"presence_penalty": 1.0},
     ):
-        assert not state(**params).plain_greedy
-    assert not state(repetition_penalty=1.1).plain_greedy
+        assert not state(**params).is_argmax
+    assert not state(repetition_penalty=1.1).is_argmax
 
 
 def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.frontend.stream import Stream
+from octavo.engine.frontend.output_streams import Stream
 
 
 class _Request:

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status, Step
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 
 
 def scheduler(*, budget: int = 64, prefix_cache: bool = True) -> Scheduler:
     return Scheduler(BlockManager(64, 4, prefix_cache=prefix_cache), Limits(budget, 8))
 
 
-def advance(s: Scheduler) -> Step:
+def advance(s: Scheduler) -> SchedulerOutput:
     step = s.plan()
     assert step is not None
     s.commit(step, [SampleResult(7) for _ in step.sampled()])
@@ -22,7 +22,7 @@ def advance(s: Scheduler) -> Step:
     return step
 
 
-def shape(step: Step) -> list[tuple[str, int, int]]:
+def shape(step: SchedulerOutput) -> list[tuple[str, int, int]]:
     return [(work.sequence.sequence_id, work.start, work.stop) for work in step.work]
 
 

@@ -17,14 +17,14 @@ _NO_IDS: Ids = np.empty(0, np.intp)
 _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
-class LogitChanges(NamedTuple):
+class LogitAdjustments(NamedTuple):
     """Changes of logits, made in the order of the fields; ids of one list are distinct.
 
     bias                [B] is added to the logits of ``bias_ids``
     repetition_penalty  divides those of ``seen_ids`` that are above 0, and multiplies the others
     frequency_penalty   times ``output_counts`` [O] is subtracted from those of ``output_ids``
     presence_penalty    is then subtracted from the same
-    held_ids            become minus infinity
+    suppressed_ids      become minus infinity
     """
 
     bias_ids: Ids
@@ -35,7 +35,7 @@ class LogitChanges(NamedTuple):
     output_counts: Floats
     frequency_penalty: float
     presence_penalty: float
-    held_ids: Ids
+    suppressed_ids: Ids
 
     def apply(self, logits: Floats) -> None:
         """To logits [V], in place and in float32."""
@@ -46,13 +46,13 @@ class LogitChanges(NamedTuple):
         if len(self.output_ids):
             logits[self.output_ids] -= np.float32(self.frequency_penalty) * self.output_counts
             logits[self.output_ids] -= np.float32(self.presence_penalty)
-        logits[self.held_ids] = -np.inf
+        logits[self.suppressed_ids] = -np.inf
 
 
-class Penalties:
+class LogitsProcessors:
     """The changes that one sample's parameters ask for; follows its tokens.
 
-    ``any``: whether there are some beyond the tokens that are held back until ``params.min_tokens``.
+    ``any``: whether there are some beyond the tokens that are suppressed until ``params.min_tokens``.
     ``follows``: whether they depend on its tokens.
     """
 
@@ -64,8 +64,8 @@ class Penalties:
         vocab_size: int,
         end_ids: Collection[int],
     ) -> None:
-        held = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
-        self.held_ids: Ids = np.array(sorted(held), np.intp)
+        suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
+        self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._params = params
         self._bias_ids: Ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
@@ -81,7 +81,7 @@ class Penalties:
             if counts is not None:
                 counts.add(token)
 
-    def after(self, tokens: Sequence[int]) -> Penalties:
+    def after(self, tokens: Sequence[int]) -> LogitsProcessors:
         """As they are once the sample's next tokens have been these; these are left as they are."""
         if self._seen is None and self._output is None:
             return self
@@ -90,10 +90,10 @@ class Penalties:
         ahead._output = None if self._output is None else self._output.after(tokens)
         return ahead
 
-    def changes(self, *, hold: bool) -> LogitChanges:
-        """Those of the next token; ``hold``: it must not be an end token. Good until ``record``."""
+    def changes(self, *, suppress: bool) -> LogitAdjustments:
+        """Those of the next token; ``suppress``: it must not be an end token. Good until ``record``."""
         seen, output, params = self._seen, self._output, self._params
-        return LogitChanges(
+        return LogitAdjustments(
             self._bias_ids,
             self._bias,
             _NO_IDS if seen is None else seen.ids,
@@ -102,7 +102,7 @@ class Penalties:
             _NO_VALUES if output is None else output.counts,
             params.frequency_penalty,
             params.presence_penalty,
-            self.held_ids if hold else _NO_IDS,
+            self.suppressed_ids if suppress else _NO_IDS,
         )
 
 

@@ -1,0 +1,258 @@
+// Affine weights of 8 and 4 bits on AMX tiles, in integers, for calls of many rows: the bits of int8_amx.cpp.
+//
+// A tile is 16 rows by 16 outputs. Its float32 sums stay in 16 vector registers while all groups pass: tiles
+// work on a group ahead while vectors apply the scales of the last one. Tiles are loaded one at a time, as
+// scales take longer than tiles do; two by two would send float32 sums through memory for every group. Panels
+// are laid out as tiles are loaded, some at once, so that rows are read once for all of them.
+#include "linear/amx_tiles.h"
+#include "linear/int8_avx512.h"
+#include "runtime/unrolled.h"
+
+namespace octavo::amx {
+namespace {
+
+constexpr int kStepCodes = 64;  // inputs of one tile of activations, at most
+constexpr int kTileOutputs = 16;
+constexpr int kColumns = kPanel / kTileOutputs;  // tiles of a panel
+constexpr int kDots = kTileRows * kTileOutputs;
+constexpr int kRunPanels = 16;                  // panels that rows pass at once, at most,
+constexpr std::size_t kRunBytes = 1024 * 1024;  // and their bytes, which stay in the second-level cache
+
+// 1.5 * 2^23 + sum is exact in float32 for integers |sum| <= 2^22; adding the sum to its bits gives it, where
+// a conversion would take a place among the multiplications. 128 * 127 * 255, the largest sum, is below 2^22.
+constexpr int32_t kFloatBits = 0x4b400000;
+constexpr float kFloatStart = 0x1.8p23f;
+constexpr float kLargestScale = 0x1p100f;  // its product with kFloatStart is finite
+
+// Rows in tiles of 16: codes [tiles][groups][16][group], zero in rows past the last; scales a and
+// a * sum(codes), [tiles][groups][2][16].
+struct TiledRows {
+  int8_t* codes;
+  float* scales;
+  int groups, group;
+
+  std::size_t first(int tile) const { return static_cast<std::size_t>(tile) * kTileRows * groups; }
+};
+
+void quantize_tile(const LinearCall& call, const TiledRows& out, int tile) {
+  const std::size_t inputs = call.weight->shape.inputs;
+  for (int m = 0; m < kTileRows; ++m) {
+    const std::size_t row = static_cast<std::size_t>(tile) * kTileRows + m;
+    for (int g = 0; g < out.groups; ++g) {
+      int8_t* const codes = out.codes + (out.first(tile) + g * kTileRows + m) * out.group;
+      float* const scales = out.scales + (out.first(tile) + g * kTileRows) * 2 + m;
+      int32_t sum;
+      if (row < static_cast<std::size_t>(call.rows)) {
+        quantize_group(call, row * inputs + g * out.group, out.group, codes, scales, scales + kTileRows,
+                       &sum);
+      } else {
+        std::memset(codes, 0, out.group);
+        scales[0] = scales[kTileRows] = 0;
+      }
+    }
+  }
+}
+
+TiledRows quantize_tiles(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  const int tiles = (call.rows + kTileRows - 1) / kTileRows;
+  const std::size_t rows = static_cast<std::size_t>(tiles) * kTileRows, code_bytes = rows * shape.inputs;
+  const std::size_t scale_bytes = 2 * sizeof(float) * rows * shape.num_groups();
+  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + scale_bytes, 1));
+  const TiledRows out{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<float*>(scratch + code_bytes),
+                      shape.num_groups(), shape.group};
+  parallel_for(tiles, [&](int tile) { quantize_tile(call, out, tile); });
+  return out;
+}
+
+// A panel as tiles want it: codes in bytes, [4][groups][group / 4][16][4]; scales and biases in float32,
+// [4][groups][2][16].
+struct Panel {
+  const uint8_t* codes;
+  const float* parameters;
+  bool exact_start;  // scale * kFloatStart is exact for all scales
+};
+
+std::size_t prepared_bytes(const PackedShape& shape) {
+  return static_cast<std::size_t>(kPanel) * (shape.inputs + 2 * sizeof(float) * shape.num_groups());
+}
+
+// Codes of a group as [4][group / 4][16][4], each of the four `column_bytes` after the last.
+template <int kBits>
+void lay_out(const uint8_t* words, int group, std::size_t column_bytes, uint8_t* out) {
+  const __m512i low_half = _mm512_set1_epi8(15);
+  for (int k = 0; k < group; k += 32 / kBits, words += 4 * kPanel, out += 512 / kBits)
+    for (int c = 0; c < kColumns; ++c) {
+      const __m512i codes = _mm512_loadu_si512(words + 64 * c);
+      uint8_t* const to = out + column_bytes * c;
+      if constexpr (kBits == 8) {
+        _mm512_store_si512(to, codes);
+      } else {
+        _mm512_store_si512(to, _mm512_and_si512(codes, low_half));
+        _mm512_store_si512(to + 64, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half));
+      }
+    }
+}
+
+Panel prepare_panel(const PackedShape& shape, const uint8_t* block, uint8_t* scratch) {
+  const int groups = shape.num_groups();
+  const std::size_t column_bytes = static_cast<std::size_t>(shape.inputs) * kTileOutputs;
+  float* const parameters = reinterpret_cast<float*>(scratch + kColumns * column_bytes);
+  __m512 largest = _mm512_setzero_ps();
+  for (int g = 0; g < groups; ++g, block += shape.block_bytes()) {
+    const uint8_t* const from = block + shape.code_bytes();
+    for (int c = 0; c < kColumns; ++c) {
+      float* const to = parameters + (static_cast<std::size_t>(groups) * c + g) * 2 * kTileOutputs;
+      const __m512 scale = load16(from, shape.scale_type, c * kTileOutputs);
+      _mm512_store_ps(to, scale);
+      _mm512_store_ps(to + kTileOutputs, load16(from, shape.scale_type, kPanel + c * kTileOutputs));
+      largest = _mm512_max_ps(largest, _mm512_abs_ps(scale));
+    }
+    uint8_t* const codes = scratch + static_cast<std::size_t>(shape.group) * kTileOutputs * g;
+    if (shape.bits == 4) lay_out<4>(block, shape.group, column_bytes, codes);
+    else lay_out<8>(block, shape.group, column_bytes, codes);
+  }
+  const bool exact_start = shape.scale_type != Float::f32 && _mm512_reduce_max_ps(largest) <= kLargestScale;
+  return {scratch, parameters, exact_start};
+}
+
+// dots[16][16] of a group. Even and odd groups have tiles of their own. (The intrinsics want literal
+// numbers.)
+template <int kSteps, bool kOdd>
+inline __attribute__((always_inline)) void multiply_group(const int8_t* x, int group, const uint8_t* codes,
+                                                          int32_t* dots) {
+  if constexpr (kOdd) _tile_zero(1);
+  else _tile_zero(0);
+  unrolled<kSteps>([&](auto step) __attribute__((always_inline)) {
+    if constexpr (kOdd) {
+      _tile_loadd(5, x + step * kStepCodes, group);
+      _tile_loadd(7, codes + step * kStepCodes * kTileOutputs, 64);
+      _tile_dpbsud(1, 5, 7);
+    } else {
+      _tile_loadd(4, x + step * kStepCodes, group);
+      _tile_loadd(6, codes + step * kStepCodes * kTileOutputs, 64);
+      _tile_dpbsud(0, 4, 6);
+    }
+  });
+  if constexpr (kOdd) _tile_stored(1, dots, 64);
+  else _tile_stored(0, dots, 64);
+}
+
+// One tile's codes and parameters, from the first group on.
+struct TileCall {
+  const int8_t* x;
+  const float* x_scales;
+  const uint8_t* codes;
+  const float* parameters;
+  int groups, group;
+};
+
+// 16 outputs of to[16][64]: sums over all groups, each as add_products has it.
+template <int kSteps, bool kExactStart>
+__attribute__((noinline)) void multiply_tile(const TileCall& call, float* to) {
+  constexpr int kAhead = 2;  // groups
+  alignas(64) int32_t dots[2 * kAhead][kDots];
+  const int groups = call.groups, group = call.group, group_bytes = group * kTileRows;
+  const int8_t* x = call.x;
+  const uint8_t* codes = call.codes;
+  const float *x_scales = call.x_scales, *parameters = call.parameters;
+  __m512 sums[kTileRows];
+  unrolled<kTileRows>([&](auto m) __attribute__((always_inline)) { sums[m] = _mm512_setzero_ps(); });
+  finish_stores();  // of activations, weights and the tiles' layout
+  const auto multiply = [&](int g) __attribute__((always_inline)) {
+    if (g % 2 == 0) multiply_group<kSteps, false>(x, group, codes, dots[g % (2 * kAhead)]);
+    else multiply_group<kSteps, true>(x, group, codes, dots[g % (2 * kAhead)]);
+    x += group_bytes;
+    codes += group_bytes;
+  };
+  for (int g = 0; g < kAhead && g < groups; ++g) multiply(g);
+  for (int g = 0; g < groups; ++g, parameters += 2 * kTileOutputs, x_scales += 2 * kTileRows) {
+    if (g + kAhead < groups) multiply(g + kAhead);
+    const int32_t* const from = dots[g % (2 * kAhead)];
+    const __m512 scale = _mm512_load_ps(parameters), bias = _mm512_load_ps(parameters + kTileOutputs);
+    const __m512 start = _mm512_mul_ps(scale, _mm512_set1_ps(-kFloatStart));
+    unrolled<kTileRows>([&](auto m) __attribute__((always_inline)) {
+      const __m512i dot = _mm512_load_si512(from + m * kTileOutputs);
+      __m512 product;
+      if constexpr (kExactStart) {
+        const __m512i bits = _mm512_add_epi32(dot, _mm512_set1_epi32(kFloatBits));
+        product = _mm512_fmadd_ps(_mm512_castsi512_ps(bits), scale, start);
+      } else {
+        product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
+      }
+      sums[m] = _mm512_fmadd_ps(product, _mm512_set1_ps(x_scales[m]), sums[m]);
+      sums[m] = _mm512_fmadd_ps(bias, _mm512_set1_ps(x_scales[kTileRows + m]), sums[m]);
+    });
+  }
+  unrolled<kTileRows>([&](auto m)
+                          __attribute__((always_inline)) { _mm512_storeu_ps(to + m * kPanel, sums[m]); });
+}
+
+void multiply(const TileCall& call, bool exact_start, float* to) {
+  if (call.group <= kStepCodes) {
+    if (exact_start) multiply_tile<1, true>(call, to);
+    else multiply_tile<1, false>(call, to);
+  } else {
+    if (exact_start) multiply_tile<2, true>(call, to);
+    else multiply_tile<2, false>(call, to);
+  }
+}
+
+// Where results will be written: rows of a panel are a whole row of results apart.
+void prefetch_results(const LinearCall& call, int panel, int row, int rows) {
+  if (call.largest != nullptr) return;
+  const std::size_t size = float_size(call.y_type), stride = size * call.weight->shape.outputs;
+  const uint8_t* y = static_cast<const uint8_t*>(call.y) + stride * row + size * kPanel * panel;
+  for (int m = 0; m < rows; ++m, y += stride) {
+    __builtin_prefetch(y, 1);
+    __builtin_prefetch(y + 64, 1);
+  }
+}
+
+// Panels [first, last): each tile of rows passes all of them.
+void run_panels(const LinearCall& call, const TiledRows& x, int first, int last) {
+  const PackedShape& shape = call.weight->shape;
+  const std::size_t bytes = prepared_bytes(shape);
+  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(bytes * (last - first)));
+  Panel panels[kRunPanels];
+  for (int panel = first; panel < last; ++panel)
+    panels[panel - first] =
+        prepare_panel(shape, call.weight->panel(panel), scratch + bytes * (panel - first));
+  alignas(64) float sums[kTileRows * kPanel];
+  Tiles tiles;
+  tiles.configure(kTileRows, 0, std::min(shape.group, kStepCodes));
+  const std::size_t column_bytes = static_cast<std::size_t>(shape.inputs) * kTileOutputs;
+  const std::size_t column_parameters = static_cast<std::size_t>(x.groups) * 2 * kTileOutputs;
+  for (int tile = 0; tile * kTileRows < call.rows; ++tile) {
+    const int row = tile * kTileRows, rows = std::min(call.rows - row, kTileRows);
+    for (int panel = first; panel < last; ++panel) {
+      const Panel& weights = panels[panel - first];
+      prefetch_results(call, panel, row, rows);
+      for (int c = 0; c < kColumns; ++c) {
+        const TileCall tile_call{x.codes + x.first(tile) * x.group,
+                                 x.scales + x.first(tile) * 2,
+                                 weights.codes + column_bytes * c,
+                                 weights.parameters + column_parameters * c,
+                                 x.groups,
+                                 x.group};
+        multiply(tile_call, weights.exact_start, sums + c * kTileOutputs);
+      }
+      finish_rows(call, panel, row, rows, sums);
+    }
+  }
+}
+
+}  // namespace
+
+void linear_int8_rows(const LinearCall& call) {
+  constexpr int kRunsPerThread = 2;
+  const PackedShape& shape = call.weight->shape;
+  const TiledRows x = quantize_tiles(call);
+  const int panels = shape.num_panels(), share = panels / (kRunsPerThread * num_threads());
+  const int most = std::min(kRunPanels, static_cast<int>(kRunBytes / prepared_bytes(shape)));
+  const int run = std::max(1, std::min(share, most));
+  parallel_for((panels + run - 1) / run,
+               [&](int item) { run_panels(call, x, item * run, std::min(panels, (item + 1) * run)); });
+}
+
+}  // namespace octavo::amx

@@ -1,0 +1,96 @@
+#include "program/step_memory.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "mlx/allocator.h"
+
+namespace octavo {
+namespace {
+
+constexpr std::size_t kSmallest = std::size_t(64) << 10;  // smaller ones the system allocator keeps itself
+
+// A size that blocks come in: eight for each power of two, so that steps of similar lengths share them.
+std::size_t block_size(std::size_t bytes) {
+  std::size_t step = kSmallest / 8;
+  while (step * 16 < bytes) step *= 2;
+  return (bytes + step - 1) / step * step;
+}
+
+class KeptBlocks {
+ public:
+  mx::allocator::Buffer take(std::size_t size) {
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      ++time_;
+      for (std::size_t i = blocks_.size(); i-- > 0;) {  // the one used last: most of it is in a cache
+        if (blocks_[i].size != size) continue;
+        const mx::allocator::Buffer memory = blocks_[i].memory;
+        bytes_ -= size;
+        blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(i));
+        return memory;
+      }
+    }
+    return mx::allocator::allocator().malloc(size);
+  }
+
+  void give(mx::allocator::Buffer memory, std::size_t size) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    blocks_.push_back({memory, size, time_});
+    bytes_ += size;
+    while (!blocks_.empty() && (bytes_ > kKeptBytes || time_ - blocks_.front().since > kPatience))
+      release_oldest();
+  }
+
+  void release_all() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    while (!blocks_.empty()) release_oldest();
+  }
+
+  std::size_t bytes() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return bytes_;
+  }
+
+ private:
+  struct Block {
+    mx::allocator::Buffer memory;
+    std::size_t size;
+    int64_t since;  // allocations before it was given back
+  };
+
+  void release_oldest() {
+    mx::allocator::allocator().free(blocks_.front().memory);
+    bytes_ -= blocks_.front().size;
+    blocks_.erase(blocks_.begin());
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> blocks_;  // in the order in which they were given back
+  std::size_t bytes_ = 0;
+  int64_t time_ = 0;
+};
+
+// Never destroyed: arrays may outlive the process's statics.
+KeptBlocks& kept() {
+  static KeptBlocks* const blocks = new KeptBlocks;
+  return *blocks;
+}
+
+}  // namespace
+
+void allocate_for_step(mx::array& output) {
+  const std::size_t bytes = output.nbytes();
+  if (bytes < kSmallest || bytes > kKeptBytes) return output.set_data(mx::allocator::malloc(bytes));
+  const std::size_t size = block_size(bytes);
+  output.set_data(mx::array::Data(kept().take(size),
+                                  [size](mx::allocator::Buffer memory) { kept().give(memory, size); }));
+}
+
+std::size_t kept_bytes() { return kept().bytes(); }
+
+void release_kept() { kept().release_all(); }
+
+}  // namespace octavo
