@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.bench.ledgers.documents import Ledger, held_out
+from octavo.engine.bench.ledgers.kinds import KINDS
 
 MAX_ANSWER_TOKENS = 40  # the longest true answer has 22
 KV_MEMORY = 256 << 20  # holds every ledger of one length, whatever the format
@@ -94,10 +95,12 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024, 2048])
     parser.add_argument("--ledgers", type=int, default=24, help="held-out ledgers per length")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", default=[kind.__name__ for kind in KINDS], help="of ledgers")
     options = parser.parse_args()
-    suites = {
-        length: questions(held_out(length, options.ledgers, seed=options.seed)) for length in options.lengths
-    }
+    suites = {}
+    for length in options.lengths:
+        ledgers = held_out(length, options.ledgers, seed=options.seed)
+        suites[length] = questions([ledger for ledger in ledgers if ledger.kind in options.kinds])
     for kv_format in options.kv_format:
         config = EngineConfig(
             model=options.model, backend=options.backend, kv_format=kv_format, kv_memory=KV_MEMORY

@@ -1,6 +1,8 @@
 """Write RUN/checkpoint.pt as a Hugging Face folder (bf16) that mlx-lm and Octavo load.
 
 cd tools && python -m demo_model.export --run RUN --out ../engine/demo
+
+Both models' checkpoints are understood: that of the hybrid is known by its shape.
 """
 
 from __future__ import annotations
@@ -41,6 +43,19 @@ def model_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[
     }
 
 
+def hybrid_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[str, object]:
+    """Of an Olmo hybrid whose attention comes first."""
+    layers = int(shape["num_hidden_layers"])
+    return model_config(shape, stop=stop, end=end) | {
+        "architectures": ["OlmoHybridForCausalLM"],
+        "model_type": "olmo_hybrid",
+        "layer_types": ["full_attention"] + (layers - 1) * ["linear_attention"],
+        "linear_allow_neg_eigval": False,
+        "layer_norm_epsilon": shape["rms_norm_eps"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape["rope_theta"]},
+    }
+
+
 def generation_config(*, stop: int, end: int) -> dict[str, object]:
     return {"do_sample": False, "eos_token_id": [stop, end], "pad_token_id": end, "max_new_tokens": 256}
 
@@ -62,12 +77,13 @@ def export(run: Path, out: Path) -> None:
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     vocabulary = json.loads((run / "tokenizer.json").read_text())["model"]["vocab"]
     end, stop = vocabulary[END], vocabulary[STOP]
+    configure = hybrid_config if "linear_num_key_heads" in state["config"] else model_config
     out.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state["model"].items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(run / "tokenizer.json", out / "tokenizer.json")
     for name, content in (
-        ("config.json", model_config(state["config"], stop=stop, end=end)),
+        ("config.json", configure(state["config"], stop=stop, end=end)),
         ("generation_config.json", generation_config(stop=stop, end=end)),
         ("tokenizer_config.json", tokenizer_config(state["config"]["max_position_embeddings"])),
     ):

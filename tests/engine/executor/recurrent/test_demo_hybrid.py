@@ -1,0 +1,124 @@
+"""The embedded hybrid answers from its states: the same right answers however a prompt is computed, and
+wrong ones from states that are another sequence's or empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from native import require_extension
+from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.bench.ledgers.documents import held_out
+from octavo.engine.core.build import build_core
+from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.executor.recurrent.state_pool import StatePool
+
+require_extension()
+
+LEDGERS = [ledger for ledger in held_out(96, 96) if ledger.kind == "Codes"]  # 24, never trained on
+PROMPTS = [ledger.prompts()[-1] for ledger in LEDGERS]  # with the questions before, answered
+ANSWERS = [ledger.turns[-1].answer for ledger in LEDGERS]
+PARAMS = SamplingParams(max_tokens=40, temperature=0)
+
+
+class Asked:
+    """The engine with the embedded hybrid, and what it said."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.cores: list[EngineCore] = []
+        settings: dict[str, Any] = {
+            "page_size": 16, "num_pages": 512, "state_memory": 2**24, "max_running": 6, "backend": "cpu",
+            "target_itl": "off",
+        }  # fmt: skip
+        self.llm = LLM(EngineConfig(model="demo-hybrid", **settings | changes), core_factory=self._remember)
+
+    def _remember(self, config: EngineConfig, observer: object = None) -> EngineCore:
+        self.cores.append(build_core(config, observer))  # type: ignore[arg-type]
+        return self.cores[0]
+
+    def ask(self, prompts: Sequence[str] = PROMPTS) -> list[str]:
+        outputs = self.llm.generate(list(prompts), PARAMS, progress=False)
+        self.cached = [output.cached_tokens for output in outputs]
+        return [output.outputs[0].text for output in outputs]
+
+    def __enter__(self) -> Asked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.close()
+
+
+def warm(engine: Asked) -> None:
+    """Until every prompt finds a snapshot: one that ends with a page finds its own only a page before, where
+    the second time leaves one."""
+    engine.ask()
+    engine.ask()
+
+
+def share_right(said: list[str]) -> float:
+    return sum(a == b for a, b in zip(said, ANSWERS, strict=True)) / len(ANSWERS)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[str]:
+    """What the model says of each prompt alone, without a prefix cache."""
+    with Asked(prefix_cache=False, max_running=1) as engine:
+        return engine.ask()
+
+
+def test_answers_are_right(alone: list[str]) -> None:
+    assert share_right(alone) >= 0.9
+
+
+def test_answers_do_not_depend_on_how_a_prompt_is_computed(alone: list[str]) -> None:
+    with Asked() as engine:
+        warm(engine)
+        assert engine.ask() == alone, "from snapshots"
+        assert min(engine.cached) > 0
+    with Asked(max_step_tokens=7) as engine:
+        assert engine.ask() == alone, "in chunks of at most 7 tokens"
+    with Asked(page_size=4, num_pages=40) as engine:
+        assert engine.ask() == alone, "in a pool that is too small"
+        assert engine.cores[0]._scheduler.num_preemptions > 0, "nobody was short of pages"
+
+
+def swap_with_last() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
+    """Every state that is restored is put in the place of the one restored before it."""
+    original, held = StatePool.copy_slots, []
+
+    def copy(pool: StatePool, pairs: Sequence[tuple[int, int]]) -> None:
+        original(pool, pairs)
+        for _, slot in pairs:
+            held.append(pool._rows((slot,)))
+            if len(held) > 1:
+                pool._put((slot,), held[-2], [int(pool._positions[slot])])
+
+    return copy
+
+
+def empty() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
+    """Nothing is restored but the position."""
+    original = StatePool.copy_slots
+
+    def copy(pool: StatePool, pairs: Sequence[tuple[int, int]]) -> None:
+        original(pool, pairs)
+        for _, slot in pairs:
+            rows = {name: mx.zeros_like(row) for name, row in pool._rows((slot,)).items()}
+            pool._put((slot,), rows, [int(pool._positions[slot])])
+
+    return copy
+
+
+@pytest.mark.parametrize("bug", [swap_with_last, empty])
+def test_wrong_states_are_wrong_answers(
+    bug: Callable[[], Any], alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Asked(max_running=1) as engine:
+        warm(engine)
+        monkeypatch.setattr(StatePool, "copy_slots", bug())
+        wrong = engine.ask()
+        assert min(engine.cached) > 0
+        assert share_right(wrong) < 0.5 < share_right(alone)
