@@ -23,7 +23,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.batch import build_batch
 from octavo.engine.executor.sampling.sampler import SampleState
-from octavo.scheduler import ScheduledChunk, Sequence, Step
+from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 
 ROWS = {1: (1, 2, 3, 4, 5, 7, 9), 8: (8, 9, 10, 12, 16, 24, 40, 72)}
 WARMUPS = 2  # a shape runs as a recorded program from its third step on
@@ -57,7 +57,7 @@ def main() -> None:
             for _ in range(1 + len(item.drafts))
             if item.samples
         ]
-        batch = build_batch(Step(tuple(work)), page_size)
+        batch = build_batch(SchedulerOutput(tuple(work)), page_size)
         began = time.process_time()
         runner.run(batch, states)
         return time.process_time() - began

@@ -1,10 +1,12 @@
 """Processor time of a decode step of a model with recurrent layers, with and without recorded steps.
 
-    python tests/bench/bench_hybrid_steps.py MODEL [--sequences 1,8,32] [--rounds 5]
+    python tests/bench/bench_hybrid_steps.py MODEL [--sequences 1,8,32] [--rounds 5] [--floor]
 
 Both ways take turns; each figure is the median over the rounds of what 16 more tokens take. Of a model of
 little width (``make_model.py --hybrid --hidden 64 --linear-heads 2 --linear-head-dim 32``) it is what a step
-costs besides its weights and states.
+costs besides its weights and states. With ``--floor`` recorded steps alone are measured, each round beside
+how fast the same core reads memory; the medians say how far a step is from reading the model's files
+(of a model with tied embeddings what a step reads) and reading and writing its states.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.load.observe import observe_caches
+from octavo.kernels.cpu.recurrent import zeros
 
 SHORT, LONG = 5, 21  # tokens
 
@@ -32,6 +38,36 @@ def seconds(llm: LLM, sequences: int, tokens: int) -> float:
     return time.process_time() - began
 
 
+def read_rate(memory: Any) -> float:
+    """Bytes per second of processor time of one thread that adds up an array that no cache holds."""
+    began = time.process_time()
+    memory.sum()
+    return float(memory.nbytes / (time.process_time() - began))
+
+
+def compare_with_floor(settings: dict[str, Any], counts: list[int], rounds: int) -> None:
+    memory = np.asarray(zeros((256, 1 << 18), mx.float32))
+    memory[:] = 1
+    folder = Path(settings["model"])
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    states = 2 * observe_caches(folder).slot_bytes
+    with LLM(EngineConfig(**settings)) as llm:
+        for sequences in counts:
+            times, rates = [], []
+            for _ in range(rounds):
+                short, long = (seconds(llm, sequences, tokens) for tokens in (SHORT, LONG))
+                times.append((long - short) / (LONG - SHORT))
+                rates += [read_rate(memory) for _ in range(5)]
+            step, rate = statistics.median(times), statistics.median(rates)
+            num_bytes = weights + sequences * states
+            floor = num_bytes / rate
+            print(
+                f"{sequences} sequences: {1e3 * step:.1f} ms a step; {num_bytes / 1e9:.3f} GB "
+                f"at {rate / 1e9:.1f} GB/s take {1e3 * floor:.1f} ms: {step / floor:.2f}",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -39,18 +75,23 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--sequences", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--floor", action="store_true")
     args = parser.parse_args()
+    counts = [int(count) for count in args.sequences.split(",")]
     settings: dict[str, Any] = {
         "model": args.model,
         "threads": 1,
         "max_model_len": 512,
         "prefix_cache": False,
     }
+    if args.floor:
+        compare_with_floor(settings, counts, args.rounds)
+        return
     with (
         LLM(EngineConfig(**settings, fuse=False)) as separate,
         LLM(EngineConfig(**settings)) as recorded,
     ):
-        for sequences in map(int, args.sequences.split(",")):
+        for sequences in counts:
             times: dict[str, list[float]] = {"module by module": [], "recorded": []}
             for _ in range(args.rounds):
                 for (_, found), llm in zip(times.items(), (separate, recorded), strict=True):

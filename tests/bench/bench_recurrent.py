@@ -1,8 +1,9 @@
 """Speed of native recurrences beside mlx-lm's operations and beside memory, on shapes of published models.
 
-Every call of a decode takes other slots of a pool that no cache holds, as the layers of a model do. The
-native kernel, mlx-lm's operations and ``bound`` (NumPy multiplies the same states in place, on one thread)
-take turns in short bursts, and the best burst of each counts. The last line is the result as JSON.
+Every call of a decode takes other states, of so many that no cache holds them, as the layers of a model do:
+the kernel other slots of its pool, mlx-lm's operations other arrays. The kernel, those and ``bound``
+(NumPy multiplies the same states in place, on one thread) take turns in short bursts, and the best burst of
+each counts: of processor time on one thread, else of wall time. The last line is the result as JSON.
 
     python tests/bench/bench_recurrent.py [--threads N] [--kernels delta,conv] [--sizes 1x1,1x64]
 """
@@ -63,14 +64,19 @@ def runs(
     sequences: int,
     tokens: int,
     kernel: Callable[[mx.array, StateArrays], tuple[mx.array, mx.array]],
-) -> tuple[Run, Run, int]:
-    """The native kernel, its bound, and the slots of the pool."""
+) -> tuple[Run, Run, list[mx.array]]:
+    """The native kernel, its bound, and as many states [sequences, ..] for mlx-lm's operations."""
     size = int(np.prod(state)) * dtype.size
     num_slots = max(sequences, POOL_BYTES // size)
-    pools = [normal(num_slots, *state, dtype=dtype)]
+    pools = [recurrent.zeros((num_slots, *state), dtype)]
+    memory = np.asarray(pools[0].view(mx.uint8)).reshape(num_slots, -1)
+    for slot in range(num_slots):
+        memory[slot] = np.asarray(normal(*state, dtype=dtype).view(mx.uint8)).reshape(-1)
     choices = steps(num_slots, sequences, tokens)
     mx.eval(pools, [choice.segments for choice in choices], [choice.checkpoints for choice in choices])
-    memory = np.asarray(pools[0].view(mx.uint8)).reshape(num_slots, -1).view(np.float32)
+    plain_states = [normal(sequences, *state, dtype=dtype) for _ in choices]
+    mx.eval(plain_states)
+    floats = memory.view(np.float32)
     slots = [np.array(choice.segments)[:, 2] for choice in choices]
 
     def native(n: int) -> None:
@@ -79,9 +85,9 @@ def runs(
 
     def bound(n: int) -> None:
         for slot in slots[n % len(slots)]:
-            np.multiply(memory[slot], np.float32(1), out=memory[slot])
+            np.multiply(floats[slot], np.float32(1), out=floats[slot])
 
-    return native, bound, num_slots
+    return native, bound, plain_states
 
 
 def delta(sequences: int, tokens: int, *, vector: bool = False) -> Subject:
@@ -94,7 +100,7 @@ def delta(sequences: int, tokens: int, *, vector: bool = False) -> Subject:
     A_log, dt_bias = normal(Hv, 1) if vector else normal(Hv), normal(*a.shape[1:])
     gates = DeltaGates(kind="softplus", A_log=A_log, dt_bias=dt_bias)
     mx.eval(q, k, v, a, b, A_log, dt_bias)
-    native, bound, _ = runs(
+    native, bound, states = runs(
         (Hv, D, D),
         mx.float32,
         sequences,
@@ -102,11 +108,12 @@ def delta(sequences: int, tokens: int, *, vector: bool = False) -> Subject:
         lambda pool, step: recurrent.gated_delta(pool, step, q, k, v, a, b, gates=gates),
     )
     q4, k4, v4, a4, b4 = [x.reshape(sequences, tokens, *x.shape[1:]) for x in (q, k, v, a, b)]
-    states = [normal(sequences, Hv, D, D) for _ in range(4)]
 
     def plain(n: int) -> None:
-        y, states[n % 4] = mlx_lm_delta.gated_delta_update(q4, k4, v4, a4, b4, A_log, dt_bias, states[n % 4])
-        mx.eval(y, states[n % 4])
+        y, states[n % len(states)] = mlx_lm_delta.gated_delta_update(
+            q4, k4, v4, a4, b4, A_log, dt_bias, states[n % len(states)]
+        )
+        mx.eval(y, states[n % len(states)])
 
     return Subject("gated delta, vector gate" if vector else "gated delta", Hv, native, plain, bound)
 
@@ -116,7 +123,7 @@ def conv(sequences: int, tokens: int, *, dtype: mx.Dtype = mx.bfloat16) -> Subje
     C, K = 8192, 4
     x, weight = normal(sequences * tokens, C, dtype=dtype), normal(K, C, dtype=dtype)
     mx.eval(x, weight)
-    native, _, _ = runs(
+    native, _, windows = runs(
         (K - 1, C),
         dtype,
         sequences,
@@ -126,13 +133,13 @@ def conv(sequences: int, tokens: int, *, dtype: mx.Dtype = mx.bfloat16) -> Subje
     module = Conv1d(C, C, K, groups=C, bias=False)
     module.weight = mx.contiguous(weight.T[..., None])
     shaped = x.reshape(sequences, tokens, C)
-    windows = [mx.zeros((sequences, K - 1, C), dtype)]
-    mx.eval(module.parameters(), windows)
+    mx.eval(module.parameters())
 
-    def plain(_: int) -> None:
-        whole = mx.concatenate([windows[0], shaped], axis=1)
-        windows[0] = mx.contiguous(whole[:, 1 - K :])
-        mx.eval(silu(module(whole)), windows[0])
+    def plain(n: int) -> None:
+        i = n % len(windows)
+        whole = mx.concatenate([windows[i], shaped], axis=1)
+        windows[i] = mx.contiguous(whole[:, 1 - K :])
+        mx.eval(silu(module(whole)), windows[i])
 
     return Subject(f"convolution and silu, {dtype}", C // 128, native, plain, None)
 
@@ -145,7 +152,7 @@ def ssd(sequences: int, tokens: int) -> Subject:
     A_log, dt_bias, D = normal(H), normal(H), normal(H)
     parameters = SsdParameters(A_log=A_log, dt_bias=dt_bias, D=D, lowest=0.001, highest=100.0)
     mx.eval(x, B, C, dt, A_log, dt_bias, D)
-    native, bound, _ = runs(
+    native, bound, states = runs(
         (H, Dh, Ds),
         mx.float32,
         sequences,
@@ -153,11 +160,12 @@ def ssd(sequences: int, tokens: int) -> Subject:
         lambda pool, step: recurrent.ssd(pool, step, x, B, C, dt, parameters=parameters),
     )
     x4, B4, C4, dt4 = [part.reshape(sequences, tokens, *part.shape[1:]) for part in (x, B, C, dt)]
-    states = [normal(sequences, H, Dh, Ds) for _ in range(4)]
 
     def plain(n: int) -> None:
-        y, states[n % 4] = mlx_lm_ssm.ssm_attn(x4, A_log, B4, C4, D, dt4, dt_bias, states[n % 4])
-        mx.eval(y, states[n % 4])
+        y, states[n % len(states)] = mlx_lm_ssm.ssm_attn(
+            x4, A_log, B4, C4, D, dt4, dt_bias, states[n % len(states)]
+        )
+        mx.eval(y, states[n % len(states)])
 
     return Subject("SSD", H, native, plain, bound)
 
@@ -176,7 +184,7 @@ def scan(sequences: int, tokens: int) -> Subject:
     A = -mx.broadcast_to(mx.arange(1, Ds + 1).astype(mx.float32), (W, Ds))
     A = mx.contiguous(A)
     mx.eval(x, d, B, C, A, D)
-    native, bound, _ = runs(
+    native, bound, states = runs(
         (W, Ds),
         mx.float32,
         sequences,
@@ -184,17 +192,16 @@ def scan(sequences: int, tokens: int) -> Subject:
         lambda pool, step: recurrent.selective_scan(pool, step, x, d, B, C, A=A, D=D),
     )
     xs, ds, bs, cs = (part.reshape(sequences, tokens, -1) for part in (x, d, B, C))
-    states = [normal(sequences, W, Ds) for _ in range(4)]
 
     def plain(n: int) -> None:
-        state, out = states[n % 4], []
+        state, out = states[n % len(states)], []
         for t in range(tokens):
             new = mx.expand_dims(ds[:, t] * xs[:, t], -1) * mx.expand_dims(bs[:, t], 1)
             state = new + state * mx.exp(mx.expand_dims(ds[:, t], -1) * A)
             out.append((state @ mx.expand_dims(cs[:, t], -1)).squeeze(2) + D * xs[:, t])
         y = mx.stack(out, axis=1)
         mx.eval(y, state)
-        states[n % 4] = state
+        states[n % len(states)] = state
 
     return Subject("selective scan", W, native, plain, bound)
 
@@ -208,29 +215,31 @@ KERNELS: dict[str, Callable[[int, int], Subject]] = {
 }
 
 
-def seconds(subject: Subject, rounds: int) -> Iterator[float]:
+def seconds(subject: Subject, rounds: int, clock: Callable[[], float]) -> Iterator[float]:
     """Of native, plain and bound: bursts in turns, the best of each."""
     calls = [call for call in (subject.native, subject.plain, subject.bound) if call is not None]
     best, counts = [float("inf")] * len(calls), []
     for call in calls:
         call(0)
-        began = time.perf_counter()
+        began = clock()
         call(1)
-        counts.append(max(1, round(BURST / (time.perf_counter() - began))))
+        counts.append(max(1, round(BURST / (clock() - began))))
     number = 2
     for _ in range(rounds):
         for i, call in enumerate(calls):
-            began = time.perf_counter()
+            began = clock()
             for _ in range(counts[i]):
                 call(number)
                 number += 1
-            best[i] = min(best[i], (time.perf_counter() - began) / counts[i])
+            best[i] = min(best[i], (clock() - began) / counts[i])
     yield from best
 
 
-def measure(name: str, sequences: int, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, sequences: int, tokens: int, rounds: int, clock: Callable[[], float]
+) -> dict[str, Any]:
     subject = KERNELS[name](sequences, tokens)
-    native, plain, *bound = seconds(subject, rounds)
+    native, plain, *bound = seconds(subject, rounds, clock)
     unit = sequences * tokens * subject.units / 1e9
     row: dict[str, Any] = {
         "kernel": subject.name,
@@ -259,9 +268,10 @@ def main() -> None:
     mx.set_default_device(mx.cpu)
     mx.disable_compile()
     _ext.set_threads(args.threads)
+    clock = time.process_time if args.threads == 1 else time.perf_counter
     sizes = [(int(n), int(t)) for n, t in (size.split("x") for size in args.sizes.split(","))]
     print(f"{_ext.isa()}, threads {args.threads}; ns per token and head: native, mlx-lm, ratio, over bound")
-    rows = [measure(name, n, t, args.rounds) for name in args.kernels.split(",") for n, t in sizes]
+    rows = [measure(name, n, t, args.rounds, clock) for name in args.kernels.split(",") for n, t in sizes]
     print(json.dumps({"isa": _ext.isa(), "threads": args.threads, "rows": rows}))
 
 

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.sampling.native_sampling import NativeSampling
+from octavo.engine.executor.sampling.native_sampling import NativeSampler
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.kernels import _ext
 
@@ -61,7 +61,7 @@ def states(params: SamplingParams, rows: int, vocab: int) -> list[SampleState]:
 
 def measure(logits: mx.array, drawing: list[SampleState], repeats: int) -> list[float]:
     """Milliseconds of each of the calls."""
-    sample, rows, times = NativeSampling().draw, range(len(drawing)), []
+    sample, rows, times = NativeSampler().draw, range(len(drawing)), []
     for _ in range(repeats + 1):
         start = time.perf_counter()
         sample(logits, rows, drawing)
