@@ -61,6 +61,7 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_serving.py",
         "tests/scheduler/test_fairness.py",
         "tests/scheduler/test_preemption_bounds.py",
+        "tests/scheduler/test_starvation.py",
         "tests/scheduler/test_deadlines_at_random.py",
     ),
 )
