@@ -103,7 +103,13 @@ ENGINE = {
 }
 
 
-SWAP = Suite(EVERY_ROOM, ("tests/scheduler/test_swap.py",))
+SWAP = Suite(
+    EVERY_ROOM,
+    (
+        "tests/scheduler/test_swap.py",
+        "tests/engine/kv_store/test_windows.py::test_a_plan_reads_what_is_needed_and_no_more",
+    ),
+)
 
 
 def suite_of(mutant: Mutant) -> Suite:
