@@ -32,6 +32,7 @@ class SequenceQueues:
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.copies: list[PageCopy] = []
+        self._num_admitted = 0  # for the first time
 
     @property
     def may_grow(self) -> bool:
@@ -46,7 +47,7 @@ class SequenceQueues:
         self.waiting.append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
-        """Wait before everybody of the same priority, after waiting for pages in between."""
+        """Wait as after ``preempt``, after waiting for pages in between."""
         self.loading.remove(sequence)
         self._put_back(sequence)
 
@@ -60,12 +61,17 @@ class SequenceQueues:
         self.waiting.remove(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         sequence.status, sequence.table = Status.RUNNING, table
+        sequence.num_overtaken = 0
+        if sequence.num_cached is None:
+            sequence.num_admitted_before = self._num_admitted
+            self._num_admitted += 1
         self.waiting.let_in(sequence)
         self.copies += table.copies
         table.copies = []
 
     def preempt(self, victim: Sequence) -> None:
-        """Take a running sequence's pages back; it is the first of its priority to be admitted again."""
+        """Take a running sequence's pages back; it is admitted again before those of its priority that
+        never ran, or ran after it did."""
         victim.num_preempted += 1
         self.running.remove(victim)
         self._release(victim)
@@ -118,10 +124,11 @@ class SequenceQueues:
             queued = remaining
         for member in reversed(queued):
             member.digests = parent.digests.copy()
+            member.num_admitted_before = parent.num_admitted_before
             self._put_back(member)
 
     def _put_back(self, sequence: Sequence) -> None:
-        """Wait before everybody of the same priority."""
+        """Wait before everybody of the same priority that never ran, or ran later."""
         sequence.status = Status.WAITING
         self.waiting.put_back(sequence)
 
@@ -132,6 +139,7 @@ class SequenceQueues:
             return False
         self.copies += fork.copies
         member.table, member.digests = fork.table, fork.table.digests
+        member.num_admitted_before = successor.num_admitted_before
         member.status = Status.RUNNING
         self.running.insert(self.running.index(successor) + 1, member)
         return True
@@ -163,3 +171,4 @@ def _take_over(successor: Sequence, parent: Sequence) -> None:
     successor.digests, successor.num_cached = parent.digests, parent.num_cached
     successor.num_charged = parent.num_charged
     successor.num_preempted, successor.may_load = parent.num_preempted, parent.may_load
+    successor.num_admitted_before = parent.num_admitted_before

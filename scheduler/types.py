@@ -36,6 +36,8 @@ class Sequence:
     first_token_by  when its first token is wanted, by the clock of ``Scheduler.plan`` (None: whenever)
     tenant       whose it is, where several share a server
     num_preempted  how often it had to give its pages back
+    num_admitted_before  sequences that had been let in when it was, for the first time
+    num_overtaken  how many others were let in before it while it was next, see ``AgeOrder``
     may_load     it gave its pages back, and no connector was asked for them since
     successor    the parallel sample that took its place, and its pages, when it was aborted
     num_charged  tokens that the tenant has paid for, where accounts are kept
@@ -60,6 +62,8 @@ class Sequence:
     table: PageTable | None = field(init=False, default=None)
     num_cached: int | None = field(init=False, default=None)
     num_preempted: int = field(init=False, default=0)
+    num_admitted_before: int = field(init=False, default=0)
+    num_overtaken: int = field(init=False, default=0)
     may_load: bool = field(init=False, default=False)
     successor: Sequence | None = field(init=False, default=None)
     num_charged: int = field(init=False, default=0)

@@ -7,8 +7,13 @@ from collections.abc import Iterable, Set
 from ..types import Sequence
 
 MAX_OVERTAKEN = 32
-"""Younger ones that are let in before the oldest, and those let in with the last of these: the k-th oldest
-waits for no more than (32 + max_running) k others, see docs/guides/latency-targets.md."""
+"""Younger ones that are let in before the oldest, or before those that gave their pages back: then these come
+first. Those let in with the last of them may be as many more as run at once."""
+
+MAX_PASSED = 256
+"""The same where the oldest comes first and cannot be let in yet: for a long prompt that is under way, say.
+Then nobody passes it any more, or the room it needs might never be free. Bounds that follow from both:
+docs/guides/latency-targets.md and docs/guides/preemption.md."""
 
 
 class AgeOrder:
@@ -22,15 +27,14 @@ class AgeOrder:
     def __init__(self) -> None:
         self.late: Set[Sequence] = frozenset()
         self._interrupted: set[Sequence] = set()
-        self._overtaken: dict[Sequence, int] = {}  # while it was the oldest
 
     def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
         """Each of these, who wait with equal rights, with its place: smaller ones first, and among equals
-        the order given, which is that of age."""
+        the order given: those that ran before by age, then the others by age."""
         equals = list(equals)
-        oldest = self._oldest(equals)
-        due = oldest if oldest is not None and self._overtaken.get(oldest, 0) >= MAX_OVERTAKEN else None
-        return [(self._place(each, due), self._preference(each), each) for each in equals]
+        _, oldest = self._first_ones(equals)
+        due = oldest if oldest is not None and oldest.num_overtaken >= MAX_OVERTAKEN else None
+        return [self._rank(each, due) for each in equals]
 
     def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
         """These, who wait with equal rights, by rank."""
@@ -40,35 +44,61 @@ class AgeOrder:
         """It ran and has to wait again."""
         self._interrupted.add(sequence)
 
+    def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:
+        """How many of ``equals`` come before one that ran and has to wait again: those that ran, too, and
+        were let in before it was, for the first time."""
+        ran, _ = self._first_ones(equals)
+        return sum(each.num_admitted_before < sequence.num_admitted_before for each in ran)
+
+    def may_pass(self, sequence: Sequence, equals: Iterable[Sequence]) -> bool:
+        """Whether one of ``equals`` may be let in though another one, which comes before it, has to wait."""
+        ran, oldest = self._first_ones(equals)
+        if ran and _times_overtaken(ran) >= MAX_OVERTAKEN:
+            return False
+        return oldest is None or oldest is sequence or oldest.num_overtaken < MAX_PASSED
+
     def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
         """One of ``equals`` waits no more."""
+        ran, oldest = self._first_ones(equals)
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
+            others = [each for each in ran if each is not sequence]
+            if others:  # they are overtaken together
+                others[0].num_overtaken = max(others[0].num_overtaken, sequence.num_overtaken)
             return
-        oldest = self._oldest(equals)
+        if ran:
+            ran[0].num_overtaken = 1 + _times_overtaken(ran)
         if oldest is not None and oldest is not sequence:
-            self._overtaken[oldest] = self._overtaken.get(oldest, 0) + 1
-        self._overtaken.pop(sequence, None)
+            oldest.num_overtaken += 1
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
         """``successor`` takes the place of a sequence that waits, and its age."""
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
             self._interrupted.add(successor)
-        if (overtaken := self._overtaken.pop(sequence, None)) is not None:
-            self._overtaken[successor] = overtaken
+        successor.num_overtaken = sequence.num_overtaken
 
-    def _place(self, sequence: Sequence, due: Sequence | None) -> int:
+    def _rank(self, sequence: Sequence, due: Sequence | None) -> tuple[int, int, Sequence]:
         if sequence in self._interrupted:
-            return 0
+            return 0, 0, sequence
         if sequence is due:
-            return 1
-        return 3 if sequence in self.late else 2
+            return 1, 0, sequence
+        return 3 if sequence in self.late else 2, self._preference(sequence), sequence
 
     def _preference(self, _sequence: Sequence) -> int:
-        """Among those of one place, smaller ones first."""
+        """Among those that never ran, smaller ones first."""
         return 0
 
-    def _oldest(self, equals: Iterable[Sequence]) -> Sequence | None:
-        """Of those that never ran."""
-        return next((each for each in equals if each not in self._interrupted), None)
+    def _first_ones(self, equals: Iterable[Sequence]) -> tuple[list[Sequence], Sequence | None]:
+        """Those that ran before, who are the first of ``equals``, and the oldest of those that never ran."""
+        ran: list[Sequence] = []
+        for each in equals:
+            if each not in self._interrupted:
+                return ran, each
+            ran.append(each)
+        return ran, None
+
+
+def _times_overtaken(ran: Iterable[Sequence]) -> int:
+    """By those that never ran, since one of these, or of those that waited with them, has been waiting."""
+    return max(each.num_overtaken for each in ran)

@@ -46,7 +46,7 @@ class WaitingQueue(ABC):
 
     @abstractmethod
     def put_back(self, sequence: Sequence) -> None:
-        """One that ran and has to wait again: before its equals."""
+        """One that ran and has to wait again: before its equals, but for those that ran before it did."""
 
     @abstractmethod
     def remove(self, sequence: Sequence) -> None: ...
@@ -58,7 +58,7 @@ class WaitingQueue(ABC):
     @abstractmethod
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         """Whether a sequence may be let in though ``blocked``, which comes before it, has to wait for a
-        long prompt or for a page that is being computed."""
+        long prompt or for a page that is being computed. Nobody is passed for ever, see ``AgeOrder``."""
 
     @abstractmethod
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:

@@ -37,7 +37,9 @@ class DeficitQueue(FairQueue):
         self._lengths = order.lengths
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        return sequence.priority == blocked.priority  # only who may be served is ever offered
+        if sequence.priority != blocked.priority:
+            return False
+        return self._order.may_pass(sequence, self._lane(sequence))  # of others, who may be served is offered
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum

@@ -41,11 +41,12 @@ class FirstComeQueue(WaitingQueue):
 
     def put_back(self, sequence: Sequence) -> None:
         before = (i for i, s in enumerate(self._waiting) if s.priority >= sequence.priority)
-        self._waiting.insert(next(before, len(self._waiting)), sequence)
+        index = next(before, len(self._waiting))
+        self._waiting.insert(index + self._order.num_before(sequence, self._equals(sequence)), sequence)
         self._order.interrupt(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self._order.leaves(sequence, (s for s in self._waiting if s.priority == sequence.priority))
+        self._order.leaves(sequence, self._equals(sequence))
         self._waiting.remove(sequence)
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
@@ -53,13 +54,18 @@ class FirstComeQueue(WaitingQueue):
         self._order.replace(sequence, successor)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        return sequence.priority == blocked.priority
+        return sequence.priority == blocked.priority and self._order.may_pass(
+            sequence, self._equals(sequence)
+        )
 
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
         return running.priority <= sequence.priority
 
     def short_rivals(self, _running: Sequence) -> Iterable[Sequence]:
         return islice(self._waiting, LOOK_AHEAD)
+
+    def _equals(self, sequence: Sequence) -> Iterator[Sequence]:
+        return (other for other in self._waiting if other.priority == sequence.priority)
 
     def _by_rank(self) -> Iterator[Sequence]:
         """Of each priority the first ``LOOK_AHEAD`` in their order, and the others behind them."""

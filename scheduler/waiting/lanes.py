@@ -73,7 +73,8 @@ class TenantLanes(WaitingQueue):
         self._size += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        self._open_lane(sequence).appendleft(sequence)
+        lane = self._open_lane(sequence)
+        lane.insert(self._order.num_before(sequence, lane), sequence)
         self._size += 1
         self._order.interrupt(sequence)
 
@@ -96,7 +97,7 @@ class TenantLanes(WaitingQueue):
         self._order.replace(sequence, successor)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        return _are_equals(blocked, sequence)
+        return _are_equals(blocked, sequence) and self._order.may_pass(sequence, self._lane(sequence))
 
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
         return running.priority < sequence.priority or _are_equals(running, sequence)

@@ -108,20 +108,50 @@ MUTANTS = (
     Mutant(
         "who gave way has lost its place",
         AGE,
-        "        if sequence in self._interrupted:\n            return 0\n",
+        "        if sequence in self._interrupted:\n            return 0, 0, sequence\n",
         "",
     ),
     Mutant(
         "a successor is as young as can be",
         AGE,
-        "            self._overtaken[successor] = overtaken\n",
-        "            pass\n",
+        "        successor.num_overtaken = sequence.num_overtaken\n",
+        "",
     ),
     Mutant(
         "who gave way overtakes others",
         AGE,
-        "            self._interrupted.remove(sequence)\n            return\n        oldest",
-        "            self._interrupted.remove(sequence)\n        oldest",
+        "            return\n        if ran:",
+        "            pass\n        if ran:",
+    ),
+    Mutant(
+        "short prompts pass a long one for ever",
+        AGE,
+        "oldest is sequence or oldest.num_overtaken < MAX_PASSED",
+        "oldest is sequence or True",
+    ),
+    Mutant(
+        "who gave way is passed for ever",
+        AGE,
+        "if ran and _times_overtaken(ran) >= MAX_OVERTAKEN:",
+        "if False:",
+    ),
+    Mutant(
+        "whoever gave way last comes back first",
+        AGE,
+        "return sum(each.num_admitted_before < sequence.num_admitted_before for each in ran)",
+        "return 0 * len(ran)",
+    ),
+    Mutant(
+        "passes are forgotten when one comes back",
+        AGE,
+        "max(others[0].num_overtaken, sequence.num_overtaken)",
+        "0",
+    ),
+    Mutant(
+        "who gave way comes back by what is cached",
+        AGE,
+        "return 0, 0, sequence",
+        "return 0, self._preference(sequence), sequence",
     ),
     Mutant(
         "the level rises to whoever had most",
@@ -171,8 +201,8 @@ MUTANTS = (
     Mutant(
         "who gave way queues before the more urgent",
         FIRST_COME,
-        "if s.priority >= sequence.priority)\n        self._waiting.insert",
-        "if True)\n        self._waiting.insert",
+        "if s.priority >= sequence.priority)\n        index",
+        "if True)\n        index",
     ),
     Mutant(
         "long prompts hold back the more urgent",
@@ -189,8 +219,8 @@ MUTANTS = (
     Mutant(
         "who gave way is its tenant's last",
         LANES,
-        "self._open_lane(sequence).appendleft(sequence)",
-        "self._open_lane(sequence).append(sequence)",
+        "lane.insert(self._order.num_before(sequence, lane), sequence)",
+        "lane.append(sequence)",
     ),
     Mutant(
         "prompts that are computed again count as cached",

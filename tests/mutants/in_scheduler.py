@@ -208,6 +208,12 @@ MUTANTS = (
         "successor.table, parent.table = parent.table, None",
         "pass",
     ),
+    Mutant(
+        "passes of another time count",
+        QUEUES,
+        "        sequence.num_overtaken = 0\n",
+        "",
+    ),
     Mutant("forks exceed max_running", QUEUES, "len(self.running) == self.max_running or not", "not"),
     Mutant("copies are not asked for", QUEUES, "self.copies += fork.copies", "pass"),
     Mutant(
@@ -267,8 +273,8 @@ MUTANTS = (
     Mutant(
         "who is late waits for ever",
         "scheduler/waiting/age_order.py",
-        "self._overtaken[oldest] = self._overtaken.get(oldest, 0) + 1",
-        "self._overtaken[oldest] = 0",
+        "oldest.num_overtaken += 1",
+        "oldest.num_overtaken = 0",
     ),
     # a step that is planned before the one before it is committed
     Mutant(

@@ -61,6 +61,7 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_serving.py",
         "tests/scheduler/test_fairness.py",
         "tests/scheduler/test_preemption_bounds.py",
+        "tests/scheduler/test_starvation.py",
         "tests/scheduler/test_deadlines_at_random.py",
     ),
 )
@@ -104,7 +105,13 @@ ENGINE = {
 }
 
 
-SWAP = Suite(EVERY_FOLDER, ("tests/scheduler/test_swap.py",))
+SWAP = Suite(
+    EVERY_FOLDER,
+    (
+        "tests/scheduler/test_swap.py",
+        "tests/engine/kv_store/test_windows.py::test_a_plan_reads_what_is_needed_and_no_more",
+    ),
+)
 
 
 def suite_of(mutant: Mutant) -> Suite:

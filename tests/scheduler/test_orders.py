@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Sequence
 from octavo.scheduler.preemption import has_headroom
 from octavo.scheduler.step_cost import StepCost
 from octavo.scheduler.types import ScheduledChunk, StepShape
 from octavo.scheduler.waiting import DeficitQueue, FairQueue, FirstComeQueue, cached_tokens
-from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, AgeOrder
+from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, MAX_PASSED, AgeOrder
+from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
 
@@ -28,10 +31,86 @@ def test_who_gave_way_overtakes_nobody_by_coming_back() -> None:
     for _ in range(MAX_OVERTAKEN):
         order.interrupt(back)
         order.leaves(back, [older, back])
-    assert order.rank([older])[0][0] == AgeOrder().rank([older])[0][0], "it is not due"
+    assert order.rank([older])[0][0] == order.rank([sequence("other")])[0][0], "it is not due"
     for _ in range(MAX_OVERTAKEN):
         order.leaves(back, [older, back])
-    assert order.rank([older])[0][0] < AgeOrder().rank([older])[0][0], "now it is"
+    assert order.rank([older])[0][0] < order.rank([sequence("other")])[0][0], "now it is"
+
+
+def let_in_as(number: int, name: str = "") -> Sequence:
+    """One that ``number`` others were let in before."""
+    one = sequence(name or str(number))
+    one.num_admitted_before = number
+    return one
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_those_that_gave_way_come_back_in_the_order_in_which_they_were_let_in(kind: str) -> None:
+    """Those let in later come after them, however often they give way."""
+    queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
+    never_ran = sequence("never ran")
+    queue.append(never_ran)
+    first, second, third = (let_in_as(number) for number in range(3))
+    for each in (second, third, first):
+        queue.put_back(each)
+    queue.set_late({never_ran})
+    assert list(queue.offers()) == [first, second, third, never_ran]
+
+
+def test_who_gave_way_comes_back_whatever_is_cached() -> None:
+    blocks = BlockManager(8, PAGE_SIZE)
+    tokens = list(range(9))
+    table = blocks.open(tokens)
+    assert blocks.reserve(table, 9)
+    blocks.commit(table, tokens, 9)
+    queue, first, cached = QUEUES["lpm"](blocks), let_in_as(0), Sequence("cached", tokens, 1)
+    cached.num_admitted_before = 1
+    queue.put_back(first)
+    queue.put_back(cached)
+    assert list(queue.offers()) == [first, cached]
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_the_oldest_is_passed_so_often_and_no_more(kind: str) -> None:
+    queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
+    oldest = sequence("oldest")
+    queue.append(oldest)
+    for number in range(MAX_PASSED + 1):
+        other = sequence(str(number))
+        queue.append(other)
+        assert queue.may_pass(oldest, other) == (number < MAX_PASSED)
+        queue.remove(other)
+    assert queue.may_pass(let_in_as(0), oldest), "who has waited so long passes others"
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_those_that_gave_way_are_passed_so_often_together(kind: str) -> None:
+    """As long as one of them waits; or each of them would let more in, that may give way as well."""
+    queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
+    first, second, third = (let_in_as(number) for number in range(3))
+    queue.put_back(first)
+    queue.put_back(second)
+
+    def passes(number: int) -> None:
+        for _ in range(number):
+            other = sequence("other")
+            queue.append(other)
+            assert queue.may_pass(first, other)
+            queue.remove(other)
+
+    passes(MAX_OVERTAKEN // 2)
+    queue.remove(first)
+    queue.put_back(third)
+    passes(MAX_OVERTAKEN // 2)
+    other = sequence("other")
+    queue.append(other)
+    assert not queue.may_pass(second, other)
+    queue.remove(second)
+    assert not queue.may_pass(third, other)
+    queue.remove(third)
+    fresh = let_in_as(3)
+    queue.put_back(fresh)
+    assert queue.may_pass(fresh, other), "they were back in the meantime"
 
 
 def test_who_gave_way_is_its_tenants_first() -> None:
