@@ -59,6 +59,7 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
       for (int v = 0; v < 4; ++v) high[r][v] = low[r][v] = _mm512_setzero_si512();
     for (int b = 0; b < kBlocks; ++b) {
       if (!(blocks >> b & 1)) continue;
+#pragma GCC unroll 1
       for (int quad = 0; quad < 4; ++quad) {
         __m512i values[4];
         source.load(b, quad, vector, values);
