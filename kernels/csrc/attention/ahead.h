@@ -13,7 +13,7 @@ struct Ahead {
   const uint8_t* codes = nullptr;
   int64_t bytes = 0;
 
-  // `step`: 0 to 3 are the tile's blocks of K, the next four those of V, then those of the next tile's K.
+  // `step`: 0 to 3 are the tile's blocks of K, the next four those of V, then those of the next tile.
   Ahead(const PageLayout& layout, const Tile& tile, int step) {
     const Tile::Block& block = step < 2 * kBlocks ? tile.blocks[step % kBlocks] : tile.next[step % kBlocks];
     if (block.base == nullptr) return;
@@ -26,6 +26,9 @@ struct Ahead {
   OCTAVO_INLINE void ask(const Ahead& ahead, int part, int parts) {
     const int64_t size = ahead.bytes / parts;
     if (ahead.codes != nullptr) prefetch(ahead.codes + part * size, size);
+  }
+  __attribute__((always_inline)) void ask_line(int line) const {
+    if (codes != nullptr) __builtin_prefetch(codes + 64 * line);
   }
 };
 

@@ -101,7 +101,6 @@ void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* 
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
     for (int part = 0; part < parts; ++part) {
-      Ahead::ask(ahead, part, parts);
       const int64_t count = std::min<int64_t>(32, row_bytes / 2 - 32 * part);
       const __mmask32 valid = ~uint32_t(0) >> (32 - count);
       __m512i pairs[16];
@@ -110,10 +109,12 @@ void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* 
         pairs[t] = _mm512_maskz_loadu_epi16(valid, from + t * row_bytes + 64 * part);
       transpose16(pairs);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i)
+      for (int i = 0; i < 16; ++i) {
+        ahead.ask_line(16 * part + i);  // one by one: many at once make other loads wait
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
           add_dots(sums[r], (__m512bh)pairs[i], broadcast2(queries + r * dim + 32 * part + 2 * i));
+      }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r]);
@@ -235,11 +236,11 @@ void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint1
       const uint32_t visible = tile.mask(b);
       const Ahead ahead(layout, tile, kBlocks + b + kDistance);
       for (int pair = 0; pair < 8; ++pair, from += 2 * row_bytes) {
-        if (vector == 0) Ahead::ask(ahead, pair, 8);
         const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
         const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
 #pragma GCC unroll 4
         for (int c = 0; c < kVecs / 2; ++c) {
+          if (vector == 0) Ahead::ask(ahead, pair * kVecs / 2 + c, 4 * kVecs);
           const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + 64 * c);
           const __m512i second = _mm512_maskz_loadu_epi16(second_valid, from + row_bytes + 64 * c);
           const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(first, second);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "attention/ahead.h"
 #include "attention/codes_avx512.h"
 #include "attention/rows.h"
 #include "attention/tiles_amx.h"
@@ -98,57 +99,80 @@ size_t key_panel_bytes(int dim) {
 }
 
 template <class Code>
+using KeyLookup =
+    Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kOffset>;
+
+template <class Code>
+constexpr int kPerWord = 8 / Code::kBits;  // vectors of a word of codes
+
+// Words [word, word + 16) of a block's 16 rows as columns; zeros past the last of `num_words`.
+OCTAVO_INLINE void load_columns_of_codes(const uint8_t* codes, int64_t stride, int word, int num_words,
+                                         __m512i (&columns)[16]) {
+  const __mmask16 valid = __mmask16((1u << std::min(16, num_words - word)) - 1);
+#pragma GCC unroll 16
+  for (int t = 0; t < 16; ++t) columns[t] = _mm512_maskz_loadu_epi32(valid, codes + t * stride + 4 * word);
+  transpose16(columns);
+}
+
+// The lowest bits of a block's codes, by columns.
+template <class Code>
+OCTAVO_INLINE void load_key_planes(const uint8_t* of_rows, int64_t stride, __m512i* planes) {
+  if constexpr (Code::kPlanes) {
+    load_columns(of_rows, stride, planes);
+    planes[0] = _mm512_and_si512(planes[0], _mm512_set1_epi32(int(0xffffff00)));  // that byte is the scale
+  }
+}
+
+// Column `word` of codes as kPerWord vectors of the panel.
+template <class Code>
+OCTAVO_INLINE void expand_column(const KeyLookup<Code>& lookup, __m512i codes, const __m512i* planes,
+                                 int word, __m512i (&to)[kPerWord<Code>]) {
+  if constexpr (Code::kBits == 8) {
+    to[0] = Code::kAffine ? codes : _mm512_xor_si512(codes, _mm512_set1_epi8(char(0x80)));
+  } else if constexpr (Code::kAffine) {
+    to[0] = low_nibbles(codes);
+    to[1] = high_nibbles(codes);
+  } else {
+    __m512i spread = codes;
+    if constexpr (Code::kPlanes) {  // byte word % 4 of each lane, four times
+      alignas(16) int8_t order[16];
+      for (int lane = 0; lane < 16; ++lane) order[lane] = int8_t(lane / 4 * 4 + word % 4);
+      spread = _mm512_shuffle_epi8(
+          planes[word / 4], _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(order))));
+    }
+    lookup.expand(codes, spread, _mm512_set1_epi32(0x40100401), to[0], to[1]);
+  }
+}
+
+template <class Code>
 void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
-  constexpr int kPerWord = 8 / Code::kBits;  // vectors of the panel
-  const Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kOffset> lookup;
+  const KeyLookup<Code> lookup;
   const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_groups<Code>(dim);
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (block.base == nullptr) continue;
-    const uint8_t* from = k_codes(layout, block.base, block.offset);
+    const uint8_t* const codes = k_codes(layout, block.base, block.offset);
     const uint8_t* const of_rows = k_scale(layout, block.base, block.offset);
     if (next.base != nullptr) {
       prefetch(k_codes(layout, next.base, next.offset), 16 * layout.k.row_bytes);
       prefetch(k_scale(layout, next.base, next.offset), 16 * layout.k.scale_bytes);
     }
     __m512i planes[kMaxDim / 32];
-    if constexpr (Code::kPlanes) {
-      load_columns(of_rows, layout.k.scale_bytes, planes);
-      planes[0] = _mm512_and_si512(planes[0], _mm512_set1_epi32(int(0xffffff00)));  // that byte is the scale
-    }
+    load_key_planes<Code>(of_rows, layout.k.scale_bytes, planes);
     if constexpr (Code::kGroup > 0) {
       __m512* const scales = reinterpret_cast<__m512*>(panel + size_t(dim) * kBlocks / 4) + b;
       load_group_scales<Code>(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, kBlocks);
     }
-    for (int word = 0; word < num_words; word += 16, from += 64) {
-      const int count = std::min(16, num_words - word);
-      const __mmask16 valid = __mmask16((1u << count) - 1);
-      __m512i rows[16];
-#pragma GCC unroll 16
-      for (int t = 0; t < 16; ++t) rows[t] = _mm512_maskz_loadu_epi32(valid, from + t * layout.k.row_bytes);
-      transpose16(rows);
-      __m512i* to = panel + size_t(word) * kPerWord * kBlocks + b;
+    for (int word = 0; word < num_words; word += 16) {
+      __m512i columns[16];
+      load_columns_of_codes(codes, layout.k.row_bytes, word, num_words, columns);
+      __m512i* to = panel + size_t(word) * kPerWord<Code> * kBlocks + b;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
-        if (i >= count) break;
-        if constexpr (Code::kBits == 8) {
-          to[i * kBlocks] = Code::kAffine ? rows[i] : _mm512_xor_si512(rows[i], _mm512_set1_epi8(char(0x80)));
-        } else if constexpr (Code::kAffine) {
-          to[2 * i * kBlocks] = low_nibbles(rows[i]);
-          to[(2 * i + 1) * kBlocks] = high_nibbles(rows[i]);
-        } else {
-          __m512i spread = rows[i];
-          if constexpr (Code::kPlanes) {  // byte i % 4 of each lane, four times
-            const int byte = i % 4;
-            alignas(16) int8_t order[16];
-            for (int lane = 0; lane < 16; ++lane) order[lane] = int8_t(lane / 4 * 4 + byte);
-            spread = _mm512_shuffle_epi8(
-                planes[(word + i) / 4],
-                _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(order))));
-          }
-          lookup.expand(rows[i], spread, _mm512_set1_epi32(0x40100401), to[2 * i * kBlocks],
-                        to[(2 * i + 1) * kBlocks]);
-        }
+        if (word + i >= num_words) break;
+        __m512i vectors[kPerWord<Code>];
+        expand_column<Code>(lookup, columns[i], planes + word / 4, i, vectors);
+        for (const __m512i& vector : vectors) *to = vector, to += kBlocks;
       }
     }
   }
@@ -222,6 +246,17 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
   }
 }
 
+// total += a group's products, by its scales (and, `step` further on, biases).
+template <class Code>
+OCTAVO_INLINE void add_group(__m512i high, __m512i low, int32_t sum, const __m512* scales, int step,
+                             __m512& total) {
+  __m512i product = join(high, low);
+  if constexpr (Code::kOffset != 0)
+    product = _mm512_sub_epi32(product, _mm512_set1_epi32(sum * Code::kOffset));
+  total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), *scales, total);
+  if constexpr (Code::kAffine) total = _mm512_fmadd_ps(_mm512_set1_ps(float(sum)), scales[step], total);
+}
+
 // The same where groups of dims have scales of their own.
 template <class Code, int kRows>
 OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
@@ -246,15 +281,9 @@ OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
       const int32_t sum = queries.sums[size_t(first + r) * groups + g];
-      const __m512i offset = _mm512_set1_epi32(sum * Code::kOffset);
-      const __m512 of_bias = _mm512_set1_ps(float(sum));
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) {
-        __m512i product = join(high[r][b], low[r][b]);
-        if constexpr (Code::kOffset != 0) product = _mm512_sub_epi32(product, offset);
-        total[r][b] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scales[b], total[r][b]);
-        if constexpr (Code::kAffine) total[r][b] = _mm512_fmadd_ps(of_bias, scales[kBlocks + b], total[r][b]);
-      }
+      for (int b = 0; b < kBlocks; ++b)
+        add_group<Code>(high[r][b], low[r][b], sum, scales + b, kBlocks, total[r][b]);
     }
   }
 #pragma GCC unroll 3
@@ -266,13 +295,90 @@ OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim
   }
 }
 
+constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
+constexpr int kDistance = 8;    // blocks between what is read and what is asked for
+
+// A few rows over K as it is transposed, without a panel: the same integers, and the same floats of them.
+template <class Code, int kRows>
+void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Code>& queries, float* scores) {
+  constexpr int kGroupWords = Code::kGroup > 0 ? Code::kGroup * Code::kBits / 32 : 0;
+  constexpr int kPer = Code::kAffine ? 2 : 1;
+  const KeyLookup<Code> lookup;
+  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_groups<Code>(dim);
+  __m512i planes[kMaxDim / 32];
+  __m512 scales[Code::kGroup > 0 ? kPer * kMaxDim / std::max(1, Code::kGroup) : 1];
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (block.base == nullptr) continue;
+    const uint8_t* const codes = k_codes(layout, block.base, block.offset);
+    const uint8_t* const of_rows = k_scale(layout, block.base, block.offset);
+    const Ahead ahead(layout, tile, b + kDistance);
+    if (next.base != nullptr) prefetch(k_scale(layout, next.base, next.offset), 16 * layout.k.scale_bytes);
+    load_key_planes<Code>(of_rows, layout.k.scale_bytes, planes);
+    if constexpr (Code::kGroup > 0)
+      load_group_scales<Code>(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, 1);
+    else scales[0] = load_row_scales<Code>(of_rows, layout.k.scale_bytes, tile.mask(b));
+    __m512i high[kRows], low[kRows];
+    __m512 total[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_si512(), total[r] = _mm512_setzero_ps();
+    for (int word = 0; word < num_words; word += 16) {
+      __m512i columns[16];
+      load_columns_of_codes(codes, layout.k.row_bytes, word, num_words, columns);
+      const int8_t* from = queries.bytes + word * 4 * kPerWord<Code>;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        if (word + i >= num_words) break;
+        ahead.ask_line(word + i);  // as many words as lines
+        __m512i vectors[kPerWord<Code>];
+        expand_column<Code>(lookup, columns[i], planes + word / 4, i, vectors);
+#pragma GCC unroll 2
+        for (int v = 0; v < kPerWord<Code>; ++v, from += 4)
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            add_dots(high[r], vectors[v], broadcast4(from + r * 2 * dim));
+            add_dots(low[r], vectors[v], broadcast4(from + r * 2 * dim + dim));
+          }
+        if constexpr (Code::kGroup > 0) {
+          if ((i + 1) % kGroupWords != 0) continue;
+          const int g = (word + i) / kGroupWords;
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            add_group<Code>(high[r], low[r], queries.sums[size_t(r) * groups + g], scales + g * kPer, 1,
+                            total[r]);
+            high[r] = low[r] = _mm512_setzero_si512();
+          }
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      float* const to = scores + r * kTileTokens + 16 * b;
+      const __m512 factor = _mm512_set1_ps(queries.factors[r]);
+      if constexpr (Code::kGroup > 0) {
+        _mm512_storeu_ps(to, _mm512_mul_ps(total[r], factor));
+      } else {
+        const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
+        store_scores(_mm512_sub_epi32(join(high[r], low[r]), offset), factor, scales[0], to);
+      }
+    }
+  }
+}
+
 template <class Code>
 void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
            float* scores) {
   __m512i* const panel = static_cast<__m512i*>(scratch);
   const int dim = layout.k.dim;
-  load_keys<Code>(layout, tile, panel);
   const Queries<Code> queries(const_cast<void*>(memory), dim, num_rows);
+  switch (num_rows) {
+    case 1: return score_directly<Code, 1>(layout, tile, queries, scores);
+    case 2: return score_directly<Code, 2>(layout, tile, queries, scores);
+    case 3: return score_directly<Code, 3>(layout, tile, queries, scores);
+    case kDirectRows: return score_directly<Code, kDirectRows>(layout, tile, queries, scores);
+    default: break;
+  }
+  load_keys<Code>(layout, tile, panel);
   if constexpr (Code::kGroup > 0) {
     int row = 0;
     for (; row + 2 <= num_rows; row += 2) score_groups<Code, 2>(queries, row, dim, panel, scores);

@@ -48,8 +48,8 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
   factor = top / 65535.0f * per_unit;
 }
 
-template <class Code, int kRows>
-OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, const __m512i* panel,
+template <class Code, int kRows, class Source>
+OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, const Source& source,
                                    int num_vectors, uint32_t blocks, float* accumulators) {
   for (int vector = 0; vector < num_vectors; vector += 4) {
     __m512i high[kRows][4], low[kRows][4];
@@ -59,9 +59,11 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
       for (int v = 0; v < 4; ++v) high[r][v] = low[r][v] = _mm512_setzero_si512();
     for (int b = 0; b < kBlocks; ++b) {
       if (!(blocks >> b & 1)) continue;
-      for (int quad = 4 * b; quad < 4 * b + 4; ++quad) {
-        const __m512i* values = panel + size_t(quad) * num_vectors + vector;
-        const uint8_t* from = weights.bytes + size_t(first) * 2 * kTileTokens + 4 * quad;
+#pragma GCC unroll 1
+      for (int quad = 0; quad < 4; ++quad) {
+        __m512i values[4];
+        source.load(b, quad, vector, values);
+        const uint8_t* from = weights.bytes + size_t(first) * 2 * kTileTokens + 16 * b + 4 * quad;
 #pragma GCC unroll 3
         for (int r = 0; r < kRows; ++r) {
           const __m512i upper = broadcast4(from + r * 2 * kTileTokens);
@@ -117,7 +119,6 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
                 float* accumulators) {
   __m512i* const panel = static_cast<__m512i*>(scratch);
   const int num_vectors = value_width<Code>(layout.v.dim) / 16;
-  load_values<Code>(layout, tile, panel);
   __m512 scales[kBlocks];
   uint32_t blocks = 0;
   for (int b = 0; b < kBlocks; ++b) {
@@ -131,10 +132,17 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for (int r = 0; r < num_rows; ++r)
     fix_weights(weights + size_t(r) * kTileTokens, scales, 1.0f / Code::kScale,
                 fixed.bytes + size_t(r) * 2 * kTileTokens, fixed.factors[r]);
+  if (num_rows <= kDirectRows)
+    return for_pairs_of_rows(num_rows, [&]<int kRows>(int row) {
+      const DirectValues<Code> source(layout, tile, row == 0);
+      accumulate_rows<Code, kRows>(fixed, row, source, num_vectors, blocks, accumulators);
+    });
+  load_values<Code>(layout, tile, panel);
   if (takes_tiles<Code>(num_rows))
     return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
-    accumulate_rows<Code, kRows>(fixed, row, panel, num_vectors, blocks, accumulators);
+    accumulate_rows<Code, kRows>(fixed, row, PanelValues{panel, num_vectors}, num_vectors, blocks,
+                                 accumulators);
   });
 }
 

@@ -201,8 +201,8 @@ OCTAVO_INLINE void add_products(__m512i& sum, __m512i weights, __m512i values) {
   else add_dots(sum, weights, values);
 }
 
-template <class Code, int kRows>
-OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, const __m512i* panel,
+template <class Code, int kRows, class Source>
+OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, const Source& source,
                                    int num_vectors, uint32_t blocks, float* accumulators) {
   constexpr int kSetVectors = kChunkDims<Code> / 16 / kSets<Code>;
   const int sets = num_vectors / kSetVectors;
@@ -216,9 +216,10 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
     for (int b = 0; b < kBlocks; ++b) {
       if (!(blocks >> b & 1)) continue;
       const uint8_t* from = weights.bytes + size_t(at) * kSetBytes + b * 128;
-      const __m512i* values = panel + size_t(4 * b) * num_vectors + vector;
 #pragma GCC unroll 1
-      for (int quad = 0; quad < 4; ++quad, from += 16, values += num_vectors) {
+      for (int quad = 0; quad < 4; ++quad, from += 16) {
+        __m512i values[4];
+        source.load(b, quad, vector, values);
 #pragma GCC unroll 3
         for (int r = 0; r < kRows; ++r) {
           const __m512i lower = load_weights<Code>(from + size_t(r) * sets * kSetBytes);
@@ -252,15 +253,21 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   const int dim = layout.v.dim, num_vectors = value_width<Code>(dim) / 16, sets = num_sets<Code>(dim);
   __m512i* const panel = static_cast<__m512i*>(scratch);
   const Weights<Code> fixed(scratch, dim, num_rows);
-  load_values<Code>(layout, tile, panel);
   load_scales<Code>(layout, tile, fixed.scales);
   uint32_t blocks = 0;
   for (int b = 0; b < kBlocks; ++b) blocks |= uint32_t(tile.blocks[b].base != nullptr) << b;
   for (int r = 0; r < num_rows; ++r)
     for (int set = 0; set < sets; ++set)
       fix_weights<Code>(weights + size_t(r) * kTileTokens, set, r * sets + set, fixed);
+  if (num_rows <= kDirectRows)
+    return for_pairs_of_rows(num_rows, [&]<int kRows>(int row) {
+      const DirectValues<Code> source(layout, tile, row == 0);
+      accumulate_rows<Code, kRows>(fixed, row, source, num_vectors, blocks, accumulators);
+    });
+  load_values<Code>(layout, tile, panel);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
-    accumulate_rows<Code, kRows>(fixed, row, panel, num_vectors, blocks, accumulators);
+    accumulate_rows<Code, kRows>(fixed, row, PanelValues{panel, num_vectors}, num_vectors, blocks,
+                                 accumulators);
   });
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "attention/ahead.h"
 #include "attention/codes_avx512.h"
 #include "attention/rows.h"
 
@@ -53,21 +54,30 @@ OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t l
   return first ? _mm512_maskz_mov_epi32(0xfffe, rows) : rows;  // the first byte is the row's scale
 }
 
-// Four rows of code bytes to vectors of four signed bytes each, one byte per row. Of nibbles, lane 4 c + k of
-// vector 2 m + n is dim 2 (16 c + 4 m + k) + n.
-template <class Code>
-OCTAVO_INLINE void expand_values(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
-                                 __m512i* to) {
-  __m512i quads[4];
-  interleave(rows, quads);
+// Four rows of code bytes to vectors of four signed bytes each, one byte per row; those of the lower (upper:
+// kHalf 1) bytes of each 128 bits. Of nibbles, lane 4 c + k of vector 2 m + n is dim 2 (16 c + 4 m + k) + n.
+template <class Code, int kHalf>
+OCTAVO_INLINE void expand_half(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
+                               __m512i* to) {
+  const auto bytes = [](__m512i a, __m512i b) {
+    return kHalf == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
+  };
+  const __m512i ab = bytes(rows[0], rows[1]), cd = bytes(rows[2], rows[3]);
   // Lane k of 128 bits reads bits 2 k and 2 k + 1 of its byte.
   const __m512i low_bit =
       _mm512_broadcast_i32x4(_mm_setr_epi32(0x01010101, 0x04040404, 0x10101010, 0x40404040));
-#define OCTAVO_EXPAND(m)                                                                                  \
-  lookup.expand(quads[m], Code::kPlanes ? _mm512_shuffle_epi32(planes, _MM_PERM_ENUM(0x55 * m)) : planes, \
-                low_bit, to[2 * m], to[2 * m + 1])
-  OCTAVO_EXPAND(0), OCTAVO_EXPAND(1), OCTAVO_EXPAND(2), OCTAVO_EXPAND(3);
-#undef OCTAVO_EXPAND
+  constexpr auto kFirst = _MM_PERM_ENUM(0x55 * 2 * kHalf), kSecond = _MM_PERM_ENUM(0x55 * (2 * kHalf + 1));
+  lookup.expand(_mm512_unpacklo_epi16(ab, cd), Code::kPlanes ? _mm512_shuffle_epi32(planes, kFirst) : planes,
+                low_bit, to[0], to[1]);
+  lookup.expand(_mm512_unpackhi_epi16(ab, cd), Code::kPlanes ? _mm512_shuffle_epi32(planes, kSecond) : planes,
+                low_bit, to[2], to[3]);
+}
+
+template <class Code>
+OCTAVO_INLINE void expand_values(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
+                                 __m512i* to) {
+  expand_half<Code, 0>(rows, lookup, planes, to);
+  expand_half<Code, 1>(rows, lookup, planes, to + 4);
 }
 
 template <class Code>
@@ -108,6 +118,86 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
       }
     }
   }
+}
+
+// Where the values of a quad of positions come from, four vectors at a time.
+struct PanelValues {
+  const __m512i* panel;
+  int num_vectors;
+
+  __attribute__((always_inline)) void load(int b, int quad, int vector, __m512i (&values)[4]) const {
+    const __m512i* const from = panel + size_t(4 * b + quad) * num_vectors + vector;
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) values[v] = from[v];
+  }
+};
+
+constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
+
+// Read from pages, each time: the vectors that a panel would have. What comes next is asked for meanwhile,
+// a line or a few with each quad.
+template <class Code>
+struct DirectValues {
+  static constexpr int kHalves = 8 / Code::kBits;  // of 64 bytes: four vectors each
+
+  const PageLayout& layout;
+  const Tile& tile;
+  int num_vectors;
+  Ahead aheads[kBlocks];
+  Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, 0> lookup;
+
+  // `first`: of the rows that read this tile.
+  DirectValues(const PageLayout& layout, const Tile& tile, bool first)
+      : layout(layout),
+        tile(tile),
+        num_vectors(value_width<Code>(layout.v.dim) / 16),
+        aheads{ahead_of(0, first), ahead_of(1, first), ahead_of(2, first), ahead_of(3, first)} {
+    for (const Tile::Block& next : tile.next)
+      if (first && next.base != nullptr)
+        prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
+  }
+
+  __attribute__((always_inline)) void load(int b, int quad, int vector, __m512i (&values)[4]) const {
+    Ahead::ask(aheads[b], vector + quad, num_vectors);
+    if (kHalves == 1 || vector % 8 == 0) load_half<0>(b, quad, vector, values);
+    else load_half<1>(b, quad, vector, values);
+  }
+
+ private:
+  Ahead ahead_of(int b, bool first) const {
+    const Tile none{};
+    return Ahead(layout, first ? tile : none, 3 * kBlocks + b);
+  }
+
+  template <int kHalf>
+  __attribute__((always_inline)) void load_half(int b, int quad, int vector, __m512i (&values)[4]) const {
+    const int64_t row_bytes = layout.v.row_bytes, byte = vector / 4 / kHalves * 64;
+    const __mmask64 valid = ~uint64_t(0) >> (64 - std::min<int64_t>(64, row_bytes - byte));
+    const Tile::Block& block = tile.blocks[b];
+    const uint8_t* const from = v_codes(layout, block.base, block.offset) + 4 * quad * row_bytes + byte;
+    __m512i rows[4];
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; ++t) rows[t] = _mm512_maskz_loadu_epi8(valid, from + t * row_bytes);
+    if constexpr (Code::kBits == 8) {
+      interleave(rows, values);
+    } else {
+      __m512i planes = rows[0];
+      if constexpr (Code::kPlanes) {
+        const int64_t stride = layout.v.scale_bytes;
+        planes = load_planes(v_scale(layout, block.base, block.offset) + 4 * quad * stride + byte / 4, stride,
+                             stride - byte / 4, byte == 0);
+      }
+      expand_half<Code, kHalf>(rows, lookup, planes, values);
+    }
+  }
+};
+
+// body<n>(first_row) over all rows, n of 2 or 1 rows at a time: their sums stay in registers.
+template <class Body>
+OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
+  int row = 0;
+  for (; row + 2 <= num_rows; row += 2) body.template operator()<2>(row);
+  if (row < num_rows) body.template operator()<1>(row);
 }
 
 OCTAVO_INLINE void add_sums(__m512i sums, __m512 factor, float* to) {
