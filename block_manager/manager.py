@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections import abc
 
-from .digests import Hasher, check_strength, sha256_chain
+from .digests import Hasher, check_strength, extend_chain, pack, sha256_chain, split
 from .events import EventLog
 from .invariants import check_books
-from .kv_group import Fill, KVGroup
+from .kv_group import Fill, KVGroup, page_ids
 from .miss_reasons import Miss, MissClassifier
 from .page_copies import PageCopies
 from .page_index import PageContents, PageIndex
 from .page_pool import PagePool
 from .policies import DEFAULT_POLICY, make_policy
 from .prefix_search import PrefixSearch
-from .publisher import Publisher
 from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, check_groups
 from .state_group import StateGroup
 from .truncation import Truncation
@@ -79,6 +78,7 @@ class BlockManager:
         self.max_pinned = max_pinned
         self.max_chunk = max_chunk
         self.quantize_after = quantize_after
+        self._hasher = hasher
         self._groups = tuple(
             KVGroup(index, spec, page_size, policy=make_policy(policy, spec.num_pages), clock=clock)
             for index, spec in enumerate(specs)
@@ -96,14 +96,6 @@ class BlockManager:
         self.page_index = PageIndex(
             specs[0].num_pages,
             is_cached=lambda digest: any(group.pool.is_cached(digest) for group in self._groups),
-        )
-        self._publisher = Publisher(
-            self._groups,
-            self._states,
-            page_size,
-            hasher,
-            miss_reasons=self.miss_reasons,
-            index=self.page_index,
         )
 
     # Pools: how large they are and how their pages stand.
@@ -240,7 +232,7 @@ class BlockManager:
             table.digests = digests
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
-            self._publisher.name(table, tokens, num_pages)
+            self._name(table.digests, tokens, num_pages, table.salt)
             if find and num_pages:
                 digests = table.digests[:num_pages]
                 found = self._prefixes.find(table, digests)
@@ -317,7 +309,19 @@ class BlockManager:
             return  # no page is full now that was not: most rows of most steps
         first, last = before // page_size, num_written // page_size
         if self.prefix_cache:
-            self._publisher.publish(table, tokens, first, last)
+            self._name(table.digests, tokens, last, table.salt)
+            if first == 0:
+                self.miss_reasons.first_page(tokens, table.salt)
+            parent, digests = table.digests[first - 1] if first else None, table.digests[first:last]
+            contents = self._contents(tokens, first, last) if self.page_index.recording else []
+            for group, part in zip(self._groups, table.parts, strict=True):
+                wanted = group.spec.publishable_pages(page_size, table.quantize_after)
+                if (count := min(last, wanted) - first) > 0:
+                    pages = page_ids(part.pages[first : first + count])
+                    watched = contents if group.index == 0 else ()
+                    group.pool.publish(pages, digests[:count], parent, salt=table.salt, contents=watched)
+            if contents:  # last: what the index has no room for is what is not cached
+                self.page_index.add(digests, contents, parent, table.salt)
             if self._states is not None:
                 self._states.commit(table)
         for group in self._windowed:
@@ -405,7 +409,25 @@ class BlockManager:
         group             the number behind the last group: snapshots of recurrent state, each after one of
                           these pages, all of which must be cached
         """
-        return self._publisher.insert(tokens, digests, first, fill, group=group, salt=salt)
+        if self._states is not None and group == self._states.index:
+            if any(
+                g.pool.prefix_length(digests) < len(digests) for g in self._groups if g.spec.window is None
+            ):
+                return None
+            return self._states.insert(digests, first, fill, salt=salt)
+        contents: list[bytes] = []
+        known = first  # pages before those, which a window does not show, are part of their names
+        if self.page_index.recording:
+            while known and digests[known - 1] not in self.page_index:
+                known -= 1
+            contents = self._contents(tokens, known, len(digests))
+        watched = contents[first - known :] if group == 0 else []
+        new = self._groups[group].insert(digests, first, fill, salt=salt, contents=watched)
+        if new is not None and contents:
+            self.page_index.add(digests[known:], contents, digests[known - 1] if known else None, salt)
+        if group == 0 and first == 0 and new:
+            self.miss_reasons.first_page(tokens, salt)
+        return new
 
     # What is cached, and what tables hold.
 
@@ -435,7 +457,7 @@ class BlockManager:
     ) -> list[Digest]:
         """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
         num_pages = max(len(tokens) - 1, 0) // self.page_size
-        self._publisher.extend(digests, tokens, num_pages, salt)
+        self._name(digests, tokens, num_pages, salt)
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
@@ -491,3 +513,11 @@ class BlockManager:
         if self._states is not None and group == self._states.index:
             return self._states.pool
         return self._groups[group].pool
+
+    def _name(self, digests: list[Digest], tokens: abc.Sequence[int], num_pages: int, salt: bytes) -> None:
+        """Make ``digests`` those of the first ``num_pages`` pages, computing what is missing."""
+        extend_chain(digests, tokens, num_pages, salt=salt, page_size=self.page_size, hasher=self._hasher)
+
+    def _contents(self, tokens: abc.Sequence[int], first: int, last: int) -> list[bytes]:
+        """Return the packed tokens of pages ``[first, last)``, by page."""
+        return split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)

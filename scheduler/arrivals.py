@@ -9,7 +9,7 @@ from octavo.block_manager import BlockManager, Digest, Miss, PageTable
 from .budget import TokenBudget
 from .limits import Limits
 from .preemption import has_headroom
-from .returns import Returns
+from .resumption import Resumption
 from .sequence_queues import SequenceQueues
 from .targets import Targets
 from .types import Lookup, ScheduledChunk, Sequence, append_chunk
@@ -30,12 +30,17 @@ class Arrivals:
     """
 
     def __init__(
-        self, blocks: BlockManager, limits: Limits, queues: SequenceQueues, returns: Returns, targets: Targets
+        self,
+        blocks: BlockManager,
+        limits: Limits,
+        queues: SequenceQueues,
+        resumption: Resumption,
+        targets: Targets,
     ) -> None:
         self._blocks = blocks
         self._limits = limits
         self._queues = queues
-        self._returns = returns
+        self._resumption = resumption
         self._targets = targets
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
 
@@ -98,7 +103,7 @@ class Arrivals:
         filling: set[Digest],
     ) -> Admission:
         """Let a waiting sequence in, or say what it waits for."""
-        if self._returns.holds_up(sequence) or not self._targets.has_time(sequence):
+        if self._resumption.holds_up(sequence) or not self._targets.has_time(sequence):
             return Admission.NO_ROOM
         if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
             return Admission.NO_ROOM
@@ -124,7 +129,7 @@ class Arrivals:
             blocks.close(table)
             self._refused = (sequence, blocks.idle_pages())
             return Admission.NO_ROOM
-        if self._returns.begin(sequence):
+        if self._resumption.begin(sequence):
             blocks.close(table)
             return Admission.NO_ROOM  # for others: it is this one's, when its pages are there
         self._queues.admit(sequence, table)

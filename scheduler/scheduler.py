@@ -18,7 +18,7 @@ from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
 from .preemption import lost_work
 from .prompt_pace import Deadlines, PromptPace
-from .returns import Returns
+from .resumption import Resumption
 from .sequence_queues import SequenceQueues
 from .step_cost import decode_shape, shape_of
 from .targets import Targets
@@ -79,9 +79,9 @@ class Scheduler:
         self._draft_times: DraftTimes | None = None  # once somebody asks for them
         queue = FirstComeQueue() if waiting is None else waiting
         self._queues = SequenceQueues(blocks, limits.max_running, queue)
-        self._returns = Returns(self._connector, self._queues, self.prompt_pace)
+        self._resumption = Resumption(self._connector, self._queues, self.prompt_pace)
         self._targets = Targets(limits, self._queues)
-        self._arrivals = Arrivals(blocks, limits, self._queues, self._returns, self._targets)
+        self._arrivals = Arrivals(blocks, limits, self._queues, self._resumption, self._targets)
         self._planned: deque[SchedulerOutput] = deque()  # and not yet committed: two at most
 
     @property
@@ -99,7 +99,7 @@ class Scheduler:
         """Whether ``plan`` would do something; nothing, while all that is left waits for pages."""
         if self._queues.running or self._connector.has_news:
             return True
-        return bool(self._queues.waiting) and not self._returns.holds_up_all()
+        return bool(self._queues.waiting) and not self._resumption.holds_up_all()
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
         """Sequences of each tenant that run, and that ``num_waiting`` counts."""
@@ -169,7 +169,7 @@ class Scheduler:
         if chunks or not all_plain or self._queues.may_grow:
             drafted = self._plan_rest(chunks, decodes, work, preempted, lookups)
         if not work:
-            stuck = self._queues.running or (self._queues.waiting and not self._returns.holds_up_all())
+            stuck = self._queues.running or (self._queues.waiting and not self._resumption.holds_up_all())
             assert not stuck, "somebody waits and nothing is computed"
             return None
         if self.blocks.takes_snapshots:
@@ -250,7 +250,7 @@ class Scheduler:
 
     def _stop_loading(self, sequence: Sequence) -> None:
         """It waits for pages no more."""
-        if not self._returns.end(sequence):
+        if not self._resumption.end(sequence):
             self._queues.enqueue(sequence)
 
     def _plan_decodes(
@@ -347,7 +347,7 @@ class Scheduler:
             if not younger:
                 return False
             victim = self._queues.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
-            self._returns.gives_way(victim)
+            self._resumption.gives_way(victim)
             self._queues.preempt(victim)
             preempted.append(victim)
             self.num_preemptions += 1

@@ -56,41 +56,53 @@ def build_batch(step: SchedulerOutput, page_size: int) -> Batch:
     Python's work is per sequence, never per position: page tables are copied as raw memory and
     everything per token is NumPy.
     """
-    if all(stop - start == 1 and not drafts for _, start, stop, _, _, drafts in step.work):
-        return _build_decodes(step, page_size)
-    return _build_mixed(step, page_size)
-
-
-def _build_decodes(step: SchedulerOutput, page_size: int) -> Batch:
-    """The same where every sequence has one row: there is nothing to lay out."""
     work = step.work
-    starts = [item.start for item in work]
-    kv_len = np.array([item.stop for item in work], np.int32)
-    rows = counting(len(work) + 1)
+    firsts = [item[1] for item in work]
+    ends = [item[2] + len(item[5]) for item in work]
+    starts, stops = np.array(firsts, np.int32), np.array(ends, np.int32)
+    num_pages = [-(-end // page_size) for end in ends]
+    one_each = sum(ends) - sum(firsts) == len(work)
+    if one_each:  # there is nothing to lay out
+        q_start, positions = counting(len(work) + 1), starts
+    else:
+        counts = stops - starts
+        q_start = np.zeros(len(work) + 1, np.int32)
+        np.cumsum(counts, out=q_start[1:])
+        sequence_of_row = np.repeat(counting(len(work)), counts)
+        positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
+        pages, offsets = np.divmod(positions, np.int32(page_size))
 
     def in_group(group: int) -> GroupMetadata:
-        slots = [
-            table.parts[group].pages[start // page_size] * page_size + start % page_size
-            for start, table in zip(starts, map(_table, work), strict=True)
-        ]
-        assert len(set(slots)) == len(slots), f"two rows of a step would write one slot: {slots}"
-        tables = _page_tables(work, -(-(max(starts) + 1) // page_size), page_size, group)
-        return GroupMetadata(slots=np.array(slots, np.int32), page_table=tables)
+        """Row b of its page table: the pages of ``work[b]`` up to its last position of this step, then
+        zeros."""
+        page_table = np.zeros((len(work), max(num_pages)), np.int32)
+        last = []
+        for row, item, used in zip(page_table, work, num_pages, strict=True):
+            held = _table(item).parts[group].pages
+            row[:used] = np.frombuffer(held, np.int32, used)
+            last.append(held[used - 1])
+        if one_each:
+            numbers = [page * page_size + first % page_size for page, first in zip(last, firsts, strict=True)]
+            slots, num_different = np.array(numbers, np.int32), len(set(numbers))
+        else:
+            slots = page_table[sequence_of_row, pages] * page_size + offsets
+            num_different = 1 + int(np.count_nonzero(np.diff(np.sort(slots))))
+        assert num_different == len(slots), f"two rows of a step would write one slot: {slots.tolist()}"
+        return GroupMetadata(slots=slots, page_table=page_table)
 
     attention = AttentionMetadata(
-        positions=np.array(starts, np.int32),
-        q_start=rows,
-        kv_len=kv_len,
+        positions=positions,
+        q_start=q_start,
+        kv_len=stops,
         page_size=page_size,
         groups=tuple(map(in_group, range(_num_groups(work)))),
         quantize_after=_quantize_after(work),
         states=_states(work),
     )
-    every = all(samples and not parallel_samples for _, _, _, samples, parallel_samples, _ in work)
     is_ahead = step.sources is not None
     return Batch(
         token_ids=np.zeros(len(work), np.int32) if is_ahead else _token_ids(work),
-        sample_rows=counting(len(work)) if every else _sample_rows(work, rows),
+        sample_rows=counting(len(work)) if step.plain else _sample_rows(work, q_start),
         attention=attention,
         copies=step.copies,
         sources=np.array(step.sources, np.int32) if is_ahead else None,
@@ -109,41 +121,6 @@ def _table(item: ScheduledChunk) -> PageTable:
     table = item.sequence.table
     assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
     return table
-
-
-def _build_mixed(step: SchedulerOutput, page_size: int) -> Batch:
-    """Of any number of rows each."""
-    work = step.work
-    starts = np.array([item.start for item in work], np.int32)
-    stops = np.array([item.end for item in work], np.int32)
-    counts = stops - starts
-    q_start = np.zeros(len(work) + 1, np.int32)
-    np.cumsum(counts, out=q_start[1:])
-    sequence_of_row = np.repeat(np.arange(len(work), dtype=np.int32), counts)
-    positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
-    pages, offsets = np.divmod(positions, np.int32(page_size))
-
-    def in_group(group: int) -> GroupMetadata:
-        page_table = _page_tables(work, -(-int(stops.max()) // page_size), page_size, group)
-        slots = page_table[sequence_of_row, pages] * page_size + offsets
-        assert _all_different(slots), f"two rows of a step would write one slot: {slots.tolist()}"
-        return GroupMetadata(slots=slots, page_table=page_table)
-
-    attention = AttentionMetadata(
-        positions=positions,
-        q_start=q_start,
-        kv_len=stops,
-        page_size=page_size,
-        groups=tuple(map(in_group, range(_num_groups(work)))),
-        quantize_after=_quantize_after(work),
-        states=_states(work),
-    )
-    return Batch(
-        token_ids=_token_ids(work),
-        sample_rows=_sample_rows(work, q_start),
-        attention=attention,
-        copies=step.copies,
-    )
 
 
 def _num_groups(work: tuple[ScheduledChunk, ...]) -> int:
@@ -173,15 +150,6 @@ def _quantize_after(work: tuple[ScheduledChunk, ...]) -> Ints | None:
     return np.array(numbers, np.int32) if any(numbers) else None
 
 
-def _page_tables(work: tuple[ScheduledChunk, ...], width: int, page_size: int, group: int) -> Ints:
-    """Row b: the group's pages of ``work[b]`` up to its last position of this step, then zeros."""
-    rows = np.zeros((len(work), width), np.int32)
-    for row, item in zip(rows, work, strict=True):
-        used = -(-item.end // page_size)
-        row[:used] = np.frombuffer(_table(item).parts[group].pages, np.int32, used)
-    return rows
-
-
 def _token_ids(work: tuple[ScheduledChunk, ...]) -> Ints:
     token_ids: list[int] = []
     for item in work:
@@ -201,8 +169,3 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
             sample_rows += [first] * (1 + len(item.parallel_samples))
             sample_rows += range(first + 1, end)
     return np.array(sample_rows, np.int32)
-
-
-def _all_different(slots: Ints) -> bool:
-    ordered = np.sort(slots)
-    return bool((ordered[1:] != ordered[:-1]).all())

@@ -18,15 +18,14 @@ from ..api.tenant import NO_TENANT, Tenant
 from ..core.commands import AnswerT, Command, CountCached
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
-from ..core.request import Request
+from ..core.request import Request, Update
 from ..tokenizer.tokenizer import Tokenizer
 from .daemon_call import call_on_daemon
 from .input_processor import InputProcessor, Prompt
-from .loop_bridge import LoopBridge
 from .notifier import Notifier
-from .output_streams import OutputStreams, Stream
+from .output_streams import OutputStreams
 from .request_limiter import refusal_label
-from .tenant_share import TenantPlace, TenantShares
+from .tenant_share import TenantShares
 from .text_executor import TextExecutor
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
@@ -170,16 +169,33 @@ class AsyncEngine:
 
         Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
+        params = params or SamplingParams()
         with self._shares.place(tenant) as place:
-            stream = await self._submit(
-                prompt,
-                params or SamplingParams(),
-                request_id=request_id,
-                salt=salt,
-                priority=priority,
-                final_only=final_only,
-                place=place,
-            )
+            try:
+                self._check_open(request_id)
+                place.enter()
+                assert self._input is not None
+                with self._open.limiter.entering(self._input.at_least(prompt)):
+                    request = self._input.admit(
+                        await self._input.encode_beside(prompt, self._texts),
+                        params,
+                        request_id=request_id,
+                        salt=salt,
+                        priority=priority,
+                        tenant=tenant.name,
+                        constraint=await self._input.compile_beside(params, tenant.name),
+                    )
+                    await self._check_deadline(request)
+                self._check_open(request_id)  # once more: encoding may have taken a while
+                self._open.limiter.check(request.num_prompt)
+                place.admit(request)
+            except (InvalidRequest, Overloaded, EngineDead) as error:
+                if self._observer is not None:
+                    self._observer.rejected(refusal_label(error))
+                raise
+            stream = self._open.add(request, self._give_up, final_only=final_only)
+            assert self._thread is not None
+            self._thread.add(request)
             try:
                 while (delta := await stream.next()) is not None:
                     yield delta
@@ -199,45 +215,6 @@ class AsyncEngine:
     def _abort(self, request: Request) -> None:
         assert self._thread is not None
         self._thread.abort(request)
-
-    async def _submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None,
-        salt: bytes,
-        priority: int,
-        final_only: bool,
-        place: TenantPlace,
-    ) -> Stream:
-        try:
-            self._check_open(request_id)
-            place.enter()
-            assert self._input is not None
-            with self._open.limiter.entering(self._input.at_least(prompt)):
-                tenant = place.tenant.name
-                request = self._input.admit(
-                    await self._input.encode_beside(prompt, self._texts),
-                    params,
-                    request_id=request_id,
-                    salt=salt,
-                    priority=priority,
-                    tenant=tenant,
-                    constraint=await self._input.compile_beside(params, tenant),
-                )
-                await self._check_deadline(request)
-            self._check_open(request_id)  # once more: encoding may have taken a while
-            self._open.limiter.check(request.num_prompt)
-            place.admit(request)
-        except (InvalidRequest, Overloaded, EngineDead) as error:
-            if self._observer is not None:
-                self._observer.rejected(refusal_label(error))
-            raise
-        stream = self._open.add(request, self._give_up, final_only=final_only)
-        assert self._thread is not None
-        self._thread.add(request)
-        return stream
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt, checked as those of a request are. Overloaded while no request
@@ -318,6 +295,42 @@ class AsyncEngine:
             dead = self._dead()
             dead.__cause__ = error
             stream.fail(dead)
+
+
+class LoopBridge:
+    """A Listener of the engine's thread: carries what that says over to the event loop, once per step."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        ready: Callable[[EngineCore], None],
+        updates: Callable[[list[Update]], None],
+        cache_changed: Callable[[], None],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        self._loop = loop
+        self._ready = ready
+        self._updates = updates
+        self._cache_changed = cache_changed
+        self._ended = ended
+
+    def ready(self, core: EngineCore) -> None:
+        self._call(self._ready, core)
+
+    def updates(self, updates: list[Update]) -> None:
+        if updates:
+            self._call(self._updates, updates)
+
+    def cache_changed(self) -> None:
+        self._call(self._cache_changed)
+
+    def ended(self, error: BaseException | None) -> None:
+        self._call(self._ended, error)
+
+    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed under us: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
 
 def _default_core(config: EngineConfig, observer: Observer | None) -> EngineCore:

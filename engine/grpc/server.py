@@ -24,8 +24,7 @@ from .call_limiter import CallLimiter
 from .interface import Engine
 from .octavo_v1.cache import CacheServicer
 from .octavo_v1.generation import GenerationServicer
-from .request_handler import Metadata, RequestHandler
-from .response_writer import WRITE_TIMEOUT_S
+from .request_handler import WRITE_TIMEOUT_S, Metadata, RequestHandler
 from .security import Security
 from .vllm.service import SERVICE_NAME as VLLM_SERVICE
 from .vllm.service import VllmEngineServicer

@@ -284,30 +284,16 @@ def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:
 class CpuBackend:
     """``AttentionBackend`` of the native extension; ``threads`` None leaves their number as it is."""
 
+    name = "cpu"
+    has_model_ops = True
+    writes_in_place = True
+    recurrent_kernels = None
+    compiles_at_launch = False
+
     def __init__(self, threads: int | None = None, *, exact: bool = False) -> None:
         self._exact = exact
         if threads is not None:
             _ext.set_threads(threads)
-
-    @property
-    def name(self) -> str:
-        return "cpu"
-
-    @property
-    def has_model_ops(self) -> bool:
-        return True
-
-    @property
-    def writes_in_place(self) -> bool:
-        return True
-
-    @property
-    def recurrent_kernels(self) -> None:
-        return None
-
-    @property
-    def compiles_at_launch(self) -> bool:
-        return False
 
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec, exact=self._exact)

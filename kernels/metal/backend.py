@@ -23,20 +23,16 @@ class MetalBackend:
     """``library`` says who compiles the kernels: MLX, unless given. ``dense_prompts`` as of
     ``PagedAttention``, for pools without a residual window."""
 
+    name = "metal"
+    has_model_ops = False
+    compiles_at_launch = True
+
     def __init__(self, library: KernelLibrary | None = None, *, dense_prompts: int = 0) -> None:
         self._library = KernelLibrary() if library is None else library
         self._dense_prompts = dense_prompts
         self._writes_in_place = False
         self._recurrences: MetalRecurrences | None = None
         self._asked_for_recurrences = False
-
-    @property
-    def name(self) -> str:
-        return "metal"
-
-    @property
-    def has_model_ops(self) -> bool:
-        return False
 
     @property
     def library(self) -> KernelLibrary:
@@ -64,10 +60,6 @@ class MetalBackend:
                     problem,
                 )
         return self._recurrences
-
-    @property
-    def compiles_at_launch(self) -> bool:
-        return True
 
     def create_pool(self, spec: PoolSpec) -> MetalPool:
         kind = InPlacePool if self._writes_in_place else MetalPool

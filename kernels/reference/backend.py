@@ -306,25 +306,11 @@ class ReferencePool:
 class ReferenceBackend:
     """``AttentionBackend`` on plain MLX operations."""
 
-    @property
-    def name(self) -> str:
-        return "reference"
-
-    @property
-    def has_model_ops(self) -> bool:
-        return False
-
-    @property
-    def writes_in_place(self) -> bool:
-        return False
-
-    @property
-    def recurrent_kernels(self) -> None:
-        return None
-
-    @property
-    def compiles_at_launch(self) -> bool:
-        return False
+    name = "reference"
+    has_model_ops = False
+    writes_in_place = False
+    recurrent_kernels = None
+    compiles_at_launch = False
 
     def create_pool(self, spec: PoolSpec) -> ReferencePool:
         return ReferencePool(spec)

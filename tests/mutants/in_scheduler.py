@@ -255,8 +255,8 @@ MUTANTS = (
     Mutant(
         "a latency target lets everybody in",
         ARRIVALS,
-        "if self._returns.holds_up(sequence) or not self._targets.has_time(sequence):",
-        "if self._returns.holds_up(sequence):",
+        "if self._resumption.holds_up(sequence) or not self._targets.has_time(sequence):",
+        "if self._resumption.holds_up(sequence):",
     ),
     Mutant(
         "who is late gives way to nobody",

@@ -7,7 +7,7 @@ from mutant import Mutant
 GROUP = "block_manager/state_group.py"
 POLICY = "block_manager/snapshot_policy.py"
 SEARCH = "block_manager/prefix_search.py"
-PUBLISHER = "block_manager/publisher.py"
+MANAGER = "block_manager/manager.py"
 POOL = "engine/executor/recurrent/state_pool.py"
 CUTS = "engine/executor/recurrent/cuts.py"
 
@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     Mutant(
         "a state comes from the disk before its pages",
-        PUBLISHER,
+        MANAGER,
         "g.pool.prefix_length(digests) < len(digests) for",
         "g.pool.prefix_length(digests) < len(digests) - 1 for",
     ),

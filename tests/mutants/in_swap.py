@@ -6,34 +6,34 @@ from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
 ARRIVALS = "scheduler/arrivals.py"
-RETURNS = "scheduler/returns.py"
+RESUMPTION = "scheduler/resumption.py"
 HOST = "engine/kv_store/host_tier.py"
 RATE = "engine/kv_store/rate.py"
 PREFETCH = "engine/kv_store/prefetch.py"
 
 MUTANTS = (
-    Mutant("who gives way keeps nothing", SCHEDULER, "            self._returns.gives_way(victim)\n", ""),
+    Mutant("who gives way keeps nothing", SCHEDULER, "            self._resumption.gives_way(victim)\n", ""),
     Mutant(
         "others take the room of one on its way back",
         ARRIVALS,
-        "if self._returns.holds_up(sequence) or not",
+        "if self._resumption.holds_up(sequence) or not",
         "if not",
     ),
     Mutant(
         "the core spins while pages are on their way",
         SCHEDULER,
-        "bool(self._queues.waiting) and not self._returns.holds_up_all()\n\n",
+        "bool(self._queues.waiting) and not self._resumption.holds_up_all()\n\n",
         "bool(self._queues.waiting)\n\n",
     ),
     Mutant(
         "who comes back has lost its place",
-        RETURNS,
+        RESUMPTION,
         "self._queues.resume(sequence)",
         "self._queues.enqueue(sequence)",
     ),
-    Mutant("the more urgent wait, too", RETURNS, "each.priority <= sequence.priority", "True"),
-    Mutant("who is aborted is still on its way", RETURNS, "        self._loading.remove(sequence)\n", ""),
-    Mutant("pages are asked for again and again", RETURNS, "        sequence.may_load = False\n", ""),
+    Mutant("the more urgent wait, too", RESUMPTION, "each.priority <= sequence.priority", "True"),
+    Mutant("who is aborted is still on its way", RESUMPTION, "        self._loading.remove(sequence)\n", ""),
+    Mutant("pages are asked for again and again", RESUMPTION, "        sequence.may_load = False\n", ""),
     Mutant("copies outgrow their memory", HOST, "while self._num_bytes > self._max_bytes:", "while False:"),
     Mutant(
         "copies of one page for another",

@@ -1,8 +1,8 @@
 """Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
-``python tests/mutants/run.py [WORD]`` copies rooms of the repository to a scratch folder, plants each
+``python tests/mutants/run.py [WORD]`` copies folders of the repository to a scratch folder, plants each
 bug of in_scheduler.py, in_policies.py, in_states.py, in_swap.py and in_engine.py (with WORD: those that
-have it in the name) there and runs the tests of its room against it. Prints a table; exits 1 if the tests
+have it in the name) there and runs the tests of its folder against it. Prints a table; exits 1 if the tests
 miss a bug, or fail without one. Some minutes.
 """
 
@@ -29,15 +29,15 @@ from mutant import Mutant
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Tests that are to catch bugs of some files, which need no more than these rooms."""
+    """Tests that are to catch bugs of some files, which need no more than these folders."""
 
-    rooms: tuple[str, ...]
+    folders: tuple[str, ...]
     tests: tuple[str, ...]
 
 
-EVERY_ROOM = ("block_manager", "scheduler", "kernels", "engine", "proto")
+EVERY_FOLDER = ("block_manager", "scheduler", "kernels", "engine", "proto")
 CONTROL_PLANE = Suite(
-    EVERY_ROOM,  # the tests' plugins import the kernels
+    EVERY_FOLDER,  # the tests' plugins import the kernels
     (
         "tests/block_manager/test_block_manager.py",
         "tests/block_manager/test_window_groups.py",
@@ -65,7 +65,7 @@ CONTROL_PLANE = Suite(
     ),
 )
 STATES = Suite(
-    EVERY_ROOM,
+    EVERY_FOLDER,
     (
         "tests/block_manager/test_recurrent_states.py",
         "tests/block_manager/test_state_machine.py",
@@ -73,9 +73,9 @@ STATES = Suite(
     ),
 )
 ENGINE = {
-    in_engine.BATCH: Suite(EVERY_ROOM, ("tests/engine/executor/test_batch.py",)),
+    in_engine.BATCH: Suite(EVERY_FOLDER, ("tests/engine/executor/test_batch.py",)),
     in_engine.REPLAY: Suite(
-        EVERY_ROOM,
+        EVERY_FOLDER,
         (
             "tests/engine/executor/native/test_fusion.py::test_steps_of_as_many_rows_are_told_apart",
             "tests/engine/executor/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
@@ -84,25 +84,27 @@ ENGINE = {
         ),
     ),
     in_engine.BACKEND: Suite(
-        EVERY_ROOM,
+        EVERY_FOLDER,
         ("tests/engine/executor/test_models_runner.py", "tests/engine/executor/native/test_fusion.py"),
     ),
-    in_engine.MAPPED: Suite(EVERY_ROOM, ("tests/engine/executor/test_mapped_weights.py",)),
-    in_engine.OVERLAP: Suite(EVERY_ROOM, ("tests/engine/core/test_overlap.py",)),
-    in_engine.DEVICE_STEP: Suite(EVERY_ROOM, ("tests/engine/executor/test_steps_in_flight.py",)),
-    in_engine.DEVICE_SAMPLING: Suite(EVERY_ROOM, ("tests/engine/executor/sampling/test_device_sampling.py",)),
+    in_engine.MAPPED: Suite(EVERY_FOLDER, ("tests/engine/executor/test_mapped_weights.py",)),
+    in_engine.OVERLAP: Suite(EVERY_FOLDER, ("tests/engine/core/test_overlap.py",)),
+    in_engine.DEVICE_STEP: Suite(EVERY_FOLDER, ("tests/engine/executor/test_steps_in_flight.py",)),
+    in_engine.DEVICE_SAMPLING: Suite(
+        EVERY_FOLDER, ("tests/engine/executor/sampling/test_device_sampling.py",)
+    ),
     in_states.POOL: Suite(
-        EVERY_ROOM,
+        EVERY_FOLDER,
         ("tests/kernels/test_state_segments.py", "tests/engine/executor/recurrent/test_recurrent_models.py"),
     ),
-    in_states.CUTS: Suite(EVERY_ROOM, ("tests/engine/executor/recurrent/test_recurrent_models.py",)),
-    in_engine.STATES: Suite(EVERY_ROOM, ("tests/block_manager/test_recurrent_states.py",)),
-    in_engine.SEGMENTS: Suite(EVERY_ROOM, ("tests/engine/executor/test_recurrent_speculation.py",)),
-    in_engine.NATIVE_OPS: Suite(EVERY_ROOM, ("tests/engine/executor/test_mapped_weights.py",)),
+    in_states.CUTS: Suite(EVERY_FOLDER, ("tests/engine/executor/recurrent/test_recurrent_models.py",)),
+    in_engine.STATES: Suite(EVERY_FOLDER, ("tests/block_manager/test_recurrent_states.py",)),
+    in_engine.SEGMENTS: Suite(EVERY_FOLDER, ("tests/engine/executor/test_recurrent_speculation.py",)),
+    in_engine.NATIVE_OPS: Suite(EVERY_FOLDER, ("tests/engine/executor/test_mapped_weights.py",)),
 }
 
 
-SWAP = Suite(EVERY_ROOM, ("tests/scheduler/test_swap.py",))
+SWAP = Suite(EVERY_FOLDER, ("tests/scheduler/test_swap.py",))
 
 
 def suite_of(mutant: Mutant) -> Suite:
@@ -119,33 +121,33 @@ sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__module__.
 """An editable installation finds the package before PYTHONPATH does."""
 
 
-def copy_package(folder: Path, rooms: tuple[str, ...]) -> None:
-    """The rooms as the package ``octavo``, in front of the installed one."""
+def copy_package(folder: Path, folders: tuple[str, ...]) -> None:
+    """The folders as the package ``octavo``, in front of the installed one."""
     (folder / "sitecustomize.py").write_text(NO_REDIRECTION)
     package = folder / "octavo"
     package.mkdir()
     (package / "__init__.py").write_text('"""A copy with a bug."""\n')
-    for room in rooms:
-        shutil.copytree(ROOT / room, package / room, ignore=shutil.ignore_patterns("__pycache__", "_ext*.so"))
+    for name in folders:
+        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__", "_ext*.so"))
 
 
 def attempt(mutant: Mutant | None, suite: Suite) -> str | None:
     """Who caught it; None: nobody."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        copy_package(folder, suite.rooms)
+        copy_package(folder, suite.folders)
         if mutant is not None:
             path = folder / "octavo" / mutant.file
             path.write_text(spoilt(mutant, path.read_text()))
-        extension = native_extension() if "kernels" in suite.rooms else {}
+        extension = native_extension() if "kernels" in suite.folders else {}
         if mutant is None:
-            check_is_imported(folder, suite.rooms[0])
+            check_is_imported(folder, suite.folders[0])
         return run_tests(suite.tests, {"PYTHONPATH": str(folder), **extension})
 
 
-def check_is_imported(folder: Path, room: str) -> None:
+def check_is_imported(folder: Path, name: str) -> None:
     """SystemExit unless tests would import the copy: against the installed package every bug is missed."""
-    command = [sys.executable, "-c", f"import octavo.{room} as room; print(room.__file__)"]
+    command = [sys.executable, "-c", f"import octavo.{name} as found; print(found.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     if not Path(done.stdout.strip()).is_relative_to(folder):
@@ -153,7 +155,7 @@ def check_is_imported(folder: Path, room: str) -> None:
 
 
 def native_extension() -> dict[str, str]:
-    """Lets a copy of the kernels' room take the extension that is installed, if one is."""
+    """Lets a copy of the kernels' folder take the extension that is installed, if one is."""
     found = importlib.util.find_spec("octavo.kernels._ext")
     return {} if found is None or found.origin is None else {"OCTAVO_TEST_EXTENSION": found.origin}
 

@@ -1,4 +1,4 @@
-"""Who may import what: the control plane runs without MLX, and nobody imports a bare room."""
+"""Who may import what: the control plane runs without MLX, and nobody imports a bare folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("block_manager", "engine", "kernels", "proto", "scheduler")
+FOLDERS = ("block_manager", "engine", "kernels", "proto", "scheduler")
 LIGHT = (
     "octavo.block_manager",
     "octavo.scheduler",
@@ -51,7 +51,7 @@ BELOW = {  # top-level folder: those it may import
     "engine": {"block_manager", "scheduler", "kernels", "proto", "v1"},
     "proto": {"v1"},
 }
-ENGINE_ROOMS = {  # room of engine: the rooms it may import
+ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "api": set(),
     "tokenizer": {"api", "memory"},
     "memory": {"api"},
@@ -121,24 +121,24 @@ def spelled_out(path: Path) -> set[str]:
     return {node.module for node in nodes if not node.level and node.module}
 
 
-def engine_room(name: str) -> str | None:
-    """The room of engine that ``octavo.engine.room.module`` or a file's module lies in."""
+def engine_package(name: str) -> str | None:
+    """The package of engine that ``octavo.engine.package.module`` or a file's module lies in."""
     parts = name.split(".")
     return parts[2] if parts[:2] == ["octavo", "engine"] and len(parts) > 2 else None
 
 
-def room_of(path: Path) -> str | None:
-    return engine_room(".".join(("octavo", *path.relative_to(ROOT).parts)))
+def package_of(path: Path) -> str | None:
+    return engine_package(".".join(("octavo", *path.relative_to(ROOT).parts)))
 
 
 def engine_arrows() -> dict[str, set[str]]:
-    """Which rooms of engine each of them imports, anywhere in its files."""
+    """Which packages of engine each of them imports, anywhere in its files."""
     arrows: dict[str, set[str]] = {}
     for path in python_files("engine"):
-        room = room_of(path)
-        if room is not None and room != "__init__":
-            used = {other for name in imported(path) if (other := engine_room(name)) is not None}
-            arrows.setdefault(room, set()).update(used & ENGINE_ROOMS.keys() - {room})
+        package = package_of(path)
+        if package is not None and package != "__init__":
+            used = {other for name in imported(path) if (other := engine_package(name)) is not None}
+            arrows.setdefault(package, set()).update(used & ENGINE_PACKAGES.keys() - {package})
     return arrows
 
 
@@ -161,50 +161,50 @@ def test_importing_the_control_plane_leaves_mlx_out(module: str) -> None:
     assert done.stdout.strip() == "", f"importing {module} imports {done.stdout.strip()}"
 
 
-@pytest.mark.parametrize("room", ["block_manager", "scheduler"])
-def test_the_pure_rooms_use_the_standard_library_alone(room: str) -> None:
-    for path in python_files(room):
+@pytest.mark.parametrize("package", ["block_manager", "scheduler"])
+def test_the_pure_packages_use_the_standard_library_alone(package: str) -> None:
+    for path in python_files(package):
         outside = {
             name.split(".")[0] for name in imported(path) if name.split(".")[0] not in sys.stdlib_module_names
         }
         assert outside <= {"octavo"}, f"{path.relative_to(ROOT)} imports {outside - {'octavo'}}"
 
 
-@pytest.mark.parametrize("room", sorted(BELOW))
-def test_dependencies_point_downwards(room: str) -> None:
-    for path in python_files(room):
-        rooms = {name.split(".")[1] for name in imported(path) if name.startswith("octavo.")}
-        allowed = BELOW[room] | {room, "__version__"}
-        assert rooms <= allowed, f"{path.relative_to(ROOT)} imports {rooms - allowed}"
+@pytest.mark.parametrize("package", sorted(BELOW))
+def test_dependencies_point_downwards(package: str) -> None:
+    for path in python_files(package):
+        packages = {name.split(".")[1] for name in imported(path) if name.startswith("octavo.")}
+        allowed = BELOW[package] | {package, "__version__"}
+        assert packages <= allowed, f"{path.relative_to(ROOT)} imports {packages - allowed}"
 
 
-@pytest.mark.parametrize("room", sorted(ENGINE_ROOMS))
-def test_rooms_of_engine_import_what_lies_below_them(room: str) -> None:
-    for path in python_files(f"engine/{room}"):
-        rooms = {other for name in imported(path) if (other := engine_room(name)) in ENGINE_ROOMS}
-        outside = rooms - ENGINE_ROOMS[room] - {room}
+@pytest.mark.parametrize("package", sorted(ENGINE_PACKAGES))
+def test_packages_of_engine_import_what_lies_below_them(package: str) -> None:
+    for path in python_files(f"engine/{package}"):
+        packages = {other for name in imported(path) if (other := engine_package(name)) in ENGINE_PACKAGES}
+        outside = packages - ENGINE_PACKAGES[package] - {package}
         assert not outside, f"{path.relative_to(ROOT)} imports {outside}"
 
 
-def test_every_room_of_engine_has_its_rule() -> None:
+def test_every_package_of_engine_has_its_rule() -> None:
     folders = {path.parent.name for path in (ROOT / "engine").glob("*/__init__.py")}
-    assert folders == ENGINE_ROOMS.keys()
+    assert folders == ENGINE_PACKAGES.keys()
 
 
-def test_no_rooms_of_engine_import_each_other() -> None:
-    assert circle(ENGINE_ROOMS) == ()
+def test_no_packages_of_engine_import_each_other() -> None:
+    assert circle(ENGINE_PACKAGES) == ()
     assert circle(engine_arrows()) == ()
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
 
 
 def test_the_executor_alone_computes_with_tensors() -> None:
     for path in python_files("engine"):
-        room, names = room_of(path), imported(path)
+        package, names = package_of(path), imported(path)
         libraries = {name.split(".")[0] for name in names} & TENSOR_LIBRARIES
-        assert room == "executor" or not libraries, f"{path.relative_to(ROOT)} imports {libraries}"
+        assert package == "executor" or not libraries, f"{path.relative_to(ROOT)} imports {libraries}"
         for part, users in ON_TENSORS.items():
             uses = any(name == part or name.startswith(f"{part}.") for name in names)
-            assert not uses or room in users, f"{path.relative_to(ROOT)} imports {part}"
+            assert not uses or package in users, f"{path.relative_to(ROOT)} imports {part}"
 
 
 def test_kernels_know_no_model_code() -> None:
@@ -214,7 +214,7 @@ def test_kernels_know_no_model_code() -> None:
         assert not models, f"{path.relative_to(ROOT)} imports {models}"
 
 
-@pytest.mark.parametrize("folder", sorted(set(ROOMS) - {"proto"}))
+@pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"proto"}))
 def test_imports_inside_a_folder_are_relative(folder: str) -> None:
     """So that editors and tools that draw imports follow them."""
     for path in python_files(folder):
@@ -224,9 +224,9 @@ def test_imports_inside_a_folder_are_relative(folder: str) -> None:
 
 def test_nobody_imports_a_bare_room() -> None:
     """``import engine`` works from the root of a checkout and makes a second copy of the module."""
-    for path in python_files(*ROOMS, "tests", "tools", "src"):
-        bare = {name for name in imported(path) if name.split(".")[0] in ROOMS}
-        assert not bare, f"{path.relative_to(ROOT)} imports {bare}; import octavo.<room> instead"
+    for path in python_files(*FOLDERS, "tests", "tools", "src"):
+        bare = {name for name in imported(path) if name.split(".")[0] in FOLDERS}
+        assert not bare, f"{path.relative_to(ROOT)} imports {bare}; import octavo.<package> instead"
 
 
 def test_the_check_sees_a_bare_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

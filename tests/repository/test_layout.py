@@ -40,7 +40,7 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", sorted(LINKS))
-def test_the_package_is_made_of_symlinks_to_the_rooms(name: str) -> None:
+def test_the_package_is_made_of_symlinks_to_the_folders(name: str) -> None:
     link = ROOT / "src" / "octavo" / name
     assert link.is_symlink()
     assert str(link.readlink()) == LINKS[name]
@@ -133,7 +133,7 @@ def test_nothing_is_left_to_do_later() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_wheel_holds_the_rooms_and_the_demo_model(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_folders_and_the_demo_model(tmp_path: Path) -> None:
     """Built in an environment of its own by pip, as an installation from source does."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -165,7 +165,7 @@ def test_who_is_on_its_way_back_may_be_aborted() -> None:
     harness.core.abort(back)
     harness.run_to_the_end()
     harness.assert_idle()
-    assert not harness.core._scheduler._returns._loading
+    assert not harness.core._scheduler._resumption._loading
 
 
 def test_samples_that_wait_for_a_prompt_take_the_place_of_one_that_is_aborted_on_its_way_back() -> None:

@@ -1,4 +1,4 @@
-"""``octavo cache``: what each deed prints, its JSON, and how it fails."""
+"""``octavo cache``: what each subcommand prints, its JSON, and how it fails."""
 
 from __future__ import annotations
 

@@ -109,33 +109,33 @@ def test_masks_are_computed_on_other_threads_and_once(threads: MaskThreads) -> N
 
 def test_a_mask_that_is_stuck_fails_its_request_and_nobody_else(threads: MaskThreads) -> None:
     gate = threading.Event()
-    stuck, sibling = constraint(threads, Matcher(gate)).copies(2)
+    stuck, other = constraint(threads, Matcher(gate)).copies(2)
     give_up(stuck)
     assert constraint(threads, Matcher()).allowed().any()
-    assert sibling.is_stuck
+    assert other.is_stuck
     with pytest.raises(ConstraintFailed, match="another output under it is too costly"):
-        sibling.allowed()
+        other.allowed()
     gate.set()
-    _until(lambda: not sibling.is_stuck and not threads.num_stuck)
-    assert sibling.allowed().any(), "it had missed nothing"
+    _until(lambda: not other.is_stuck and not threads.num_stuck)
+    assert other.allowed().any(), "it had missed nothing"
 
 
 def test_a_token_that_could_not_be_accepted_is_not_forgotten(threads: MaskThreads) -> None:
     """Accepting it would wait for the stuck mask, with the interpreter held."""
     gate = threading.Event()
     matcher = Matcher(gate)
-    stuck, sibling = constraint(threads, matcher).copies(2)
+    stuck, other = constraint(threads, matcher).copies(2)
     gate.set()
-    sibling.allowed()
+    other.allowed()
     gate.clear()
     give_up(stuck)
-    sibling.accept(1)
-    copied: Any = sibling._matcher
+    other.accept(1)
+    copied: Any = other._matcher
     assert copied.accepted == []
     gate.set()
-    _until(lambda: not sibling.is_stuck)
+    _until(lambda: not other.is_stuck)
     with pytest.raises(ConstraintFailed, match="another output"):
-        sibling.allowed()
+        other.allowed()
 
 
 def test_stuck_threads_are_replaced_and_bounded(threads: MaskThreads) -> None:

@@ -299,7 +299,7 @@ def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None
     want = batch.attend([2])[2]
     for row in range(0, new, 4):
         np.testing.assert_array_equal(batch.attend_part(2, old + row, old + row + 1), want[row : row + 1])
-    for member in (0, 3):  # long ones, alone and in company
+    for member in (0, 3):  # long ones, alone and in a batch
         np.testing.assert_array_equal(batch.attend([member])[member], batch.attend([1, member])[member])
 
 

@@ -199,14 +199,14 @@ async def test_what_is_everybodys_is_the_operators_to_handle(tmp_path: Path) -> 
     async with served(security=security, credentials=own["a"]) as its, \
             Client(its.address, own["operator"]) as operator:  # fmt: skip
         await say(its.client, PROMPT)
-        deeds: list[Callable[[], Any]] = [
+        actions: list[Callable[[], Any]] = [
             its.client.cache.flush,
             lambda: its.client.cache.save("x"),
             lambda: its.client.cache.load("x"),
         ]
-        for deed in deeds:
+        for action in actions:
             with pytest.raises(Forbidden, match="operator"):
-                await deed()
+                await action()
         assert await operator.cache.flush() == 5
 
 

@@ -8,7 +8,7 @@ from .sequence_queues import SequenceQueues
 from .types import Sequence
 
 
-class Returns:
+class Resumption:
     """Whose pages a connector keeps while they wait, and who is on the way back.
 
     A sequence that gives way says so to the connector before its pages are gone. When there is room for
