@@ -155,6 +155,7 @@ def conv_cases(kernels: Any) -> Iterator[Case]:
         (3, 5, mx.bfloat16, mx.float32, False, True),
         (2, 17, mx.float16, mx.float16, False, False),
         (7, 33, mx.bfloat16, mx.bfloat16, True, True),
+        (7, 64, mx.bfloat16, mx.bfloat16, True, True),
     ):
         weight = _array(rng.standard_normal((taps, channels)), dtype)
         offset = _array(rng.standard_normal(channels), dtype) if bias else None

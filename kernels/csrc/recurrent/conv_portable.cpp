@@ -1,6 +1,8 @@
 // Depthwise causal convolution of few taps with its activation. A block of tokens becomes float32 once,
-// behind the inputs before it.
+// behind the inputs before it. One token, a step of a decode, goes straight from the window to y: the same
+// operations on the same values.
 #include <cstring>
+#include <type_traits>
 
 #include "recurrent/loops.h"
 
@@ -19,6 +21,68 @@ inline void conv_row(const ConvCall& call, const float* x, const float* weight, 
       acc = fma(load(x + j * kChannels + c), load(weight + j * kChannels + c), acc);
     store(y + c, call.silu ? acc * sigmoid_lanes(acc) : acc);
   }
+}
+
+// Values in the type in which they are kept, a vector at a time.
+template <class T>
+struct Raw {
+  typedef T Values __attribute__((vector_size(sizeof(T) * kLanes), aligned(sizeof(T)), may_alias));
+
+  static Values load(const T* from) { return *reinterpret_cast<const Values*>(from); }
+  static void store(T* to, Values value) { *reinterpret_cast<Values*>(to) = value; }
+
+  static Vec widen(Values value) {
+    if constexpr (std::is_same_v<T, float>) return (Vec)value;
+    else return (Vec)(__builtin_convertvector(value, UintVec) << 16);  // bf16
+  }
+};
+
+// One token, where the window, x, weights and bias are all of type T (float, or bf16) and channels fill whole
+// vectors. Windows of many sequences are in no cache, and their rows are too short for the processor to see
+// them coming, so each part asks for those of the next.
+template <class T, int kTaps>
+void walk_token(const ConvCall& call, const Piece& piece, int first, int channels) {
+  using Lanes = Raw<T>;
+  const int taps = kTaps > 0 ? kTaps : call.taps;
+  const int64_t size = call.channels, slot = (taps - 1) * size;
+  T* const pool = static_cast<T*>(call.pool) + first;
+  const T* const source = piece.source < 0 ? nullptr : pool + piece.source * slot;
+  T* const target = pool + piece.target * slot;
+  const T* const weight = static_cast<const T*>(call.weight) + first;
+  const T* const bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + first;
+  const T* const x = static_cast<const T*>(call.x.data) + piece.start * call.x.stride + first;
+  alignas(64) float y[kChannels];
+  for (int c = 0; c < channels; c += kLanes) {
+    Vec acc = bias == nullptr ? Vec{} : Lanes::widen(Lanes::load(bias + c));
+    for (int j = 0; j < taps; ++j) {
+      typename Lanes::Values value{};
+      if (j == taps - 1) value = Lanes::load(x + c);
+      else if (source != nullptr) {
+        value = Lanes::load(source + j * size + c);
+        __builtin_prefetch(source + j * size + c + kChannels);
+      }
+      if (j > 0) Lanes::store(target + (j - 1) * size + c, value);
+      acc = fma(Lanes::widen(value), Lanes::widen(Lanes::load(weight + j * size + c)), acc);
+    }
+    store(y + c, call.silu ? acc * sigmoid_lanes(acc) : acc);
+  }
+  store_floats(call.y, call.x.type, static_cast<int64_t>(piece.start) * size + first, channels, y);
+}
+
+// Whether walk_token takes the item, and has.
+bool take_token(const ConvCall& call, const Piece& piece, int first, int channels) {
+  const Float type = call.x.type;
+  if (piece.length != 1 || channels % kLanes != 0 || type == Float::f16 || call.pool_type != type ||
+      call.weight_type != type || (call.bias != nullptr && call.bias_type != type))
+    return false;
+  const auto walk = [&](auto one) {
+    using T = decltype(one);
+    if (call.taps == 4) walk_token<T, 4>(call, piece, first, channels);
+    else walk_token<T, 0>(call, piece, first, channels);
+  };
+  if (type == Float::f32) walk(float{});
+  else walk(bf16_t{});
+  return true;
 }
 
 // What an item needs, [rows, kChannels] each: weights, bias, the rows of a block behind taps - 1 earlier
@@ -40,6 +104,7 @@ ConvScratch load_scratch(const ConvCall& call, int first, int channels) {
 }
 
 void walk_channels(const ConvCall& call, const Piece& piece, int first, int channels) {
+  if (take_token(call, piece, first, channels)) return;
   const int past = call.taps - 1;
   const ConvScratch scratch = load_scratch(call, first, channels);
   const auto window = [&](int slot, int j) {

@@ -49,7 +49,7 @@ inline RowRange rows_of_part(int rows, int parts, int part) {
 // next head's.
 template <int floats>
 inline void prefetch(const float* state) {
-  constexpr int kAhead = 16384;  // bytes
+  constexpr int kAhead = 24576;  // bytes
   for (int i = 0; i < floats; i += 16)
     __builtin_prefetch(reinterpret_cast<const char*>(state + i) + kAhead, 0, 2);
 }
