@@ -52,6 +52,23 @@ def test_rows_read_each_position_from_the_kind_of_page_they_should(
         np.testing.assert_allclose(got, want, rtol=0, atol=backend.tolerance * np.abs(want).max())
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_long_chunks_of_16_bit_rows_read_the_pages_they_should(
+    page_size: int, backend: TestedBackend
+) -> None:
+    """Several items of a sequence, cut inside tiles, with tiles of which two blocks are seen."""
+    case = Case(name="chunks", page_size=page_size, sequences=((0, 150), (75, 101)))
+    spec = case.spec("fp4", "fp4")
+    for window in (1, page_size + 1, 2 * page_size):
+        pool = backend.create().create_residual_pool(spec, residual_spec(case, spec, window=window, keep=0))
+        assert isinstance(pool, ResidualCache)
+        for part in (pool.quantized, pool.residual):
+            poison(part)
+        got, want = run_residual(case, pool, [0, 0], dtype=mx.bfloat16)
+        np.testing.assert_allclose(got, want, rtol=0, atol=0.02 * np.abs(want).max())
+
+
 def test_sequences_may_be_quantized_after_different_numbers_of_tokens() -> None:
     case = Case(name="each its own", page_size=4, sequences=((30, 1), (30, 1), (0, 30), (20, 9)))
     spec = case.spec("fp4", "fp4")

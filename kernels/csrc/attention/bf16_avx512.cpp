@@ -30,8 +30,19 @@ size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const int group = group_size(args), num_rows = item.num_tokens * group, dim = args.layout.k.dim;
   uint16_t* to = static_cast<uint16_t*>(memory);
+  const bool as_they_are = args.queries.dim_stride == 1 && padded_dim(dim) == dim;  // bf16, without padding
   alignas(64) float row[kMaxDim];
   for (int r = 0; r < num_rows; ++r, to += padded_dim(dim)) {
+    const auto place = [&](int of_row) {
+      return (item.first_token + of_row / group) * args.queries.row_stride +
+             (item.kv_head * group + of_row % group) * args.queries.head_stride;
+    };
+    if (args.queries.dim_stride == 1 && r + kRowsAhead < num_rows)
+      ask_row(args.queries.data, args.queries.type, place(r + kRowsAhead), dim);
+    if (as_they_are) {
+      std::memcpy(to, static_cast<const uint16_t*>(args.queries.data) + place(r), size_t(dim) * 2);
+      continue;
+    }
     load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
     for (int d = 0; d < padded_dim(dim); ++d) to[d] = d < dim ? float_to_bf16(row[d]) : 0;
   }
@@ -64,25 +75,34 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-template <int kRows>
-OCTAVO_INLINE void score_rows(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
-  __m512 sums[kRows][kBlocks];
+// Scores of kCount blocks, from the one `panel` and `scores` begin with.
+template <int kRows, int kCount>
+OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
+  __m512 sums[kRows][kCount];
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_setzero_ps();
+    for (int b = 0; b < kCount; ++b) sums[r][b] = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 2, panel += kBlocks) {
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
       const __m512bh pair = broadcast2(queries + r * dim + d);
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) add_dots(sums[r][b], (__m512bh)panel[b], pair);
+      for (int b = 0; b < kCount; ++b) add_dots(sums[r][b], (__m512bh)panel[b], pair);
     }
   }
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
+    for (int b = 0; b < kCount; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
+}
+
+// Where two blocks hold all that is seen of a tile: the first of them, else -1.
+int first_of_two(const Tile& tile) {
+  const auto seen = [&](int b) { return tile.blocks[b].base != nullptr; };
+  if (!seen(2) && !seen(3)) return 0;
+  if (!seen(0) && !seen(1)) return 2;
+  return -1;
 }
 
 constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
@@ -134,10 +154,12 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
     default: break;
   }
   load_keys(layout, tile, panel);
+  const int first = first_of_two(tile);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     const uint16_t* from = queries + size_t(row) * dim;
     float* to = scores + size_t(row) * kTileTokens;
-    score_rows<kRows>(from, dim, panel, to);
+    if (first < 0) score_blocks<kRows, kBlocks>(from, dim, panel, to);
+    else score_blocks<kRows, 2>(from, dim, panel + first, to + 16 * first);
   });
 }
 

@@ -47,10 +47,16 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     if (r + kRowsAhead < num_rows)
       ask_row<true>(args.out, type, place(r + kRowsAhead) * format.dim, format.dim);
     float top = kLowest, sum = 0;
-    std::fill(total, total + width, 0.0f);
-    for (int p = 0; p < item.num_partials; ++p)
+    const bool folded = item.num_partials > 1;
+    if (folded) std::fill(total, total + width, 0.0f);
+    for (int p = 0; folded && p < item.num_partials; ++p)
       fold_part(accumulator + p * stride, width, statistics[p * stride], statistics[p * stride + num_rows],
                 total, top, sum);
+    if (!folded) {  // what folding it into nothing gives, sooner: 0 + x
+      top = statistics[0];
+      sum = statistics[num_rows];
+    }
+    const float* const parts = folded ? total : accumulator;
     float weight = 1;  // of what the positions gave
     if (args.sinks != nullptr) {
       const float sink = args.sinks[head] * kLog2E, of_positions = top;
@@ -59,7 +65,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
       sum = sum * weight + scalar_exp2(sink - top);
     }
     const float factor = sum == 0 ? 0.0f : weight / sum;  // a row that sees nothing of this pool
-    for (int i = 0; i < width; i += kLanes) store(total + i, load(total + i) * factor);
+    for (int i = 0; i < width; i += kLanes) store(total + i, (load(parts + i) + 0.0f) * factor);
     to_natural(total, row);
     if (format.rotated) hadamard(row, format.dim);
     const int64_t at = place(r);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention/tiles.h"
+#include "runtime/dispatch.h"
 #include "runtime/threads.h"
 
 namespace octavo {
@@ -42,8 +43,16 @@ int tokens_per_item(const AttendArgs& args) {
 
 // Of the tokens first..end of a sequence, those of the next item. Where they are several items' these end
 // where tiles do: fewer tiles are then seen in part, and a residual window lies in fewer of them.
+// In a call over residual pages they end where the residual window moves by a page: with pages of 32
+// positions and more, all rows of an item then read the same pages of either pool. (Measured at AVX-512.)
 int next_tokens(const AttendArgs& args, int sequence, int first, int end, int block) {
+  constexpr int kFewestTokens = 32;
   if (args.rotary || end - args.q_start[sequence] <= block) return std::min(block, end - first);
+  if (args.residency.part != Residency::all && isa() == Isa::avx512 && block >= kFewestTokens) {
+    const int step = std::clamp(args.layout.page_size, kFewestTokens, block);
+    const int past = row_position(args, sequence, first) + step - (args.residency.window - 1) % step;
+    return std::min(step - past % step, end - first);
+  }
   return std::min(block - row_position(args, sequence, first) % block, end - first);
 }
 

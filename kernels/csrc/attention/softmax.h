@@ -74,6 +74,10 @@ inline void softmax_update_row(const AttendArgs& args, const RowInTile& row, flo
                                float* accumulator, int width, float& maximum, float& sum) {
   if (~row.bits == 0 && args.softcap <= 0 && row.slope == 0 && row.added == nullptr)
     return softmax_update_plain(args.scale * kLog2E, scores, accumulator, width, maximum, sum);
+  if (row.bits == 0) {  // weights of 0 leave its maximum and sum as they are
+    for (int i = 0; i < kVectors; ++i) store(scores + i * kLanes, Vec{});
+    return;
+  }
   IntVec lane_bit, seen[kVectors];
   Vec lane_number;
   for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane, lane_number[lane] = float(lane);
