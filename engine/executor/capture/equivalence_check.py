@@ -78,7 +78,7 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
 def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
     """Why the head does not choose greedy tokens: it cannot, or not as its logits ``wanted`` would."""
     try:
-        _keep_at_once(model)
+        _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)
         for token_ids, metadata in _steps(model, vocab_size, range(NUM_STEPS)):
             choices = model.forward_greedy(token_ids, metadata, ROWS)
@@ -98,7 +98,7 @@ def _difference(got: mx.array, wanted: mx.array) -> str:
 
 def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
     """Logits of the last of these steps."""
-    _keep_at_once(model)
+    _make_strict(model)
     logits = mx.array(0)
     for token_ids, metadata in _steps(model, vocab_size, steps):
         logits = model.forward(token_ids, metadata, ROWS)
@@ -106,9 +106,9 @@ def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
     return logits
 
 
-def _keep_at_once(model: PagedModel) -> None:
+def _make_strict(model: PagedModel) -> None:
     if model.graph_runner is not None:
-        model.graph_runner.at_once = True
+        model.graph_runner.strict = True
 
 
 def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[tuple[Ints, AttentionMetadata]]:

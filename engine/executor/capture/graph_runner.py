@@ -1,9 +1,11 @@
 """Capturing the graph of a step, and replaying it instead of running the model's Python code again.
 
 Decode steps repeat: the same number of rows, other numbers in them. When such a step comes for the
-second time its graph is kept as a *program* (``CapturedStep``): the list of what our kernels do in it, and of
+first time its graph becomes a *program* (``CapturedStep``): the list of what our kernels do in it, and of
 MLX's operations between them, with the addresses they read and write. No graph is left, and a step costs
-its kernels.
+its kernels. Steps that never come again, as most with prompts, become programs too: to record one takes no
+longer than MLX's evaluation, and its results share the memory of all programs, where those of a graph that
+is evaluated pile up ahead of the kernels that read them.
 
 It computes what the graph would have, to the bit. What the model takes from the step must reach it
 through arrays. Model code that asks for a length as a number cannot be replayed, and operations on several
@@ -27,7 +29,6 @@ from octavo.kernels.replay import Programs, ReplayablePool
 log = logging.getLogger(__name__)
 
 MAX_CAPTURED = 128  # shapes of steps whose graphs are kept
-MAX_SEEN = 1024  # shapes of steps that are remembered as seen once
 
 VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # of mx.array
 
@@ -35,15 +36,14 @@ Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
 class GraphRunner:
-    """Runs ``build(arrays, traced)``, which reads ``pools`` besides its arguments, or what was captured.
+    """Runs what was captured of ``build(arrays, traced)``, which reads ``pools`` besides its arguments.
 
-    ``at_once``: graphs are kept when a step comes for the first time, to see how they are replayed.
+    ``strict``: what cannot be captured is an error, to see whether graphs are replayed.
     """
 
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
-        self.at_once = False
-        self._seen: OrderedDict[object, None] = OrderedDict()
+        self.strict = False
         self._captured: OrderedDict[object, CapturedStep | EagerStep] = OrderedDict()
         self._last: CapturedStep | EagerStep | None = None  # the one that ran last
         self._programs = pools[0].programs()
@@ -52,33 +52,32 @@ class GraphRunner:
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
         """The result of ``build``, by which graphs are told apart, of ``values`` as arrays. Raises what
-        capturing it raises, CannotCapture only ``at_once``; the pools are then as before. Results of a
+        capturing it raises, CannotCapture only if ``strict``; the pools are then as before. Results of a
         program hold until the next step."""
         host = [*values, *(value for pool in self._pools for value in pool.step_values())]
         key = build, tuple(value.shape for value in host)
-        step = self._captured.get(key)
-        if step is None:
-            if key not in self._seen and not self.at_once:
-                _remember(self._seen, key, None, MAX_SEEN)
-                self.is_computed = False
-                return build([mx.array(value) for value in values], False)
-            step = self._keep(build, values)
+        step = self._captured.get(key) or self._capture(build, values)
         outputs = step.run(host)
         if step is not self._last:
-            _remember(self._captured, key, step, MAX_CAPTURED)
-            self._last = step
+            self._remember(key, step)
         self.is_computed = isinstance(step, CapturedStep)
         self.num_replayed += self.is_computed
         return outputs
 
-    def _keep(self, build: Build, values: Sequence[Ints]) -> CapturedStep | EagerStep:
+    def _capture(self, build: Build, values: Sequence[Ints]) -> CapturedStep | EagerStep:
         try:
             return CapturedStep(self._pools, self._programs, build, values)
         except CannotCapture as error:
-            if self.at_once:
+            if self.strict:
                 raise
             log.warning("steps of this shape are built anew each time: %s", error)
             return EagerStep(build, len(values))
+
+    def _remember(self, key: object, step: CapturedStep | EagerStep) -> None:
+        self._captured[key] = self._last = step
+        self._captured.move_to_end(key)
+        if len(self._captured) > MAX_CAPTURED:
+            self._captured.popitem(last=False)
 
 
 class CannotCapture(Exception):
@@ -170,10 +169,3 @@ class EagerStep:
 def _bind(pools: Sequence[ReplayablePool], inputs: Sequence[Sequence[mx.array]]) -> None:
     for pool, arrays in zip(pools, inputs, strict=True):
         pool.bind_inputs(arrays)
-
-
-def _remember(kept: OrderedDict[object, Any], key: object, value: Any, limit: int) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > limit:
-        kept.popitem(last=False)

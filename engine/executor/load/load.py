@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
-from octavo.kernels.backends import BackendSelection, row_tile
+from octavo.kernels.backends import BackendSelection, release_kept_memory, row_tile
 from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 
@@ -79,6 +79,8 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     )
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
+    mx.clear_cache()  # what the probe's steps left is of no use to those that are served
+    release_kept_memory(choice.backend.name)
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
     )

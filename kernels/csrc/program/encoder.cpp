@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <cstring>
 
 #include "program/step_memory.h"
 
 namespace octavo {
 namespace {
+
+constexpr std::size_t kLine = 64;  // of a cache
+constexpr std::size_t kSmallestSegment = std::size_t{1} << 20;
 
 std::atomic<int64_t> kernel_nanoseconds{0};
 thread_local Recording* current_recording = nullptr;
@@ -15,31 +20,61 @@ thread_local Recording* current_recording = nullptr;
 
 void Arena::reuse_all() {
   ++recording_;
-  for (Block& block : blocks_) block.used = false;
+  for (Segment& segment : segments_) segment.free = {{0, segment.size}};
 }
 
+// MLX keeps a size in front of the data of its buffers; raw_ptr() says how far.
 void Arena::allocate(mx::array& output) {
-  const std::size_t bytes = std::max<std::size_t>(output.nbytes(), 64);
-  std::size_t best = blocks_.size();
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    const bool fits = !blocks_[i].used && blocks_[i].size >= bytes;
-    if (fits && (best == blocks_.size() || blocks_[i].size < blocks_[best].size)) best = i;
-  }
-  if (best == blocks_.size()) blocks_.push_back({mx::allocator::malloc(bytes), bytes, false});
-  blocks_[best].used = true;
-  output.set_data(mx::array::Data(blocks_[best].memory.buffer(),
-                                  [arena = shared_from_this(), best, recording = recording_](
-                                      mx::allocator::Buffer) { arena->release(best, recording); }));
+  const std::size_t bytes = output.nbytes();
+  const Place place = take(kLine + (bytes + kLine - 1) / kLine * kLine);
+  char* const base = static_cast<char*>(segments_[place.segment].memory.buffer().raw_ptr());
+  char* const data =
+      base + (kLine - reinterpret_cast<std::uintptr_t>(base) % kLine) % kLine + place.range.begin;
+  mx::allocator::Buffer probe(data);
+  const std::ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - data;
+  const mx::allocator::Buffer buffer(data + kLine - front);
+  std::memcpy(data + kLine - front, &bytes, std::min<std::size_t>(front, sizeof bytes));
+  output.set_data(mx::array::Data(buffer, [arena = shared_from_this(), place, recording = recording_](
+                                              mx::allocator::Buffer) { arena->release(place, recording); }));
+}
+
+// The first range that is large enough, of the segments that came last: they are the largest.
+Arena::Place Arena::take(std::size_t bytes) {
+  for (std::size_t i = segments_.size(); i-- > 0;)
+    for (auto range = segments_[i].free.begin(); range != segments_[i].free.end(); ++range) {
+      if (range->end - range->begin < bytes) continue;
+      const Range taken{range->begin, range->begin + bytes};
+      range->begin = taken.end;
+      if (range->begin == range->end) segments_[i].free.erase(range);
+      segments_[i].used = std::max(segments_[i].used, taken.end);
+      return {i, taken};
+    }
+  std::size_t size = std::max(bytes, kSmallestSegment);
+  for (const Segment& segment : segments_) size += segment.size;
+  segments_.push_back({mx::allocator::malloc(size + kLine), size, 0, {{0, size}}});
+  return take(bytes);
 }
 
 std::size_t Arena::nbytes() const {
   std::size_t bytes = 0;
-  for (const Block& block : blocks_) bytes += block.size;
+  for (const Segment& segment : segments_) bytes += segment.used;
   return bytes;
 }
 
-void Arena::release(std::size_t block, int recording) {
-  if (recording == recording_) blocks_[block].used = false;
+void Arena::release(const Place& place, int recording) {
+  if (recording != recording_) return;
+  std::vector<Range>& free = segments_[place.segment].free;
+  auto next = std::lower_bound(free.begin(), free.end(), place.range.begin,
+                               [](const Range& range, std::size_t begin) { return range.begin < begin; });
+  next = free.insert(next, place.range);
+  if (next + 1 != free.end() && next->end == next[1].begin) {
+    next->end = next[1].end;
+    free.erase(next + 1);
+  }
+  if (next != free.begin() && next[-1].end == next->begin) {
+    next[-1].end = next->end;
+    free.erase(next);
+  }
 }
 
 Recording::Recording(std::shared_ptr<Arena> arena) : arena(std::move(arena)) {

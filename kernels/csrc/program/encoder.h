@@ -18,8 +18,9 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// Memory of the intermediate results of programs that never run at the same time. A block is used again
-// once the array in it is gone; a new recording uses all blocks again, whatever earlier ones hold.
+// Memory of the intermediate results of programs that never run at the same time. A range of it is used again
+// once the array in it is gone; a new recording begins with all of it, whatever earlier ones hold. So it is
+// as large as what the largest program needs at once, at most about twice that, however many there are.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena() = default;
@@ -28,18 +29,29 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   void reuse_all();
   void allocate(mx::array& output);
-  std::size_t nbytes() const;
+  std::size_t nbytes() const;  // that any array has had
 
  private:
-  struct Block {
-    mx::allocator::Data memory;
-    std::size_t size;
-    bool used;
+  struct Range {
+    std::size_t begin, end;
   };
 
-  void release(std::size_t block, int recording);
+  // Programs keep addresses, so it stays where it is.
+  struct Segment {
+    mx::allocator::Data memory;
+    std::size_t size, used;   // bytes, and those of them up to the end of any array so far
+    std::vector<Range> free;  // in their order, never side by side
+  };
 
-  std::vector<Block> blocks_;
+  struct Place {
+    std::size_t segment;
+    Range range;
+  };
+
+  Place take(std::size_t bytes);
+  void release(const Place& place, int recording);
+
+  std::vector<Segment> segments_;
   int recording_ = 0;
 };
 

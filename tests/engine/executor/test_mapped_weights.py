@@ -101,28 +101,47 @@ def test_a_model_that_was_loaded_no_longer_needs_its_file(tmp_path: Path) -> Non
 
 
 PEAK = """
-import sys
+import sys, time
 import octavo.engine.executor.load.load
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.executor.base import load_runner
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.build import build_core
+from octavo.engine.core.request import Request
 def peak():
     with open("/proc/self/status") as file:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 before = peak()
-runner = load_runner(EngineConfig(model=sys.argv[1], backend="cpu", num_pages=16, max_running=2))
-print(peak() - before, runner.info.memory.weights)
+core = build_core(EngineConfig(model=sys.argv[1], backend="cpu", num_pages=40, max_running=2, page_size=32))
+loaded = peak() - before
+for length in (60, 200, 512, 500):
+    core.add(
+        Request(
+            str(length),
+            list(range(length)),
+            SamplingParams(max_tokens=3, ignore_eos=True),
+            max_tokens=3,
+            tokenizer=core.tokenizer,
+            vocab_size=core.info.vocab_size,
+            arrived_at=time.monotonic(),
+        )
+    )
+    while core.has_work:
+        core.step()
+print(loaded, peak() - before, core.info.memory.weights, core.info.memory.pages)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
-def test_loading_never_holds_a_model_twice(tmp_path: Path) -> None:
+def test_neither_loading_nor_prompts_take_much_beside_weights_and_pages(tmp_path: Path) -> None:
+    """A model is never held twice, nor all that a step computes."""
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "head_dim": 64}
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 1024}
     folder = tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.bfloat16, **sizes, **heads)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(folder)], capture_output=True, text=True, check=True
     )
-    grown, weights = map(int, done.stdout.split())
+    loaded, served, weights, pages = map(int, done.stdout.split())
     assert weights > 150 * 2**20
-    assert 0.9 * weights < grown < 1.5 * weights, f"{grown / weights:.2f} times the weights"
+    assert 0.9 * weights < loaded < 1.5 * weights, f"{loaded / weights:.2f} times the weights"
+    assert served < 1.4 * (weights + pages), f"{served / (weights + pages):.2f} times weights and pages"

@@ -230,8 +230,34 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
         np.testing.assert_array_equal(outs[0], outs[1])
         written[: len(counts)] = metadata.kv_len
     assert replayed.graph_runner is not None
-    assert replayed.graph_runner.num_replayed >= 11, "each of the four kinds from its second step on"
+    assert replayed.graph_runner.num_replayed == len(STEPS_OF_FOUR_ROWS), "the first step of a kind, too"
     assert memories == [replayed.kv_cache]
+
+
+def test_results_of_prompts_of_any_length_lie_in_the_memory_of_programs(tmp_path: Path) -> None:
+    """Those of a graph that MLX evaluates would be kept for the next step: most of what a step computes."""
+    folder = tiny_models.make_model(tmp_path, "llama", hidden_size=256, intermediate_size=1024)
+    got, model, layout = ready_from(folder, "llama", fuse=True)
+    spec = PoolSpec(layers=layout.layers, num_pages=16, page_size=32, k_format="fp4", v_format="fp4")
+    paged = PagedModel(model, layout, CpuBackend().create_pool(spec), selection=got.selection, replay=True)
+    _ext.release_kept()
+    for length in range(40, 400, 24):
+        metadata = AttentionMetadata(
+            positions=np.arange(length, dtype=np.int32),
+            q_start=np.array([0, length], np.int32),
+            kv_len=np.array([length], np.int32),
+            groups=(
+                GroupMetadata(
+                    slots=np.arange(length, dtype=np.int32),
+                    page_table=np.arange(-(-length // 32), dtype=np.int32)[None],
+                ),
+            ),
+            page_size=32,
+        )
+        paged.evaluate([paged.forward(np.ones(length, np.int32), metadata, np.zeros(1, np.int32))])
+        assert paged.graph_runner is not None
+        assert paged.graph_runner.is_computed
+        assert _ext.kept_bytes() == 0
 
 
 @pytest.mark.parametrize("architecture", tiny_models.CONFIGS)
