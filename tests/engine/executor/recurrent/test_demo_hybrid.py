@@ -4,6 +4,7 @@ wrong ones from states that are another sequence's or empty."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.bench.ledgers.documents import held_out
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.executor.recurrent.segments import StateStep
 from octavo.engine.executor.recurrent.state_pool import StatePool
 
 require_extension()
@@ -83,6 +85,38 @@ def test_answers_do_not_depend_on_how_a_prompt_is_computed(alone: list[str]) -> 
     with Asked(page_size=4, num_pages=40) as engine:
         assert engine.ask() == alone, "in a pool that is too small"
         assert engine.cores[0]._scheduler.num_preemptions > 0, "nobody was short of pages"
+
+
+def test_answers_are_the_same_with_drafts_and_from_disk(alone: list[str], tmp_path: Path) -> None:
+    with Asked(speculate="ngram") as engine:
+        assert engine.ask() == alone, "with drafts"
+    for restart in (False, True):
+        with Asked(cache_dir=tmp_path) as engine:
+            assert engine.ask() == alone, "from states on disk" if restart else "while they are written"
+            assert (min(engine.cached) > 0) >= restart
+            if not restart:
+                assert engine.ask() == alone
+
+
+def test_of_a_warm_prompt_less_than_a_tenth_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next turn of a conversation of some 4,000 tokens: rows that advance states, cold and warm."""
+    rows: list[int] = []
+    begin = StatePool.begin_step
+
+    def counting(pool: StatePool, step: StateStep) -> None:
+        rows[-1] += step.num_rows
+        begin(pool, step)
+
+    turn = [1 + number % 200 for number in range(4100)]
+    with Asked(num_pages=600, max_model_len=4300, max_running=1) as engine:
+        monkeypatch.setattr(StatePool, "begin_step", counting)
+        for prompt in (turn, [*turn, *range(30)]):
+            rows.append(0)
+            params = SamplingParams(max_tokens=1, ignore_eos=True)
+            engine.llm.generate([prompt], params, progress=False)
+    cold, warm = rows
+    assert cold == len(turn)
+    assert 0 < warm <= cold / 10
 
 
 def swap_with_last() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
