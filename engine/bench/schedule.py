@@ -20,7 +20,8 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidRequest
 from ..cache_sim.trace import read_trace
 from ..core.build import waiting_queue
-from ..plots.figure import picture, require_matplotlib
+from ..plots.figure import require_matplotlib
+from ..plots.schedule import plot
 from .schedule_knee import Service, compare
 from .schedule_sim import Arrival, StepModel, simulate
 from .schedule_swap import SimulatedSwap
@@ -121,7 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("position", 0.2, "attending to 1,000 positions"),
     ):
         add(f"--{name}-ms", type=float, default=value, metavar="MS", help=f"cost of {text} ({value:g})")
-    add("--plot", type=Path, metavar="FILE", help="draw times to first token; needs matplotlib")
+    add("--plot", type=Path, metavar="FILE", help="draw times to first token, fairness, "
+        "waits and preemptions over time; needs matplotlib")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.rates:
         return {"bench": "schedule", "rates": _compare_rates(args, model)}
     results: dict[str, dict[str, Any]] = {}
-    times: dict[str, list[float]] = {}
+    lines: dict[str, dict[str, list[float]]] = {}
     for name, arrivals in _traffic(args).items():
         for order in args.order or ORDERS:
             for swap_pages in (0, args.swap_pages)[: 2 if args.swap_pages else 1]:
@@ -149,10 +151,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 label = f"{order}+swap" if swap_pages else order
                 figures = outcome.to_json(args.good_ttft, args.good_itl)
                 results.setdefault(name, {})[label] = figures
-                times[f"{name}, {label}"] = sorted(each.ttft for each in outcome.served)
+                lines[f"{name}, {label}"] = outcome.lines()
                 _print_row(name, label, figures)
     if args.plot is not None:
-        _plot(times, args.plot)
+        plot(lines, args.plot)
     return {"bench": "schedule", "page_size": PAGE_SIZE, "num_pages": args.num_pages, "traffic": results}
 
 
@@ -225,12 +227,3 @@ def _print_row(traffic: str, order: str, figures: dict[str, Any]) -> None:
 
 def _prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(length)]
-
-
-def _plot(times: dict[str, list[float]], path: Path) -> None:
-    with picture(path) as (axis,):
-        for label, values in times.items():
-            axis.plot(values, [100 * (n + 1) / len(values) for n in range(len(values))], label=label)
-        axis.set(xlabel="time to first token, s", ylabel="requests, %", ylim=(0, 100))
-        axis.grid(alpha=0.3)
-        axis.legend()

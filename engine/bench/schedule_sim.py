@@ -62,6 +62,22 @@ class Served:
         return self.first_at - self.arrival.at_s
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """After a step.
+
+    at_s            seconds of the simulation
+    gap             largest difference of service between two tenants since both have something waiting
+    longest_wait_s  of those without a first token
+    preemptions     so far
+    """
+
+    at_s: float
+    gap: float
+    longest_wait_s: float
+    preemptions: int
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a simulation found; ``gap`` is the largest difference of service between two tenants who both
@@ -76,6 +92,7 @@ class Outcome:
     computed_tokens: int
     pages_out: int = 0  # copied to memory beside the pool, and back
     pages_in: int = 0
+    course: list[Moment] = field(default_factory=list)  # step by step
 
     def share_of_good(self, ttft_s: float, itl_s: float) -> float:
         """Of the requests, how many had their first token in time, and no longer gap than that."""
@@ -106,6 +123,16 @@ class Outcome:
             "ttft_p95_s": {tenant: quantile(times, 0.95) for tenant, times in sorted(by_tenant.items())},
         }
 
+    def lines(self) -> dict[str, list[float]]:
+        """What ``plots.schedule`` draws: times to first token, and the course."""
+        return {
+            "ttft_s": [each.ttft for each in self.served],
+            "at_s": [moment.at_s for moment in self.course],
+            "service_gap": [moment.gap for moment in self.course],
+            "longest_wait_s": [moment.longest_wait_s for moment in self.course],
+            "preemptions": [moment.preemptions for moment in self.course],
+        }
+
 
 @dataclass(slots=True)
 class _Gap:
@@ -114,6 +141,10 @@ class _Gap:
     service: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     largest: float = 0.0
+
+    @property
+    def current(self) -> float:
+        return max((high - low for low, high in self.ranges.values()), default=0.0)
 
     def note(self, waiting: set[str]) -> None:
         pairs = {(a, b) for a in waiting for b in waiting if a < b}
@@ -141,6 +172,7 @@ def simulate(
     scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
     served: dict[Sequence, Served] = {}
     gap, now, index, hits, computed = _Gap(), 0.0, 0, 0, 0
+    course: list[Moment] = []
     while index < len(arrivals) or scheduler.has_work:
         if not scheduler.has_work:
             now = max(now, arrivals[index].at_s)
@@ -173,10 +205,13 @@ def simulate(
         scheduler.observe(step, seconds)
         _note_tokens(step, served, now)
         gap.note({s.arrival.tenant for s in served.values() if s.sequence.status is Status.WAITING})
+        oldest = min((s.arrival.at_s for s in served.values() if s.first_at is None), default=now)
+        course.append(Moment(now, gap.current, now - oldest, scheduler.num_preemptions))
     counts = swap.tier.counts if swap is not None else SwapCounts()
     return Outcome(
         list(served.values()), now, scheduler.num_preemptions, hits,
         sum(len(each.prompt) for each in arrivals), gap.largest, computed, counts.num_out, counts.num_in,
+        course,
     )  # fmt: skip
 
 
