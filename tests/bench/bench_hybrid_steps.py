@@ -1,6 +1,7 @@
 """Processor time of a decode step of a model with recurrent layers, with and without recorded steps.
 
-    python tests/bench/bench_hybrid_steps.py MODEL [--sequences 1,8,32] [--rounds 5] [--floor]
+    python tests/bench/bench_hybrid_steps.py MODEL [--sequences 1,8,32] [--rounds 5]
+    OPENBLAS_NUM_THREADS=1 python tests/bench/bench_hybrid_steps.py MODEL --floor
 
 Both ways take turns; each figure is the median over the rounds of what 16 more tokens take. Of a model of
 little width (``make_model.py --hybrid --hidden 64 --linear-heads 2 --linear-head-dim 32``) it is what a step
@@ -39,14 +40,15 @@ def seconds(llm: LLM, sequences: int, tokens: int) -> float:
 
 
 def read_rate(memory: Any) -> float:
-    """Bytes per second of processor time of one thread that adds up an array that no cache holds."""
+    """Bytes per second of processor time of a dot product of an array that no cache holds with itself, which
+    reads faster than a sum does. OpenBLAS may use several threads: OPENBLAS_NUM_THREADS=1 keeps it to one."""
     began = time.process_time()
-    memory.sum()
+    np.dot(memory, memory)
     return float(memory.nbytes / (time.process_time() - began))
 
 
 def compare_with_floor(settings: dict[str, Any], counts: list[int], rounds: int) -> None:
-    memory = np.asarray(zeros((256, 1 << 18), mx.float32))
+    memory = np.asarray(zeros((1 << 26,), mx.float32))
     memory[:] = 1
     folder = Path(settings["model"])
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
