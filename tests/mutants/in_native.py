@@ -43,20 +43,25 @@ MUTANTS = (
         "for (const auto& task : tasks_) task();\n  tasks_.clear();",
     ),
     Mutant(
-        "results are overwritten before they are read",
-        ARENA,
-        "!blocks_[i].used && blocks_[i].size",
-        "blocks_[i].size",
-    ),
-    Mutant("a block is too small for its array", ARENA, "&& blocks_[i].size >= bytes", ""),
-    Mutant(
-        "blocks that were read are not used again",
-        ARENA,
-        "if (recording == recording_) blocks_[block].used = false;",
-        "if (recording < 0) blocks_[block].used = false;",
+        "results are overwritten before they are read", ARENA, "range->begin = taken.end;", "(void)taken.end;"
     ),
     Mutant(
-        "memory grows with every recording", ARENA, "for (Block& block : blocks_) block.used = false;", ""
+        "a range is too small for its array",
+        ARENA,
+        "take(kLine + (bytes + kLine - 1) / kLine * kLine)",
+        "take(kLine + bytes / 2 / kLine * kLine)",
+    ),
+    Mutant(
+        "ranges that were read are not used again",
+        ARENA,
+        "if (recording != recording_) return;",
+        "if (recording >= 0) return;",
+    ),
+    Mutant(
+        "memory grows with every recording",
+        ARENA,
+        "for (Segment& segment : segments_) segment.free = {{0, segment.size}};",
+        "",
     ),
     Mutant("arrays live as long as their recording", PROGRAM, "std::exchange(order[i], nothing)", "order[i]"),
     Mutant(
