@@ -52,6 +52,7 @@ CONTROL_PLANE = Suite(
         "tests/scheduler/test_priority.py",
         "tests/scheduler/test_latency_target.py",
         "tests/scheduler/test_targets.py",
+        "tests/scheduler/test_planned_drafts.py",
         "tests/scheduler/test_step_cost.py",
         "tests/scheduler/test_deadlines.py",
         "tests/scheduler/test_orders.py",
