@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo_model.batches import encode, make_batch
+from demo_model.checkpoint import State
 from demo_model.network import ModelConfig, Qwen3
 from demo_model.planting import plant_induction
 from demo_model.tokenizer import train_tokenizer
@@ -47,35 +48,6 @@ class Batches(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
             batch = make_batch(tokenizer, seed=self.seed, step=step, progress=progress, tokens=self.tokens)
             yield torch.from_numpy(batch.ids), torch.from_numpy(batch.weights)
             step += 1
-
-
-@dataclass
-class State:
-    """Everything that a checkpoint holds."""
-
-    model: Qwen3
-    optimizers: list[torch.optim.Optimizer]
-    step: int = 0
-    tokens: int = 0
-
-    def save(self, path: Path) -> None:
-        temporary = path.with_suffix(".tmp")
-        content = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "config": self.model.config.as_dict(),
-            "step": self.step,
-            "tokens": self.tokens,
-        }
-        torch.save(content, temporary)
-        temporary.replace(path)
-
-    def load(self, path: Path) -> None:
-        content = torch.load(path, weights_only=True)
-        self.model.load_state_dict(content["model"])
-        for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.tokens = content["step"], content["tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +95,7 @@ def build_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def start(options: argparse.Namespace) -> tuple[State, Tokenizer]:
+def start(options: argparse.Namespace) -> tuple[State[Qwen3], Tokenizer]:
     """The state to go on from: that of the checkpoint, or a fresh one with planted layers."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
@@ -141,7 +113,7 @@ def start(options: argparse.Namespace) -> tuple[State, Tokenizer]:
     return state, tokenizer
 
 
-def report(state: State, tokenizer: Tokenizer, entry: dict[str, float], log: Path) -> None:
+def report(state: State[Qwen3], tokenizer: Tokenizer, entry: dict[str, float], log: Path) -> None:
     entry = {"step": state.step, "tokens": state.tokens} | entry
     if state.step % 100 == 0:
         entry |= {f"exact_{n}": round(probe(state.model, tokenizer, n), 3) for n in PROBE_LENGTHS}
@@ -151,7 +123,7 @@ def report(state: State, tokenizer: Tokenizer, entry: dict[str, float], log: Pat
         file.write(line + "\n")
 
 
-def train_step(state: State, ids: Tensor, weights: Tensor) -> Loss:
+def train_step(state: State[Qwen3], ids: Tensor, weights: Tensor) -> Loss:
     loss = loss_of(state.model, ids, weights)
     loss.weighted.backward()
     torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
@@ -163,7 +135,7 @@ def train_step(state: State, ids: Tensor, weights: Tensor) -> Loss:
     return loss
 
 
-def train(state: State, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+def train(state: State[Qwen3], tokenizer: Tokenizer, options: argparse.Namespace) -> None:
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]

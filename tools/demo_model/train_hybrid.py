@@ -15,7 +15,6 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -26,6 +25,7 @@ from tokenizers import Tokenizer
 
 from demo_model import tasks
 from demo_model.batches import Example, encode
+from demo_model.checkpoint import State
 from demo_model.hybrid_network import Hybrid, HybridConfig
 from demo_model.hybrid_planting import plant_lookups
 from octavo.engine.bench.ledgers.documents import make_ledger
@@ -79,35 +79,6 @@ def make_batch(
     return Example(np.stack([row.ids for row in rows]), np.stack([row.weights for row in rows]))
 
 
-@dataclass
-class State:
-    """Everything that a checkpoint holds."""
-
-    model: Hybrid
-    optimizers: list[torch.optim.Optimizer]
-    step: int = 0
-    tokens: int = 0
-
-    def save(self, path: Path) -> None:
-        temporary = path.with_suffix(".tmp")
-        content = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "config": self.model.config.as_dict(),
-            "step": self.step,
-            "tokens": self.tokens,
-        }
-        torch.save(content, temporary)
-        temporary.replace(path)
-
-    def load(self, path: Path) -> None:
-        content = torch.load(path, weights_only=True)
-        self.model.load_state_dict(content["model"])
-        for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.tokens = content["step"], content["tokens"]
-
-
 def build_optimizers(model: Hybrid, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for matrices, AdamW for the embedding, gates, convolutions and norms."""
     matrices: list[torch.nn.Parameter] = []
@@ -121,7 +92,7 @@ def build_optimizers(model: Hybrid, rate: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train_step(state: State, batch: Example) -> float:
+def train_step(state: State[Hybrid], batch: Example) -> float:
     """One update; returns the mean loss of the answers' tokens."""
     ids, weights = torch.from_numpy(batch.ids), torch.from_numpy(batch.weights)
     answer = weights[:, 1:].flatten() == ANSWER_WEIGHT
@@ -175,7 +146,7 @@ def report(entry: dict[str, object], log: Path) -> None:
         file.write(line + "\n")
 
 
-def train(state: State, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+def train(state: State[Hybrid], tokenizer: Tokenizer, options: argparse.Namespace) -> None:
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
