@@ -93,29 +93,31 @@ def test_a_few_run_even_if_the_target_leaves_room_for_one() -> None:
     assert max(seconds[10:]) > 0.029 > machine(StepShape(1, 0, 1000, 0)) + 0.003
 
 
+def advance_by_rows(scheduler: Scheduler) -> None:
+    """A step whose time grows with its rows."""
+    step = scheduler.plan()
+    assert step is not None
+    scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
+    scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
+
+
 def busy() -> Scheduler:
     """As many decode as the target allows, and two wait for whom there would be pages and
     tokens."""
     limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.04)
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
 
-    def advance_by_rows() -> None:
-        step = scheduler.plan()
-        assert step is not None
-        scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
-        scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
-
     for index in range(MIN_RUNNING - 1):
         scheduler.add(Sequence(f"s{index}", [index, 1], 500))
-        advance_by_rows()
+        advance_by_rows(scheduler)
     for _ in range(40):
-        advance_by_rows()
+        advance_by_rows(scheduler)
     scheduler.add(Sequence("own", [9], 500))
     for _ in range(3):
-        advance_by_rows()
+        advance_by_rows(scheduler)
     for index in range(2):
         scheduler.add(Sequence(f"waits {index}", [7, index], 2))
-        advance_by_rows()
+        advance_by_rows(scheduler)
     assert scheduler.num_running == MIN_RUNNING
     assert scheduler.num_waiting == 2
     return scheduler
@@ -133,21 +135,15 @@ def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
     limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.060)
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
 
-    def advance_by_rows() -> None:
-        step = scheduler.plan()
-        assert step is not None
-        scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
-        scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
-
     for index in range(MIN_RUNNING):
         scheduler.add(Sequence(f"s{index}", [index, 1], 500))
-        advance_by_rows()
+        advance_by_rows(scheduler)
     for _ in range(40):
-        advance_by_rows()
+        advance_by_rows(scheduler)
     many, one = Sequence("many", [8, 1], 100), Sequence("one", [9, 1], 100)
     many.parallel_samples = [Sequence(f"many {index}", [8, 1], 100) for index in range(5)]
     scheduler.add(many)
-    advance_by_rows()
+    advance_by_rows(scheduler)
     assert many.status.name == "WAITING"
     scheduler.abort(many)
     for parallel_sample in list(many.parallel_samples):
@@ -155,5 +151,5 @@ def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
     while scheduler.num_waiting:
         scheduler.abort(next(iter(scheduler._queues.waiting)))
     scheduler.add(one)
-    advance_by_rows()
+    advance_by_rows(scheduler)
     assert one.status.name == "RUNNING"

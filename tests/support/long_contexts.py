@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -55,46 +57,23 @@ class Context:
         sink = mx.linspace(-1, 3, self.queries.shape[1]) if sinks else None
         rotary = self.rotary[first:stop] if self.latents else None
         queries, table = self.queries[first:stop], self.table
+        options: dict[str, Any] = {
+            "scale": 0.125,
+            "window": window,
+            "keep": keep,
+            "softcap": 0.0,
+            "sinks": sink,
+            "alibi_slopes": None,
+            "mask": None,
+            "rotary": rotary,
+            "exact": False,
+        }
         if self.has_residual:
             after = mx.zeros(1, mx.int32)
-            out = _ext.attend_residual(
-                *self.pool,
-                *self.residual,
-                queries,
-                table,
-                table,
-                starts,
-                length,
-                after,
-                scale=0.125,
-                window=window,
-                keep=keep,
-                residual_window=64,
-                residual_keep=keep,
-                softcap=0.0,
-                sinks=sink,
-                alibi_slopes=None,
-                mask=None,
-                rotary=rotary,
-                exact=False,
-            )
+            inputs = (*self.pool, *self.residual, queries, table, table, starts, length, after)
+            out = _ext.attend_residual(*inputs, residual_window=64, residual_keep=keep, **options)
         else:
-            out = _ext.attend(
-                *self.pool,
-                queries,
-                table,
-                starts,
-                length,
-                scale=0.125,
-                window=window,
-                keep=keep,
-                softcap=0.0,
-                sinks=sink,
-                alibi_slopes=None,
-                mask=None,
-                rotary=rotary,
-                exact=False,
-            )
+            out = _ext.attend(*self.pool, queries, table, starts, length, **options)
         return np.array(out.astype(mx.float32))
 
 
