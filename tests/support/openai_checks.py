@@ -32,13 +32,20 @@ async def check_chat(client: Any) -> None:
 
 
 async def check_stream(client: Any) -> None:
+    """The text of a stream is that of a reply, and it comes in parts: where the client is slow to read they are
+    merged, so on a busy machine it is asked again."""
     whole = (await chat(client)).choices[0].message.content
-    events = [
-        event async for event in await chat(client, stream=True, stream_options={"include_usage": True})
-    ]
-    assert "".join(e.choices[0].delta.content or "" for e in events if e.choices) == whole
-    assert [e.choices[0].finish_reason for e in events if e.choices][-1] == "length"
-    assert (events[-1].usage.completion_tokens, len(events) > 5) == (20, True)
+    most = 0
+    for _ in range(20):
+        reply = await chat(client, stream=True, stream_options={"include_usage": True})
+        events = [event async for event in reply]
+        assert "".join(e.choices[0].delta.content or "" for e in events if e.choices) == whole
+        assert [e.choices[0].finish_reason for e in events if e.choices][-1] == "length"
+        assert events[-1].usage.completion_tokens == 20
+        most = max(most, len(events))
+        if most > 5:
+            break
+    assert most > 5
 
 
 async def check_choices(client: Any) -> None:
