@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "runtime/threads.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #if !defined(MADV_POPULATE_WRITE)  // Linux 5.14; the C library's headers may be older
@@ -23,11 +25,25 @@ constexpr std::size_t kSlice = std::size_t{2} << 20;       // at once: whoever e
 
 #if defined(MADV_POPULATE_WRITE)
 
+// Clearing memory takes a core's time, and those who map memory wait for it: returns when no kernel has
+// begun for so long. What a step needs of the memory before that is backed as it is used.
+constexpr auto kPause = std::chrono::milliseconds(50);
+
+void wait_for_kernels(uint64_t& seen) {
+  for (uint64_t now; (now = num_parallel_jobs()) != seen;) {
+    seen = now;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 // Makes the system back the memory with pages, leaving its contents as they are, until nobody else
 // holds it any more. Kernels that do not know this advice back pages when they are first used.
 void take(const Memory& memory) {
-  for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1; at += kSlice)
+  uint64_t seen = num_parallel_jobs();
+  for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1; at += kSlice) {
+    wait_for_kernels(seen);
     if (madvise(memory->data() + at, std::min(kSlice, memory->size() - at), MADV_POPULATE_WRITE) != 0) return;
+  }
 }
 
 struct Queue {
@@ -44,9 +60,7 @@ Queue& queue() {
 }
 
 // Mapping memory waits for every slice that is being taken, so those who map it in a row are let go first:
-// returns when nobody has for so long.
-constexpr auto kPause = std::chrono::milliseconds(50);
-
+// returns when nobody has for as long.
 void wait_for_pause() {
   std::size_t before = 0, now = 0;
   do {

@@ -10,7 +10,7 @@ namespace octavo {
 
 // At least `bytes` zeros, aligned as kernels want them; std::bad_alloc if the system refuses. Clearing
 // gigabytes takes seconds, so it is not waited for: a thread in the background takes what is not used
-// before, and a pool holds its whole memory soon after it was made.
+// before, while no kernel runs, and a pool holds its whole memory once the engine was idle for some seconds.
 std::shared_ptr<Buffer> pool_memory(std::size_t bytes);
 
 }  // namespace octavo

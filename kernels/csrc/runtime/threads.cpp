@@ -35,6 +35,7 @@ class ThreadPool {
   explicit ThreadPool(int n) { start(n); }
 
   int size() const { return size_.load(std::memory_order_relaxed); }
+  uint64_t num_jobs() const { return num_jobs_.load(std::memory_order_relaxed); }
 
   void resize(int n) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -44,6 +45,7 @@ class ThreadPool {
   }
 
   void run(int items, void (*task)(void*, int), void* context) {
+    num_jobs_.fetch_add(1, std::memory_order_relaxed);
     if (size() == 1 || items <= 1) {
       for (int item = 0; item < items; ++item) task(context, item);
       return;
@@ -122,6 +124,7 @@ class ThreadPool {
   std::atomic<uint32_t> epoch_{0};  // grows with every job; what helpers spin and sleep on
   std::atomic<uint32_t> state_{0};
   std::atomic<int> sleepers_{0};
+  std::atomic<uint64_t> num_jobs_{0};
   alignas(64) std::atomic<int> next_{0};  // on a line of its own: every item touches it
   alignas(64) int items_ = 0;
   void (*task_)(void*, int) = nullptr;
@@ -173,6 +176,8 @@ int default_threads() {
 }
 
 void run_parallel(int items, void (*task)(void*, int), void* context) { pool().run(items, task, context); }
+
+uint64_t num_parallel_jobs() { return pool().num_jobs(); }
 
 void* thread_scratch(std::size_t bytes, int slot) {
   static thread_local Scratch slots[4];

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 
@@ -25,6 +26,9 @@ int default_threads();
 // threads, and return when all are done. Tasks must not throw and must not call this again.
 // Jobs of several MLX streams are run one after the other.
 void run_parallel(int items, void (*task)(void* context, int item), void* context);
+
+// How many jobs run_parallel has begun: who works in the background sees by it whether kernels run.
+uint64_t num_parallel_jobs();
 
 // A buffer of this thread's own, 64-byte aligned, at least `bytes` long; its contents are lost with
 // the next call for the same slot (0 <= slot < 4) on the same thread. The caller of parallel_for is
