@@ -397,6 +397,16 @@ class EngineConfig:
         return format_pair(self.kv_format, k_format=self.k_format, v_format=self.v_format)
 
 
+def checked(config: object) -> EngineConfig:
+    """The configuration that an engine is made with; InvalidConfig for what is none."""
+    if not isinstance(config, EngineConfig):
+        example = repr(config) if isinstance(config, str) else "'demo'"
+        raise InvalidConfig(
+            f"config must be an EngineConfig, got {config!r}; write EngineConfig(model={example})"
+        )
+    return config
+
+
 def _positive(text: str) -> float | None:
     """A finite number above 0; None where the text is none."""
     try:
