@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .api.outputs import Completion, Delta, FinishReason, RequestOutput
     from .api.reranking import RankedDocument, RerankPrompt
     from .api.sampling_params import SamplingParams
+    from .api.structured_output import StructuredOutput
     from .frontend.async_engine import AsyncEngine
     from .frontend.llm import LLM
 
@@ -51,6 +52,7 @@ __all__ = [
     "RequestTooLong",
     "RerankPrompt",
     "SamplingParams",
+    "StructuredOutput",
     "TooLate",
 ]
 
@@ -59,6 +61,7 @@ _HOMES = {
     "AsyncEngine": "frontend.async_engine",
     "EngineConfig": "api.config",
     "SamplingParams": "api.sampling_params",
+    "StructuredOutput": "api.structured_output",
     "Completion": "api.outputs",
     "Delta": "api.outputs",
     "FinishReason": "api.outputs",

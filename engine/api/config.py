@@ -12,7 +12,7 @@ from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec, default_residual
 
 from .errors import InvalidConfig
 from .sampling_params import Speculate
-from .setting import setting, settings_of
+from .setting import setting, take_settings
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
@@ -237,8 +237,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
-        for name, (declared, default) in settings_of(EngineConfig).items():
-            declared.check(name, getattr(self, name), default)
+        take_settings(self, InvalidConfig)
         if self.speculate not in (*get_args(Speculate), "auto", "mtp") and not self.draft_model:
             raise InvalidConfig(
                 f"speculate must be auto, {', '.join(get_args(Speculate))}, mtp or draft:PATH, "
@@ -253,7 +252,7 @@ class EngineConfig:
                 f"kv_format must be one of {', '.join(FORMAT_NAMES)}, or two as K/V, got {self.kv_format!r}"
             )
         if self.target_itl not in ("auto", "off") and not (
-            isinstance(self.target_itl, float | int) and self.target_itl > 0
+            not isinstance(self.target_itl, str) and self.target_itl > 0
         ):
             raise InvalidConfig(
                 f"target_itl must be above 0 milliseconds, 'auto' or 'off', got {self.target_itl!r}"
@@ -396,6 +395,16 @@ class EngineConfig:
     def page_formats(self) -> FormatPair:
         """Of K and of V, as the pool stores them."""
         return format_pair(self.kv_format, k_format=self.k_format, v_format=self.v_format)
+
+
+def checked(config: object) -> EngineConfig:
+    """The configuration that an engine is made with; InvalidConfig for what is none."""
+    if not isinstance(config, EngineConfig):
+        example = repr(config) if isinstance(config, str) else "'demo'"
+        raise InvalidConfig(
+            f"config must be an EngineConfig, got {config!r}; write EngineConfig(model={example})"
+        )
+    return config
 
 
 def _positive(text: str) -> float | None:

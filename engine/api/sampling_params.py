@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from .errors import InvalidRequest
-from .setting import Parameter, parameter, settings_of
+from .setting import Parameter, parameter, settings_of, take_settings
 from .structured_output import StructuredOutput
 
 Speculate = Literal["off", "ngram", "suffix"]
@@ -124,9 +124,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest naming the first value that is out of its range."""
-        for name, (declared, default) in PARAMETERS.items():
-            if (reason := declared.refusal(name, getattr(self, name), default)) is not None:
-                raise InvalidRequest(reason)
+        take_settings(self, InvalidRequest)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
@@ -136,10 +134,6 @@ class SamplingParams:
         self._check_stop()
 
     def _check_stop(self) -> None:
-        if isinstance(self.stop, str):  # would be read as one stop string per letter
-            raise InvalidRequest(
-                f"stop must be a tuple of strings, got {self.stop!r}; write ({self.stop!r},)"
-            )
         _within("number of stop strings", len(self.stop), 0, MAX_STOPS)
         if "" in self.stop:
             raise InvalidRequest("stop must not contain the empty string: it would end every output at once")

@@ -4,17 +4,17 @@ and the reference."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import NoneType
+from typing import Any
 
-from .errors import InvalidConfig
+from .errors import InvalidConfig, InvalidRequest
+from .setting_types import Kind, in_its_type
 
-Kind = Literal[
-    "text", "int", "float", "size", "path", "names", "switch", "formats", "milliseconds",
-    "texts", "ints", "biases", "structured",
-]  # fmt: skip
 _UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # by metavar
 
 
@@ -32,6 +32,7 @@ class Setting:
     remedy     ends the message about a value that is not usable
     aliases    further spellings of the option, vLLM's above all
     exclusive  settings of one such name exclude each other
+    optional   None is a value, as the field's annotation says
     """
 
     help: str
@@ -46,27 +47,33 @@ class Setting:
     remedy: str = ""
     aliases: tuple[str, ...] = ()
     exclusive: str | None = None
+    optional: bool = False
 
-    def check(self, name: str, value: Any, default: Any) -> None:
-        """InvalidConfig for a value that is not usable."""
-        if (reason := self.refusal(name, value, default)) is not None:
-            raise InvalidConfig(reason)
+    def taken(self, name: str, value: Any, default: Any) -> Any:
+        """The value in the setting's own type; ValueError says what is wrong with one that is not usable:
+        of another type, none of the choices, or out of range."""
+        if value is default or (value is None and self.optional):
+            return value
+        remedy = self.remedy or ("leave it out for the default" if default is None or value is None else "")
+        if self.choices:
+            if value not in self.choices:
+                raise ValueError(f"{name} must be one of {', '.join(self.choices)}, got {value!r}")
+            return value
+        try:
+            taken = in_its_type(self.kind, value)
+        except TypeError as kept:
+            if isinstance(value, str) and self.kind in ("names", "texts"):  # of which each letter is one
+                remedy = f"write ({value!r},)"
+            raise ValueError(_refusal(name, str(kept), repr(value), remedy)) from None
+        if self.low is not None and not self._holds(taken):
+            rule = f"{self._range()}{_UNITS.get(self.metavar or '', '')}"
+            raise ValueError(_refusal(name, rule, str(value), remedy))
+        return taken
 
-    def refusal(self, name: str, value: Any, default: Any) -> str | None:
-        """What is wrong with a value that is none of the choices, or out of range. None is what an
-        optional setting is by default."""
-        if value is None and default is None:
-            return None
-        if self.choices and value not in self.choices:
-            return f"{name} must be one of {', '.join(self.choices)}, got {value!r}"
-        if self.low is None:
-            return None
+    def _holds(self, value: float) -> bool:
+        assert self.low is not None
         above = self.low < value if self.above else self.low <= value  # NaN is neither
-        if above and (value < math.inf if self.high is None else value <= self.high):
-            return None
-        remedy = self.remedy or ("leave it out for the default" if default is None else "")
-        rule = f"{name} must be {self._range()}{_UNITS.get(self.metavar or '', '')}, got {value}"
-        return f"{rule}; {remedy}" if remedy else rule
+        return above and (value < math.inf if self.high is None else value <= self.high)
 
     def _range(self) -> str:
         low, high = (f"{end:g}" if isinstance(end, float) else str(end) for end in (self.low, self.high))
@@ -113,14 +120,34 @@ def _field(default: Any, declared: Setting) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+@functools.cache
 def settings_of(config: type) -> dict[str, tuple[Any, Any]]:
     """The settings of a configuration (or the parameters of a request) and their defaults, by name, in the
     order of declaration."""
+    hints = typing.get_type_hints(config)
     return {
-        field.name: (field.metadata["setting"], default_of(field))
+        field.name: (
+            dataclasses.replace(
+                field.metadata["setting"], optional=NoneType in typing.get_args(hints[field.name])
+            ),
+            default_of(field),
+        )
         for field in dataclasses.fields(config)
         if "setting" in field.metadata
     }
+
+
+def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> None:
+    """Bring every setting of a configuration that is being made into its own type; ``error`` names the first
+    that is not usable."""
+    for name, (declared, default) in settings_of(config.__class__).items():
+        given = getattr(config, name)
+        try:
+            taken = declared.taken(name, given, default)
+        except ValueError as reason:
+            raise error(str(reason)) from None
+        if taken is not given:
+            object.__setattr__(config, name, taken)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -128,3 +155,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
+
+
+def _refusal(name: str, rule: str, value: str, remedy: str) -> str:
+    return f"{name} must be {rule}, got {value}" + (f"; {remedy}" if remedy else "")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from octavo.block_manager import ResidualWindow
@@ -18,6 +18,7 @@ from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.sampling_params import PARAMETERS
 from ..api.setting import Setting, settings_of
+from ..api.size import parse_size
 from .usage import checked
 
 DEFAULTS = EngineConfig()
@@ -155,19 +156,12 @@ def _target_itl(text: str) -> float | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither milliseconds nor auto or off") from None
 
 
-def memory_size(text: str) -> int:
-    """Bytes of a size such as 2GiB; InvalidConfig for what is none."""
-    from ..memory.budget import parse_size
-
-    return parse_size(text)
-
-
 _PARSERS: dict[str, Callable[[str], Any] | None] = {
     "text": None,
     "int": int,
     "float": float,
-    "path": Path,
-    "size": checked(memory_size),
+    "path": None,
+    "size": checked(functools.partial(parse_size, least=0)),
     "formats": _formats,
     "milliseconds": _target_itl,
 }

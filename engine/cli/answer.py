@@ -8,13 +8,38 @@ from typing import Any
 
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Completion, Delta, PromptLogprobs, TokenLogprob
+from ..api.stats import DraftRecord, StepRecord
+
+
+class Drafts:
+    """Counts the drafts of an engine's steps: an observer of it."""
+
+    def __init__(self) -> None:
+        self._records: list[DraftRecord] = []
+
+    def step(self, record: StepRecord) -> None:
+        self._records += record.drafts
+
+    def rejected(self, reason: str) -> None:
+        """Nothing to count: the request's own error says it."""
+
+    def as_json(self) -> dict[str, Any]:
+        """``mean_accepted_length``: tokens of a step that computed drafts, its own included."""
+        accepted = sum(record.num_accepted for record in self._records)
+        return {
+            "drafted": sum(record.num_drafts for record in self._records),
+            "accepted": accepted,
+            "mean_accepted_length": 1 + accepted / max(len(self._records), 1),
+        }
 
 
 class Answer:
     """Collects the samples and prints a single one as it comes; several are printed at the end,
     since they would be mixed."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, drafts: Drafts | None = None) -> None:
+        """``drafts``: of the engine that answers, if it has some."""
+        self._drafts = drafts
         self.num_generated = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -78,6 +103,8 @@ class Answer:
             "ttft_s": self.ttft_s,
             "tokens_per_s": self.tokens_per_s,
         }
+        if self._drafts is not None:
+            found["speculation"] = self._drafts.as_json()
         if self._prompt_logprobs is not None:
             found["prompt_logprobs"] = [
                 {"token_id": self._prompt_logprobs.first_id, "logprob": None, "top": []},

@@ -27,7 +27,7 @@ from ..arguments.security import add_connection_arguments, credentials_of
 from ..arguments.usage import token_ids
 from ..client.credentials import ClientCredentials
 from ..grpc.interface import Prompt
-from .answer import Answer
+from .answer import Answer, Drafts
 from .structured import add_structured_arguments, structured_of
 
 MAX_TOKENS = 128  # unless --max-tokens says otherwise
@@ -82,11 +82,18 @@ def prompt_of(args: argparse.Namespace) -> Prompt:
         return list(args.prompt_ids)
     if args.prompt is None:
         raise InvalidRequest("no prompt; give PROMPT, - to read it from stdin, or --prompt-ids")
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = _read_stdin() if args.prompt == "-" else args.prompt
     if not chat:
         return str(text)
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return [*system, {"role": "user", "content": text}]
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"standard input is not {error.encoding}: {error.reason}; convert it") from error
 
 
 def params_of(args: argparse.Namespace) -> SamplingParams:
@@ -105,19 +112,20 @@ async def _generate(
         from ..client.client import Client
 
         async with Client(str(parse_address(args.connect)), credentials) as client:
-            return await _collect(client.generate(prompt, params), params.n)
+            return await _collect(client.generate(prompt, params), Answer(params.n))
     from ..frontend.async_engine import AsyncEngine
 
-    engine = AsyncEngine(engine_config(args))
+    config = engine_config(args)
+    drafts = None if config.speculate == "off" else Drafts()
+    engine = AsyncEngine(config, observer=drafts)
     await engine.start()
     try:
-        return await _collect(engine.generate(prompt, params), params.n)
+        return await _collect(engine.generate(prompt, params), Answer(params.n, drafts))
     finally:
         await engine.stop()
 
 
-async def _collect(deltas: AsyncGenerator[Delta, None], num_samples: int) -> Answer:
-    answer = Answer(num_samples)
+async def _collect(deltas: AsyncGenerator[Delta, None], answer: Answer) -> Answer:
     async with aclosing(deltas):
         async for delta in deltas:
             answer.add(delta)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 
 from ..api.config import StateSnapshots
+from ..api.size import parse_size
 from ..arguments.options import (
     ATTENTION_SINKS,
     DEFAULTS,
@@ -17,7 +18,6 @@ from ..arguments.options import (
     RESIDUAL,
     add_json_argument,
     add_settings,
-    memory_size,
     print_json,
 )
 from ..arguments.usage import checked, positive
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--memory",
-        type=checked(memory_size),
+        type=checked(parse_size),
         required=True,
         metavar="SIZE",
         help="all there is, such as 16GiB",

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..api.errors import InvalidRequest
-from ..arguments.options import add_json_argument, memory_size, print_json
+from ..api.size import parse_size
+from ..arguments.options import add_json_argument, print_json
 from ..arguments.usage import checked, positive, seconds
 
 
@@ -34,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
     add("--compare", action="store_true",
         help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
-    add("--state-bytes", type=checked(memory_size), metavar="SIZE",
+    add("--state-bytes", type=checked(parse_size), metavar="SIZE",
         help="of the recurrent state of one sequence: a table of hits by what of the bytes of --num-pages "
         "goes to snapshots, and by which are taken (needs --page-bytes)")  # fmt: skip
-    add("--snapshot-bytes", type=checked(memory_size), metavar="SIZE",
+    add("--snapshot-bytes", type=checked(parse_size), metavar="SIZE",
         help="with --state-bytes: of a snapshot, if it is kept in fewer bytes than the state")  # fmt: skip
     add("--state-share", type=_shares, default=None, metavar="F,F",
         help="with --state-bytes: which shares of the bytes slots get (0.01 to 0.75)")  # fmt: skip
-    add("--page-bytes", type=checked(memory_size), metavar="SIZE", help="with --state-bytes: of one page")
+    add("--page-bytes", type=checked(parse_size), metavar="SIZE", help="with --state-bytes: of one page")
     add("--seed", type=int, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
     add("--plot", type=Path, metavar="F.png",
         help="draw hit ratio against size for every policy, and the optimum; with --state-bytes for every "

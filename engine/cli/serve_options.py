@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.address import Address, parse_address
 from ..api.errors import InvalidConfig
-from ..arguments.options import add_engine_arguments, add_log_level_argument, memory_size
+from ..api.size import parse_size
+from ..arguments.options import add_engine_arguments, add_log_level_argument
 from ..arguments.security import (
     add_metrics_security_arguments,
     add_security_arguments,
@@ -115,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-message-size",
-        type=checked(memory_size),
+        type=checked(parse_size),
         metavar="SIZE",
         help="largest message that is read (8 bytes per token of the model's length and 1 MiB)",
     )

@@ -204,11 +204,14 @@ class Client:
 def make_request(
     prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, salt: str = ""
 ) -> pb.GenerateRequest:
-    """A request as it goes over the wire; InvalidRequest when token ids are negative."""
-    request = pb.GenerateRequest(
-        request_id=request_id or "", sampling=params_message(params), cache_salt=salt
-    )
-    put_prompt(request, prompt)
+    """A request as it goes over the wire; InvalidRequest when token ids are negative, or text is no UTF-8."""
+    try:
+        request = pb.GenerateRequest(
+            request_id=request_id or "", sampling=params_message(params), cache_salt=salt
+        )
+        put_prompt(request, prompt)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"a text cannot be written as UTF-8: {error.reason}; convert it") from error
     return request
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
-from ..api.config import EngineConfig
+from ..api.config import EngineConfig, checked
 from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
@@ -21,7 +21,7 @@ from ..core.engine_thread import EngineThread
 from ..core.request import Request, Update
 from ..tokenizer.tokenizer import Tokenizer
 from .daemon_call import call_on_daemon
-from .input_processor import InputProcessor, Prompt
+from .input_processor import InputProcessor, Prompt, check_params
 from .notifier import Notifier
 from .output_streams import OutputStreams
 from .request_limiter import refusal_label
@@ -51,7 +51,7 @@ class AsyncEngine:
     ) -> None:
         """``core_factory`` makes the core on the engine's thread (the default loads the model);
         ``observer`` hears of every step and every refusal."""
-        self.config = config
+        self.config = checked(config)
         self.death: BaseException | None = None
         self._core_factory = core_factory or _default_core
         self._observer = observer
@@ -173,6 +173,7 @@ class AsyncEngine:
         with self._shares.place(tenant) as place:
             try:
                 self._check_open(request_id)
+                check_params(params)
                 place.enter()
                 assert self._input is not None
                 with self._open.limiter.entering(self._input.at_least(prompt)):

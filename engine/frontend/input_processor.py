@@ -6,7 +6,7 @@ import asyncio
 import operator
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TypeAlias, cast
 
 from octavo.block_manager import ResidualWindow
@@ -45,6 +45,7 @@ class InputProcessor:
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises InvalidRequest for what is no prompt at all, RequestTooLong
         for what can never fit the model, before the work of encoding it."""
+        check_prompt(prompt)
         limit = self._info.max_model_len
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, max_tokens=limit)
@@ -60,7 +61,9 @@ class InputProcessor:
             ) from error
 
     def at_least(self, prompt: Prompt) -> int:
-        """A number of tokens that the prompt has at least, known without any work."""
+        """A number of tokens that the prompt has at least, known without any work. Raises InvalidRequest for
+        what is no prompt at all."""
+        check_prompt(prompt)
         if isinstance(prompt, str):
             return self._tokenizer.at_least(prompt)
         return len(prompt)  # of a chat, messages
@@ -174,6 +177,22 @@ class InputProcessor:
             if num_prompt + least > limit:
                 raise _too_long(num_prompt, least, what, limit, remedy)
         return asked or min(self._info.max_model_len, room) - num_prompt
+
+
+def check_prompt(prompt: object) -> None:
+    """Raise InvalidRequest for what is neither text nor a list."""
+    if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):
+        raise InvalidRequest(
+            f"a prompt is text, a list of token ids or a list of chat messages, got {prompt!r:.60}"
+        )
+
+
+def check_params(params: object) -> None:
+    """Raise InvalidRequest for what are no sampling parameters."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(
+            f"params must be SamplingParams, got {params!r:.60}; write SamplingParams(max_tokens=32)"
+        )
 
 
 def _is_chat(prompt: Prompt) -> bool:

@@ -14,7 +14,7 @@ from typing import Self, TypeAlias, cast
 
 from tqdm import tqdm
 
-from ..api.config import EngineConfig
+from ..api.config import EngineConfig, checked
 from ..api.embedding import finished
 from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
@@ -29,7 +29,7 @@ from ..core.engine_thread import EngineThread
 from ..core.request import Request, Update
 from ..core.snapshots import LoadedPages, SavedPages, load, save_prompt
 from ..tokenizer.tokenizer import Message, Tokenizer
-from .input_processor import InputProcessor, Prompt
+from .input_processor import InputProcessor, Prompt, check_params, check_prompt
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
@@ -54,7 +54,7 @@ class LLM:
 
             core_factory = build_core
         self._events = _Events()
-        make_core = functools.partial(core_factory, config or EngineConfig(), observer)
+        make_core = functools.partial(core_factory, checked(config or EngineConfig()), observer)
         self._thread = EngineThread(make_core, self._events)
         self._closed = False
         self._turn = threading.Lock()
@@ -161,19 +161,19 @@ class LLM:
             raise InvalidRequest("messages is empty; give at least one message")
         return self.generate(messages, params, progress=progress)
 
-    def save_prompt(self, prompt: Prompt, path: Path) -> SavedPages:
+    def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
         """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
         is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt)
         self._ask(GetPageLayout())  # refused before anything is computed
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
-        return save_prompt(self._ask, path, prompt_ids, b"")
+        return save_prompt(self._ask, Path(path), prompt_ids, b"")
 
-    def load_prompt(self, path: Path) -> LoadedPages:
+    def load_prompt(self, path: Path | str) -> LoadedPages:
         """Cache what ``save_prompt``, here or in another engine of the same model, has written; pages of
         another format or size are converted. Raises InvalidRequest, with nothing changed, for a file
         that is torn, altered or of another model; NotFound if there is none."""
-        return load(self._ask, path)
+        return load(self._ask, Path(path))
 
     def _ask(self, command: Command[AnswerT]) -> AnswerT:
         return self._thread.ask(command).result()
@@ -196,8 +196,10 @@ class LLM:
     def _admit(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, list | tuple):
+            params = [cast(SamplingParams, params or SamplingParams())] * len(prompts)
+        for each in params:
+            check_params(each)
         if len(params) != len(prompts):
             raise InvalidRequest(
                 f"{len(prompts)} prompts came with {len(params)} params; give one for all, or one per prompt"
@@ -299,6 +301,7 @@ class _Collector:
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Several prompts as they are; one prompt, of whatever kind, as a list of one."""
+    check_prompt(prompts)
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral | Mapping)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,30 +16,9 @@ from octavo.kernels.interface import LayerSpec
 
 from ..api.errors import InvalidConfig, ModelLoadError
 
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("", 1024), ("iB", 1024), ("B", 1000))
-}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
 DEFAULT_KV_MEMORY = 2 * 1024**3
 DEFAULT_SEQUENCE_TOKENS = 2048
 SHORT_SEQUENCE_TOKENS = 256  # where pages were counted by somebody who knows their sequences
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "2GiB", "512MiB", "1.5G" (as GiB), "300MB" (decimal) or a plain number.
-
-    Raises InvalidConfig for anything else, and for less than one byte.
-    """
-    match = _SIZE.fullmatch(text)
-    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
-    if match is None or match[2].lower() not in units:
-        raise InvalidConfig(f"size {text!r} is not a number with a unit such as MiB, GiB, MB or GB")
-    size = int(float(match[1]) * units[match[2].lower()])
-    if size < 1:
-        raise InvalidConfig(f"size {text!r} must be at least one byte")
-    return size
 
 
 def format_size(size: int) -> str:

@@ -87,7 +87,12 @@ class Tokenizer:
                 f"{max_tokens} are allowed here; shorten it"
             )
         # Unlike ``encode``, this one releases the interpreter, and does without offsets into the text.
-        found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError:
+            raise InvalidRequest(
+                "the text has lone surrogates, which Python makes of bytes that are not UTF-8; convert it"
+            ) from None
         ids = list(map(self._ids.__getitem__, found[0].ids))
         if len(text) > LONG_TEXT:
             del found

@@ -184,6 +184,30 @@ def test_generate_reads_stdin_and_speaks_chat(
     assert json.loads(out.splitlines()[-1])["prompt_tokens"] == len(expected)
 
 
+def test_generate_says_what_became_of_drafts(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "code 1 is red. code 2 is blue. code 1 is red. code 2 is"
+    code, out, err = _run(
+        capsys, "generate", text, "--ignore-eos", "--max-tokens", "64", "--speculate", "ngram", "--json"
+    )
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])["speculation"]
+    assert found.keys() == {"drafted", "accepted", "mean_accepted_length"}
+    assert found["drafted"] >= found["accepted"] > 0
+    assert found["mean_accepted_length"] > 1
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"), [("strict", "invalid start byte"), ("surrogateescape", "lone")]
+)
+def test_generate_refuses_what_is_not_utf_8(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, errors: str, message: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a \xff"), "utf-8", errors))
+    code, _, err = _run(capsys, "generate", "-", "--num-pages", "16")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert message in err
+
+
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = _run(capsys, "doctor", "--json")
     assert code == 0, err

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ import fakes
 from fakes import FakeCore, small_config
 from octavo.engine import (
     LLM,
+    AsyncEngine,
     EngineConfig,
     EngineDead,
     EngineStopping,
     FinishReason,
+    InvalidConfig,
     InvalidRequest,
     ModelLoadError,
     RequestTooLong,
@@ -84,6 +87,24 @@ def test_a_list_with_one_bad_prompt_is_refused_before_anything_is_computed() -> 
             llm.chat([])
         assert fake.runner is not None
         assert not fake.runner.num_steps
+
+
+@pytest.mark.parametrize("wrong", [3, None, b"ab", {"prompt": "ab"}, {"ab"}, [None], [b"ab"], iter("ab")])
+def test_what_is_no_prompt_is_refused(wrong: Any) -> None:
+    with make_llm() as llm, pytest.raises(InvalidRequest, match=r"^a prompt is text, .* got "):
+        llm.generate(wrong)
+
+
+@pytest.mark.parametrize("wrong", [3, "x", {"max_tokens": 3}, ["x"], [None]])
+def test_what_are_no_parameters_is_refused(wrong: Any) -> None:
+    with make_llm() as llm, pytest.raises(InvalidRequest, match=r"^params must be SamplingParams, got "):
+        llm.generate(["ab"], wrong)
+
+
+@pytest.mark.parametrize("engine", [LLM, AsyncEngine])
+def test_what_is_no_configuration_is_refused(engine: Any) -> None:
+    with pytest.raises(InvalidConfig, match=r"^config must be an EngineConfig, got 'demo'; write EngineConf"):
+        engine("demo")
 
 
 def test_a_request_that_fails_says_so_and_the_others_go_on() -> None:

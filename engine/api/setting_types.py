@@ -1,0 +1,100 @@
+"""What a setting of each kind is in Python: the type it is kept in, and what else is taken for it.
+
+A size may be written as its option takes it ("2GiB"), a path as text, a tuple as a list, and a number as
+NumPy's. Nothing else is converted: "32" is no number, and neither is True.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from .size import parse_size
+from .structured_output import StructuredOutput
+
+Kind = Literal[
+    "text", "int", "float", "size", "path", "names", "switch", "formats", "milliseconds",
+    "texts", "ints", "biases", "structured",
+]  # fmt: skip
+
+
+def _one_of(*types: type) -> Callable[[Any], Any]:
+    def taken(value: Any) -> Any:
+        if not isinstance(value, types):
+            raise TypeError
+        return value
+
+    return taken
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value  # an int is a float to Python's type checkers
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    return float(value)
+
+
+def _size(value: Any) -> int:
+    return parse_size(value, least=0) if isinstance(value, str) else _int(value)
+
+
+def _milliseconds(value: Any) -> float | str:
+    return value if isinstance(value, str) else _float(value)
+
+
+def _path(value: Any) -> Path:
+    if value == "":
+        raise ValueError
+    return Path(os.fsdecode(value))
+
+
+def _tuple_of(each: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def taken(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        return tuple(map(each, value))
+
+    return taken
+
+
+def _biases(value: Any) -> Mapping[int, float]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return {_int(token): _float(bias) for token, bias in value.items()}
+
+
+_text = _one_of(str)
+_TYPES: Mapping[Kind, tuple[str, Callable[[Any], Any]]] = {
+    "text": ("text", _text),
+    "formats": ("text", _text),
+    "int": ("a whole number", _int),
+    "float": ("a number", _float),
+    "size": ("bytes as a whole number, or a size such as '2GiB'", _size),
+    "milliseconds": ("a number of milliseconds, 'auto' or 'off'", _milliseconds),
+    "path": ("a path", _path),
+    "switch": ("True or False", _one_of(bool)),
+    "names": ("a tuple of strings", _tuple_of(_text)),
+    "texts": ("a tuple of strings", _tuple_of(_text)),
+    "ints": ("a tuple of whole numbers", _tuple_of(_int)),
+    "biases": ("a mapping of token ids to numbers", _biases),
+    "structured": ("a StructuredOutput", _one_of(StructuredOutput)),
+}
+
+
+def in_its_type(kind: Kind, value: Any) -> Any:
+    """The value as a setting of this kind keeps it; TypeError for what is none says what it must be."""
+    what, taken = _TYPES[kind]
+    try:
+        return taken(value)
+    except (TypeError, ValueError):
+        raise TypeError(what) from None

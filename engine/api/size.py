@@ -1,0 +1,28 @@
+"""Sizes in bytes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import InvalidConfig
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str, *, least: int = 1) -> int:
+    """Bytes of "2GiB", "512MiB", "1.5G" (as GiB), "300MB" (decimal) or a plain number.
+
+    Raises InvalidConfig for anything else, and for less than ``least`` bytes.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise InvalidConfig(f"size {text!r} is not a number with a unit such as MiB, GiB, MB or GB")
+    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size < least:
+        raise InvalidConfig(f"size {text!r} must be at least one byte")
+    return size
