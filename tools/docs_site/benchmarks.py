@@ -67,7 +67,7 @@ def _shown(runs: Sequence[float]) -> str:
     if not runs:
         return ""
     median = statistics.median(runs)
-    text = f"{median:,.0f}" if median >= 100 else f"{median:.1f}"
+    text = f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
     return text if len(runs) == 1 else f"{text} ({min(runs):,.4g} to {max(runs):,.4g})"
 
 
