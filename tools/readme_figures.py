@@ -1,4 +1,4 @@
-"""Write the README's table and chart from the latest comparison with peers.
+"""Write the README's table and chart from a comparison with other engines.
 
 ``python tools/readme_figures.py`` (extra ``plot``). The table stands between two comments in README.md.
 """
@@ -9,9 +9,9 @@ import statistics
 
 import matplotlib as mpl
 
-from docs_site.benchmarks import CHART, README, Comparison, latest_peers, readme_with
+from docs_site.benchmarks import CHART, README, Comparison, readme_result, readme_with
 
-COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp Q4_0": "#c9b38c", "vLLM": "#b58fb0"}
+COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp": "#c9b38c", "vLLM": "#b58fb0"}
 
 
 def draw(result: Comparison, weights: str) -> None:
@@ -24,7 +24,7 @@ def draw(result: Comparison, weights: str) -> None:
     for axis, (key, heading) in zip(axes, result.columns.items(), strict=True):
         shown = [(row["engine"], statistics.median(row[key])) for row in rows if row[key]]
         names, values = zip(*reversed(shown), strict=True)
-        bars = axis.barh(names, values, color=[COLORS.get(name, "#888888") for name in names])
+        bars = axis.barh(names, values, color=[COLORS[name.partition(" ")[0]] for name in names])
         axis.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
         axis.set_title(heading.replace(", tokens/s", ""), fontsize=9)
         axis.set_xlim(0, max(values) * 1.25)
@@ -37,7 +37,7 @@ def draw(result: Comparison, weights: str) -> None:
 
 
 if __name__ == "__main__":
-    result = latest_peers()
+    result = readme_result()
     draw(result, "4 bits")
     README.write_text(readme_with(result))
     print(f"written: {CHART} and the table of {README}")

@@ -110,6 +110,14 @@ def positive(text: str) -> int:
     return value
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Counts such as "1,8,32", ascending and without repeats, for argparse."""
+    try:
+        return tuple(sorted({positive(part) for part in text.split(",")}))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be counts such as 1,8,32, got {text!r}") from None
+
+
 def seconds(text: str) -> float:
     """A time of at least 0 seconds, for argparse."""
     try:

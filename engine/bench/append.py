@@ -13,7 +13,7 @@ from octavo.kernels.backends import BackendName, choose_backend
 from octavo.kernels.interface import AttentionBackend
 
 from ..api.errors import InvalidConfig
-from ..arguments.usage import positive
+from ..arguments.usage import counts, positive
 from ..executor.append_timings import (
     DENSE_ROW_BYTES,
     AppendTiming,
@@ -24,7 +24,7 @@ from ..executor.append_timings import (
     use_cpu_without_metal,
 )
 from ..memory.budget import available_memory, format_size
-from .arguments import counts, format_names
+from .arguments import format_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

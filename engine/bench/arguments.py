@@ -7,16 +7,6 @@ import argparse
 from octavo.kernels import page_format
 from octavo.kernels.bench.kernel_timings import WEIGHT_KINDS
 
-from ..arguments.usage import positive
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Counts such as "1,8,32", ascending and without repeats, for argparse."""
-    try:
-        return tuple(sorted({positive(part) for part in text.split(",")}))
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"must be counts such as 1,8,32, got {text!r}") from None
-
 
 def format_names(text: str) -> list[str]:
     """Page formats such as "bf16,fp4", for argparse."""

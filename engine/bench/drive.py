@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..api.outputs import FinishReason
 from ..api.sampling_params import SamplingParams
 from ..core.engine_core import EngineCore
 from ..core.request import Request
+from ..structured_output.constraint import Constraint
 from .phases import Phases, StepParts
 
 
@@ -56,24 +58,23 @@ def serve(
 ) -> Timing:
     """Serve ``batch`` prompts until each has decoded ``output_tokens`` beside all the others."""
     vocab_size = core.info.vocab_size
+    params = SamplingParams(max_tokens=load.max_tokens(batch, config.max_step_tokens), ignore_eos=True)
     requests = []
     for index in range(batch):
         prompt = rng.integers(0, vocab_size, load.prompt_tokens).tolist()
-        requests.append(
-            _request(core, f"{batch}/{index}", prompt, load.max_tokens(batch, config.max_step_tokens))
-        )
+        requests.append(request_of(core, prompt, params, request_id=f"{batch}/{index}"))
     began = time.perf_counter()
     for request in requests:
         core.add(request)
     started: set[Request] = set()
     generated = 0
     while len(started) < batch:
-        fresh = _step(core)
-        started.update(fresh)
+        fresh = step_of(core)
+        started.update(request for request, _ in fresh)
         generated += len(fresh)
     first_at = time.perf_counter()
     with Phases(core) as phases:
-        tokens = sum(len(_step(core)) for _ in range(load.output_tokens))
+        tokens = sum(len(step_of(core)) for _ in range(load.output_tokens))
     seconds = time.perf_counter() - first_at
     for request in requests:
         core.abort(request)
@@ -86,24 +87,34 @@ def serve(
     )
 
 
-def _request(core: EngineCore, request_id: str, prompt: list[int], max_tokens: int) -> Request:
+def request_of(
+    core: EngineCore,
+    prompt: list[int],
+    params: SamplingParams,
+    *,
+    request_id: str = "bench",
+    salt: bytes = b"",
+    constraint: Constraint | None = None,
+) -> Request:
+    """A request for as many tokens as ``params`` say."""
+    assert params.max_tokens is not None
     return Request(
         request_id,
         prompt,
-        SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-        max_tokens=max_tokens,
+        params,
+        max_tokens=params.max_tokens,
         tokenizer=core.tokenizer,
         vocab_size=core.info.vocab_size,
         arrived_at=time.monotonic(),
+        salt=salt,
+        constraint=constraint,
     )
 
 
-def _step(core: EngineCore) -> list[Request]:
-    """One step; the requests that got a token. Raises RequestFailed if any failed."""
-    advanced = []
-    for update in core.step():
+def step_of(core: EngineCore) -> list[tuple[Request, Sequence[int]]]:
+    """One step; the requests that got tokens, with these. Raises RequestFailed if any failed."""
+    updates = core.step()
+    for update in updates:
         if update.delta.finish_reason is FinishReason.ERROR:
             raise RequestFailed(f"the benchmark's request failed: {update.delta.error}")
-        if update.delta.token_ids:
-            advanced.append(update.request)
-    return advanced
+    return [(update.request, update.delta.token_ids) for update in updates if update.delta.token_ids]

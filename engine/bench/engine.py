@@ -23,11 +23,10 @@ from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
-from ..arguments.usage import positive
+from ..arguments.usage import counts, positive
 from ..core.build import build_core
 from ..core.engine_core import EngineCore
 from ..memory.budget import available_memory, format_size
-from .arguments import counts
 from .drive import Timing, Workload, serve
 from .work import ModelWork, model_work
 

@@ -26,9 +26,9 @@ from octavo.kernels.bench.kernel_timings import (
 from octavo.kernels.bench.roofline import Roofline, measure_roofline
 
 from ..api.errors import InvalidConfig
-from ..arguments.usage import positive
+from ..arguments.usage import counts, positive
 from ..memory.budget import available_memory
-from .arguments import counts, format_names, weight_names
+from .arguments import format_names, weight_names
 from .compare_isa import compare_levels
 
 CONTEXTS, CHUNK, ROWS, PLAIN_ROWS = (512, 4096, 32768), 512, (1, 8, 32, 512), (1, 8)

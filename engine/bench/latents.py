@@ -14,9 +14,9 @@ from octavo.kernels.bench.latent_timings import LATENT, ROTARY, LatentTiming, ti
 from octavo.kernels.bench.roofline import measure_roofline
 
 from ..api.errors import InvalidConfig
-from ..arguments.usage import positive
+from ..arguments.usage import counts, positive
 from ..memory.budget import available_memory
-from .arguments import counts, format_names
+from .arguments import format_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

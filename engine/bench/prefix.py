@@ -21,12 +21,11 @@ from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
-from ..arguments.usage import positive
+from ..arguments.usage import counts, positive
 from ..executor.base import load_runner
 from ..plots.figure import require_matplotlib
 from ..plots.prefix import plot
 from ..tokenizer.tokenizer import load_tokenizer
-from .arguments import counts
 from .prefix_cost import cost_without_reuse
 from .prefix_runs import (
     ANSWER_TOKENS,

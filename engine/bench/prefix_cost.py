@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.engine_core import EngineCore
-from .prefix_runs import ANSWER_TOKENS, SEED, Bench
+from .drive import request_of
+from .prefix_runs import ANSWER_TOKENS, SEED, Bench, answer_of
 
 CHANCE = 0.05  # that the truth lies below, and above, an interval
 
@@ -77,7 +78,7 @@ def _round(
     """Serve a request on each core, step by step in turn; seconds that each took."""
     taken = dict.fromkeys(cores, 0.0)
     for core in cores.values():
-        core.add(bench.request(bench.tokens(prompt_tokens), ANSWER_TOKENS))
+        core.add(request_of(core, bench.tokens(prompt_tokens), answer_of(ANSWER_TOKENS)))
     while busy := [name for name, core in cores.items() if core.has_work]:
         for name in rng.permutation(busy):
             began = time.perf_counter()

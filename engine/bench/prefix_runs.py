@@ -14,18 +14,21 @@ from octavo.block_manager import BlockManager, RecurrentState
 from octavo.scheduler import Limits, Scheduler
 
 from ..api.config import EngineConfig
-from ..api.errors import RequestFailed
-from ..api.outputs import FinishReason
 from ..api.sampling_params import SamplingParams
 from ..core.engine_core import EngineCore
-from ..core.request import Request
 from ..executor.base import ModelRunner
 from ..kv_store.transfer import PageTransfer
 from ..tokenizer.tokenizer import Tokenizer
+from .drive import request_of, step_of
 
 SEED = 1
 SUFFIX_TOKENS = 32  # of a prompt, behind what it shares
 ANSWER_TOKENS = 8
+
+
+def answer_of(max_tokens: int) -> SamplingParams:
+    """A greedy answer of so many tokens."""
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,31 +115,17 @@ class Bench:
     def tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(0, self.info.vocab_size, count)]
 
-    def request(self, prompt: list[int], max_tokens: int, salt: bytes = b"") -> Request:
-        return Request(
-            "bench",
-            prompt,
-            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-            max_tokens=max_tokens,
-            tokenizer=self._tokenizer,
-            vocab_size=self.info.vocab_size,
-            arrived_at=time.monotonic(),
-            salt=salt,
-        )
-
     def serve(
         self, core: EngineCore, prompt: list[int], max_tokens: int = ANSWER_TOKENS, salt: bytes = b""
     ) -> Served:
         """Serve one request to its end. Raises RequestFailed."""
-        request = self.request(prompt, max_tokens, salt)
+        request = request_of(core, prompt, answer_of(max_tokens), salt=salt)
         began, first = time.perf_counter(), None
         core.add(request)
         answer: list[int] = []
         while core.has_work:
-            for update in core.step():
-                if update.delta.finish_reason is FinishReason.ERROR:
-                    raise RequestFailed(f"the benchmark's request failed: {update.delta.error}")
-                answer += update.delta.token_ids
+            for _, tokens in step_of(core):
+                answer += tokens
                 first = first or time.perf_counter()
         assert first is not None
         return Served(len(prompt), request.num_cached, first - began, tuple(answer))

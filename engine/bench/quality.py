@@ -21,9 +21,9 @@ from octavo.kernels.residual import SIXTEEN_BITS
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
-from ..arguments.usage import positive
+from ..arguments.usage import counts, positive
 from ..frontend.llm import LLM
-from .arguments import counts
+from ..plots.figure import require_matplotlib
 from .quality_measures import (
     Document,
     Predictions,
@@ -35,7 +35,7 @@ from .quality_measures import (
     row_errors,
     text_documents,
 )
-from .quality_report import check_plot, plot, render
+from .quality_report import plot, render
 
 DEFAULT_FORMATS = (*FORMAT_NAMES, RECIPE, "int8/fp4")
 SEQUENCES = 8  # computed at once
@@ -148,8 +148,7 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise InvalidConfig(f"{flag} is what this benchmark varies; name the formats with --formats")
-    if args.plot is not None:
-        check_plot()
+    require_matplotlib(args.plot)
 
 
 def _model(args: argparse.Namespace) -> str:

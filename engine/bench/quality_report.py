@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..api.errors import InvalidConfig
+from ..plots.figure import picture
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -45,39 +44,23 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def check_plot() -> None:
-    """InvalidConfig before anything is measured if there is nothing to draw with."""
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError:
-        raise InvalidConfig(
-            "--plot needs matplotlib, which is not installed; run `pip install matplotlib`"
-        ) from None
-
-
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Divergence against bytes per token and, where measured, recall against context length."""
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
     rows = result["formats"]
     recall = "recall" in _baseline(result)
-    figure, axes = pyplot.subplots(1, 2 if recall else 1, figsize=(12 if recall else 6, 4.5), squeeze=False)
-    left = axes[0][0]
-    for name, row in rows.items():
-        if name != result["baseline"]:
-            left.scatter(row["bytes_per_token"], row["kl"])
-            left.annotate(name, (row["bytes_per_token"], row["kl"]), fontsize=8)
-    left.set(xlabel="bytes per token", ylabel=f"KL to {result['baseline']} pages, nats", yscale="log")
-    if recall:
+    with picture(path, columns=2 if recall else 1) as (left, *right):
         for name, row in rows.items():
-            lengths = [int(length) for length in row["recall"]]
-            exact = [100 * each["exact"] for each in row["recall"].values()]
-            axes[0][1].plot(lengths, exact, marker="o", label=name)
-        axes[0][1].set(xlabel="document, tokens", ylabel="answers exact, %")
-        axes[0][1].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+            if name != result["baseline"]:
+                left.scatter(row["bytes_per_token"], row["kl"])
+                left.annotate(name, (row["bytes_per_token"], row["kl"]), fontsize=8)
+        left.set(xlabel="bytes per token", ylabel=f"KL to {result['baseline']} pages, nats", yscale="log")
+        for axis in right:
+            for name, row in rows.items():
+                lengths = [int(length) for length in row["recall"]]
+                exact = [100 * each["exact"] for each in row["recall"].values()]
+                axis.plot(lengths, exact, marker="o", label=name)
+            axis.set(xlabel="document, tokens", ylabel="answers exact, %")
+            axis.legend(fontsize=8)
 
 
 def _baseline(result: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,15 +3,17 @@
 Microseconds per step, plan and commit, while N sequences decode, alone and as those of 100 tenants with
 fair shares, as many more waiting and a latency target to learn; and what the block manager
 takes for a long prompt (open, reserve, commit, close), when none of it and when all of it is
-in the prefix cache, beside vLLM's where it is installed. Standard library only, otherwise.
+in the prefix cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,7 @@ from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.waiting import FairQueue
 
-from .scheduler_vllm import Missing, VllmPrompts, open_vllm
+from ..arguments.usage import counts, positive
 
 PAGE_SIZE = 32
 NUM_PROMPT = 200
@@ -30,7 +32,7 @@ NUM_TENANTS = 100
 TARGET_ITL_S = 0.15
 PRETENDED_S = 0.05  # that a step took, for what learns from it
 SEED = 1
-_PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
+PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
 _FILL = 3  # prompts that fill the pool first
 
 
@@ -51,18 +53,16 @@ class PromptTimes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--sequences", type=_counts, default=(1, 64, 256, 1024), metavar="N,N", help="(1,64,256,1024)"
+        "--sequences", type=counts, default=(1, 64, 256, 1024), metavar="N,N", help="(1,64,256,1024)"
     )
-    parser.add_argument("--steps", type=_positive, default=256, metavar="N", help="steps to time (256)")
-    parser.add_argument("--repeats", type=_positive, default=20, metavar="N", help="prompts to time (20)")
+    parser.add_argument("--steps", type=positive, default=256, metavar="N", help="steps to time (256)")
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="prompts to time (20)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, return what --json prints."""
     step_us = {str(num): time_steps(num, args.steps) for num in args.sequences}
     shared_us = {str(num): time_steps(num, args.steps, shared=True) for num in args.sequences}
-    vllm = open_vllm(_PROMPT_POOL, PAGE_SIZE, max_tokens=PROMPT_TOKENS)
-    ours, theirs = time_prompts(args.repeats, vllm)
     result = {
         "bench": "scheduler",
         "page_size": PAGE_SIZE,
@@ -70,10 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "step_us_shared": shared_us,
         "tenants": NUM_TENANTS,
         "prompt_tokens": PROMPT_TOKENS,
-        **ours.to_json(),
-        "vllm": {"skipped": vllm.reason}
-        if isinstance(vllm, Missing)
-        else {"version": vllm.version, **theirs.to_json()},
+        **time_prompts(args.repeats)[0].to_json(),
     }
     _print_table(result)
     return result
@@ -97,21 +94,21 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
     return statistics.median(seconds[1 + WARM_UP :]) * 1e6
 
 
-def time_prompts(repeats: int, vllm: VllmPrompts | Missing) -> tuple[PromptTimes, PromptTimes]:
-    """Long prompts in our pool and in vLLM's, by turns; the latter's times are empty without vLLM."""
+def time_prompts(repeats: int, *peers: Callable[[list[int]], float]) -> list[PromptTimes]:
+    """Long prompts in our pool, and in those of peers that serve a prompt and say how long it took, by
+    turns."""
     rng = random.Random(SEED)
-    blocks = BlockManager(_PROMPT_POOL, PAGE_SIZE)
-    ours, theirs = PromptTimes(), PromptTimes()
+    blocks = BlockManager(PROMPT_POOL, PAGE_SIZE)
+    engines: list[Callable[[list[int]], float]] = [functools.partial(_serve_prompt, blocks), *peers]
+    times = [PromptTimes() for _ in engines]
     for number in range(-_FILL, repeats):
         prompt = [rng.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
-        seconds = [_serve_prompt(blocks, prompt) for _ in range(2)]
-        peer = [] if isinstance(vllm, Missing) else [vllm.serve(prompt) for _ in range(2)]
-        if number < 0:
-            continue
-        for times, pair in ((ours, seconds), (theirs, peer)):
-            for column, value in zip((times.cold, times.warm), pair, strict=bool(pair)):
-                column.append(value)
-    return ours, theirs
+        for serve, own in zip(engines, times, strict=True):
+            cold, warm = serve(prompt), serve(prompt)
+            if number >= 0:
+                own.cold.append(cold)
+                own.warm.append(warm)
+    return times
 
 
 def _step(scheduler: Scheduler, results: list[SampleResult]) -> float:
@@ -139,20 +136,6 @@ def _print_table(result: dict[str, Any]) -> None:
     for num, step_us in result["step_us"].items():
         shared_us = result["step_us_shared"][num]
         print(f"{num:>20}  {step_us:>12.1f}  {step_us / int(num):>16.2f}  {shared_us:>12.1f}")
-    for label, times in (("", result), (" in vLLM", result["vllm"])):
-        for name in ("cold", "warm"):
-            if (micros := times.get(f"prompt_{name}_us")) is not None:
-                print(f"{result['prompt_tokens']} tokens of prompt, {name}{label}: {micros / 1e3:.2f} ms")
-    if "skipped" in result["vllm"]:
-        print(f"not compared with vLLM: {result['vllm']['skipped']}")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(","))
+    for name in ("cold", "warm"):
+        millis = result[f"prompt_{name}_us"] / 1e3
+        print(f"{result['prompt_tokens']} tokens of prompt, {name}: {millis:.2f} ms")

@@ -24,22 +24,20 @@ from tqdm import tqdm
 
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig, RequestFailed
-from ..api.outputs import FinishReason
 from ..api.sampling_params import SamplingParams, Speculate
 from ..api.stats import DraftRecord, Observer, StepRecord
 from ..arguments.options import add_engine_arguments, given_settings
-from ..arguments.usage import positive
+from ..arguments.usage import counts, positive
 from ..core.build import build_core
 from ..core.engine_core import EngineCore
-from ..core.request import Request
 from ..executor.base import ModelRunner, Pending, Resolved, RunOutput
 from ..executor.batch import Batch
 from ..executor.sampling.sampler import SampleState
 from ..plots.figure import require_matplotlib
 from ..structured_output.compiler import ConstraintCompiler
 from ..structured_output.constraint import Constraint
-from .arguments import counts
 from .draft_texts import OWN, TEXTS
+from .drive import request_of, step_of
 
 SEED = 1
 
@@ -252,33 +250,16 @@ def _serve(
     for index, (prompt, text) in enumerate(work):
         length = min(most, len(text) or most)
         params = SamplingParams(max_tokens=length, ignore_eos=True, seed=index, speculate=how)
-        request = Request(
-            f"{how}/{index}",
-            prompt,
-            params,
-            max_tokens=length,
-            tokenizer=core.tokenizer,
-            vocab_size=core.info.vocab_size,
-            arrived_at=time.monotonic(),
-            constraint=None if form is None else form.copy(),
-        )
+        constraint = None if form is None else form.copy()
+        request = request_of(core, prompt, params, request_id=f"{how}/{index}", constraint=constraint)
         core.add(request)
         waiting.add(request)
     while waiting:
-        waiting -= {request for request, _ in _step(core)}
+        waiting -= {request for request, _ in step_of(core)}
     began, cpu_began, num_tokens = time.perf_counter(), time.process_time(), 0
     while core.has_work:
-        num_tokens += sum(count for _, count in _step(core))
+        num_tokens += sum(len(tokens) for _, tokens in step_of(core))
     return num_tokens, time.perf_counter() - began, time.process_time() - cpu_began
-
-
-def _step(core: EngineCore) -> list[tuple[Request, int]]:
-    """One step; who got how many tokens."""
-    updates = core.step()
-    for update in updates:
-        if update.delta.finish_reason is FinishReason.ERROR:
-            raise RequestFailed(f"the benchmark's request failed: {update.delta.error}")
-    return [(update.request, len(update.delta.token_ids)) for update in updates]
 
 
 def _row(

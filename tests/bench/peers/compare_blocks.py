@@ -1,28 +1,27 @@
-"""The same prompt in vLLM's KVCacheManager, for ``octavo bench scheduler``, where vLLM is installed.
+"""Long prompts in Octavo's block manager and in vLLM's, by turns, in an environment with both; the last line
+is one JSON object.
 
-One group of full attention with prefix caching, its default hash (SHA-256), and the calls that its
-scheduler makes for a request which fits into one step.
+    python tests/bench/peers/compare_blocks.py --repeats 20
+
+vLLM's has one group of full attention with prefix caching, its default hash (SHA-256), and gets the calls
+that its scheduler makes for a request which fits into one step.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 import time
-from dataclasses import dataclass
 from typing import Any
+
+from octavo.engine.bench.scheduler import PAGE_SIZE, PROMPT_POOL, PROMPT_TOKENS, time_prompts
 
 MAX_TOKENS = 16  # of the answer, which is never generated
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Why there is nothing to compare with."""
-
-    reason: str
-
-
 class VllmPrompts:
-    """A pool of vLLM's own; ImportError, AttributeError or TypeError: another vLLM than was written for.
+    """A pool of vLLM's own, as 0.32 has it.
 
     num_pages    of ``page_size`` tokens, as in the pool it is compared with
     max_tokens   of the longest prompt
@@ -37,7 +36,6 @@ class VllmPrompts:
         core.init_none_hash(hash_fn)
         self._hasher: Any = core.get_request_block_hasher(page_size, hash_fn)
         self._sampling: Any = sampling(max_tokens=MAX_TOKENS, temperature=0.0)
-        self.num_found = 0  # tokens that the last prompt found
         self._manager = _manager(num_pages, page_size, max_tokens + MAX_TOKENS)
 
     def serve(self, prompt: list[int]) -> float:
@@ -50,18 +48,7 @@ class VllmPrompts:
         manager.free(request)
         seconds = time.perf_counter() - began
         assert blocks is not None, "the pool has room for two such prompts"
-        self.num_found = num_found
         return seconds
-
-
-def open_vllm(num_pages: int, page_size: int, *, max_tokens: int) -> VllmPrompts | Missing:
-    """vLLM's block manager, or why there is none."""
-    try:
-        return VllmPrompts(num_pages, page_size, max_tokens=max_tokens)
-    except ImportError as error:
-        return Missing(f"vLLM cannot be imported: {error}")
-    except (AttributeError, TypeError) as error:
-        return Missing(f"this vLLM has another interface than 0.32: {error}")
 
 
 def _manager(num_pages: int, page_size: int, max_model_len: int) -> Any:
@@ -77,3 +64,11 @@ def _manager(num_pages: int, page_size: int, max_model_len: int) -> Any:
     return manager(
         config, max_model_len, scheduler_block_size=page_size, hash_block_size=page_size, enable_caching=True
     )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=20, help="prompts to time (20)")
+    vllm = VllmPrompts(PROMPT_POOL, PAGE_SIZE, max_tokens=PROMPT_TOKENS)
+    ours, theirs = time_prompts(parser.parse_args().repeats, vllm.serve)
+    print(json.dumps({"octavo": ours.to_json(), "vllm": {"version": vllm.version, **theirs.to_json()}}))
