@@ -32,8 +32,8 @@ async def check_chat(client: Any) -> None:
 
 
 async def check_stream(client: Any) -> None:
-    """The text of a stream is that of a reply, and it comes in parts: where the client is slow to read they are
-    merged, so on a busy machine it is asked again."""
+    """The text of a stream is that of a reply, and it comes in parts: those that a busy machine's client did
+    not read in time are merged, so it is asked again."""
     whole = (await chat(client)).choices[0].message.content
     most = 0
     for _ in range(20):
