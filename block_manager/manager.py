@@ -84,8 +84,11 @@ class BlockManager:
             for index, spec in enumerate(specs)
         )
         self._windowed = tuple(group for group in self._groups if group.spec.window is not None)
+        full = [group.pool for group in self._groups if group.spec.window is None]
         self._states = (
-            None if states is None else StateGroup(len(self._groups), states, page_size, clock=clock)
+            None
+            if states is None
+            else StateGroup(len(self._groups), states, page_size, pages=full, clock=clock)
         )
         self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
@@ -261,6 +264,8 @@ class BlockManager:
             missing = goal - len(part.pages)
             if missing <= 0:
                 continue
+            if self._states is not None:
+                self._states.make_room(group.pool, missing)
             if not group.pool.has_idle(missing):
                 table.reserved_ahead = before
                 return False
@@ -473,8 +478,11 @@ class BlockManager:
 
     def flush(self) -> int:
         """Forget the contents of every idle page of all groups; return how many there were."""
-        slots = 0 if self._states is None else self._states.pool.flush()
-        return sum([group.pool.flush() for group in self._groups]) + slots
+        pools = [group.pool for group in self._groups] + ([] if self._states is None else [self._states.pool])
+        num_idle = sum(pool.num_idle_cached for pool in pools)
+        for pool in pools:
+            pool.flush()
+        return num_idle
 
     # What watchers and operators ask.
 

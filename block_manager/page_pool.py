@@ -17,6 +17,9 @@ REMEMBERED = 16_384  # evictions and events, or as many as there are pages, if t
 class PagePool:
     """A fixed set of pages, each held by somebody or idle.
 
+    on_forgotten   called with digests whose pages can be found no longer, whenever there are any
+    num_evicted    cached pages whose contents were given up for others, ever
+
     An idle page is *empty* (nothing worth keeping) or *cached* (its contents can be found by
     digest). New pages come from the empty ones first, then from the cached ones, in the
     policy's order: both lists together are what is free.
@@ -28,13 +31,14 @@ class PagePool:
         self, num_pages: int, policy: EvictionPolicy, *, clock: abc.Callable[[], float] = time.monotonic
     ) -> None:
         self.num_pages = num_pages
-        self.num_evicted = 0  # cached pages whose contents were given up, ever
+        self.num_evicted = 0
         self._ref_counts = [0] * num_pages
         self._digest_of: list[Digest | None] = [None] * num_pages
         self._page_of: dict[Digest, PageId] = {}
         self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # next at the end
         self._cached = policy
         self._clock = clock
+        self.on_forgotten: abc.Callable[[abc.Sequence[Digest]], object] | None = None
         self.evictions = Evictions(max(num_pages, REMEMBERED))
         self.events = EventLog(max(num_pages, REMEMBERED))
 
@@ -72,6 +76,16 @@ class PagePool:
 
     def is_published(self, page: PageId) -> bool:
         return self._digest_of[page] is not None
+
+    def digest(self, page: PageId) -> Digest:
+        """The digest of a page that can be found."""
+        digest = self._digest_of[page]
+        assert digest is not None, f"page {page} cannot be found"
+        return digest
+
+    def digests(self) -> abc.Collection[Digest]:
+        """Of all pages that can be found."""
+        return self._page_of.keys()
 
     def lookup(self, digest: Digest) -> PageId | None:
         """The page with this digest; nothing is held."""
@@ -122,28 +136,38 @@ class PagePool:
             digest_of[page] = None
             digests.append(digest)
         self.evictions.add(digests, self._clock())
-        self.events.add_removed(digests)
+        self._tell_forgotten(digests)
         return pages
 
-    def discard(self, page: PageId) -> None:
-        """Make one cached page an empty one, if nobody holds it."""
-        digest = self._digest_of[page]
-        if digest is None or self._ref_counts[page]:
-            return
-        self._cached.reuse([page])
-        del self._page_of[digest]
-        self._digest_of[page] = None
-        self._empty.append(page)
-        self.events.add_removed([digest])
+    def discard(self, digests: abc.Iterable[Digest]) -> int:
+        """Make the cached pages with these digests empty ones, if nobody holds them; how many there were."""
+        gone = []
+        for digest in digests:
+            page = self._page_of.get(digest)
+            if page is None or self._ref_counts[page]:
+                continue
+            self._cached.reuse([page])
+            del self._page_of[digest]
+            self._digest_of[page] = None
+            self._empty.append(page)
+            gone.append(digest)
+        if gone:
+            self.evictions.add(gone, self._clock())
+            self._tell_forgotten(gone)
+        return len(gone)
+
+    def _tell_forgotten(self, digests: abc.Sequence[Digest]) -> None:
+        self.events.add_removed(digests)
+        if self.on_forgotten is not None:
+            self.on_forgotten(digests)
 
     def unpublish(self, page: PageId) -> None:
         """Let nobody find a page any more, whose one holder is going to write it."""
-        digest = self._digest_of[page]
-        assert digest is not None, f"page {page} cannot be found"
+        digest = self.digest(page)
         assert self._ref_counts[page] == 1, f"page {page} has {self._ref_counts[page]} holders"
         del self._page_of[digest]
         self._digest_of[page] = None
-        self.events.add_removed([digest])
+        self._tell_forgotten([digest])
 
     def incref(self, pages: abc.Iterable[PageId]) -> None:
         """Add a holder to each of these held pages."""

@@ -276,6 +276,7 @@ class RecurrentState:
                      never run (0: any slot may do either)
     num_staged       then: snapshots that a step can take of states that its sequences only pass
     snapshot_bytes   then: of a snapshot
+    page_bytes       of a page of K/V: a snapshot is of use only with those before it
     num_drafted      slots that states after drafts may have at a time (0: half of those that can run)
     """
 
@@ -289,6 +290,7 @@ class RecurrentState:
     num_staged: int = 0
     snapshot_bytes: int = 0
     num_drafted: int = 0
+    page_bytes: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError for pools that nothing can run in."""
@@ -305,6 +307,11 @@ class RecurrentState:
     def max_drafted(self) -> int:
         """Slots that states after drafts may have at a time: what is cached keeps the others."""
         return self.num_drafted or (self.num_running or self.num_slots) // 2
+
+    @property
+    def bytes_kept(self) -> int:
+        """Of one snapshot."""
+        return self.snapshot_bytes if self.num_running else self.slot_bytes
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, abc
 
+from .covered_pages import CoveredPages
 from .kv_group import Fill
+from .page_pool import PagePool
 from .slot_pool import SlotPool
 from .snapshot_policy import SnapshotOrder, wanted_snapshots
 from .spec import RecurrentState
@@ -20,19 +22,36 @@ CopySlot = abc.Callable[[PageId, PageId], PageCopy]
 
 
 class StateGroup:
-    """The slots of all page tables. ``index``: its number as a group of copies, behind those of pages."""
+    """The slots of all page tables.
+
+    index   its number as a group of copies, behind those of pages
+    pages   pools of the groups without a window: a page of theirs is of use only as far as a snapshot lies
+            behind it, and a snapshot only with all pages before it, so that what one gives up the other does
+    """
 
     def __init__(
-        self, index: int, spec: RecurrentState, page_size: int, *, clock: abc.Callable[[], float]
+        self,
+        index: int,
+        spec: RecurrentState,
+        page_size: int,
+        *,
+        pages: abc.Sequence[PagePool] = (),
+        clock: abc.Callable[[], float],
     ) -> None:
         self.index = index
         self.spec = spec
         self._order = SnapshotOrder()
         self.pool = SlotPool(spec.num_slots, self._order, num_running=spec.num_running, clock=clock)
+        self.pool.on_forgotten = self._give_up_pages
+        self._pages = pages
+        for pool in pages:
+            pool.on_forgotten = self.pool.discard
+        self._covered = CoveredPages()
         self._num_staged = 0  # planned snapshots of states that a step only passes
         self._num_drafted = 0  # slots of states after drafts
         self._page_size = page_size
         self._num_hits: Counter[PageId] = Counter()  # of published snapshots: sequences that went on from it
+        self._turns: dict[PageId, int] = {}  # how often its sequence had gone on from another
 
     def longest_prefix(self, digests: abc.Sequence[Digest], num_pages: int) -> int:
         """Return the greatest number of pages, at most ``num_pages``, after which there is a snapshot."""
@@ -61,6 +80,8 @@ class StateGroup:
         state = _state(table)
         if state.running is not None:
             return
+        if state.found is not None:
+            state.turns = self._turns[state.found] + 1
         if not self.pool.num_idle_to_run and state.found is not None:
             self.pool.unpublish(state.found)
             state.running, state.found = state.found, None
@@ -68,6 +89,7 @@ class StateGroup:
         state.running = self.pool.take(to_run=True)
         if state.found is not None:
             self._num_hits[state.found] += 1
+            self._value(state.found, table.num_written // self._page_size)
             table.copies.append(copy(state.found, state.running))
             self._release([state.found])  # the copy holds it
             state.origin, state.found = state.found, None
@@ -159,9 +181,7 @@ class StateGroup:
             page = position // self._page_size
             assert position % self._page_size == 0, "a snapshot inside a page"
             assert position <= table.num_written, "a snapshot ahead of its page"
-            parent = table.digests[page - 2] if page > 1 else None
-            self.pool.publish([slot], [table.digests[page - 1]], parent, salt=table.salt)
-            self._num_hits.pop(slot, None)
+            self._publish(slot, table.digests, page, turns=0 if is_junction else state.turns, salt=table.salt)
             self.pool.decref([slot])
             if not (is_junction or self.spec.every_page):
                 self._step_down(state)
@@ -182,21 +202,35 @@ class StateGroup:
             if new:
                 fill(missing, new)
                 for index, slot in zip(missing, new, strict=True):
-                    parent = digests[index - 1] if index else None
-                    pool.publish([slot], [digests[index]], parent, salt=salt)
-                    self._num_hits.pop(slot, None)
+                    self._publish(slot, digests, index + 1, turns=0, salt=salt)
         finally:
             pool.decref([*held, *(new or [])])
         return None if new is None else len(new)
 
+    def make_room(self, pool: PagePool, num_pages: int) -> None:
+        """Give up the snapshots that promise least, with their pages, until a pool has so many empty ones, or
+        a snapshot is gone for every page that was missing."""
+        if self.spec.every_page or pool not in self._pages:
+            return  # then pages go one by one, and each takes the snapshot after it with it
+        for _ in range(num_pages - pool.num_idle_empty):
+            if pool.num_idle_empty >= num_pages or not len(self._order):
+                return
+            self.pool.discard([self.pool.digest(self._order.next())])
+
     def close(self, table: PageTable) -> None:
-        """Give every slot of a table back. Its published snapshots stay until they are reused."""
+        """Give every slot of a table back, whose pages nobody but others may hold any more. Its published
+        snapshots stay until they are reused, and so do the pages before them."""
         state = _state(table)
         self._drop_planned(state)
         self._release([slot for slot in (state.found, state.running) if slot is not None])
         self._release([slot for _, slot in state.drafted])
         self._num_drafted -= len(state.drafted)
         state.found, state.running, state.drafted = None, None, []
+        num_pages = len(table.digests)
+        while num_pages and table.digests[num_pages - 1] not in self._covered:
+            num_pages -= 1
+        for pool in self._pages:
+            pool.discard(reversed(table.digests[num_pages:]))
 
     def held(self, table: PageTable) -> list[PageId]:
         """Return the slots that a table holds."""
@@ -208,6 +242,7 @@ class StateGroup:
         """Raise AssertionError unless every slot is idle, or held as often as tables and copies name it, and
         running slots are one table's alone and cannot be found."""
         self.pool.check()
+        self._covered.check(self.pool.digests())
         held = Counter(slot for table in tables for slot in self.held(table))
         held.update(slot for copy in copies for slot in (copy.source, copy.target))
         for slot in map(PageId, range(self.pool.num_pages)):
@@ -243,6 +278,31 @@ class StateGroup:
         self._release([planned.slot for planned in dropped])
         state.planned = [planned for planned in state.planned if planned.position <= behind]
 
+    def _publish(
+        self, slot: PageId, digests: abc.Sequence[Digest], num_pages: int, *, turns: int, salt: bytes
+    ) -> None:
+        """Let others find a slot as the state after so many of these pages."""
+        parent = digests[num_pages - 2] if num_pages > 1 else None
+        self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)
+        if self.pool.is_published(slot):
+            self._covered.add(digests, num_pages)
+            self._num_hits.pop(slot, None)
+            self._turns[slot] = turns
+            self._value(slot, num_pages)
+
+    def _value(self, slot: PageId, num_pages: int) -> None:
+        """A snapshot saves pages for its own bytes and theirs, more likely so where sequences went on from
+        it, or its own had gone on before. Where each page has one, all are worth as much."""
+        num_bytes = num_pages * self.spec.page_bytes + self.spec.bytes_kept
+        likely = 1 + self._turns[slot] + self._num_hits[slot]
+        self._order.value(slot, 1 if self.spec.every_page else likely * num_pages / num_bytes)
+
+    def _give_up_pages(self, snapshots: abc.Iterable[Digest]) -> None:
+        """These snapshots can be found no longer: pages that no other lies behind are not needed."""
+        lost = [digest for snapshot in snapshots for digest in self._covered.remove(snapshot)]
+        for pool in self._pages:
+            pool.num_evicted += pool.discard(lost)
+
     def _step_down(self, state: TableState) -> None:
         """There is a longer snapshot of this sequence: its last one is of no more use unless somebody else
         went on from it, and the one it came from goes next unless a second sequence did."""
@@ -250,7 +310,7 @@ class StateGroup:
             return
         tail = state.tail
         if tail is not None and self.pool.lookup(state.tail_digest) == tail and not self._num_hits[tail]:
-            self.pool.discard(tail)
+            self.pool.discard([state.tail_digest])
         if state.origin is not None and self._num_hits[state.origin] == 1:
             self._order.demote(state.origin)
         state.origin = None

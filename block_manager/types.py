@@ -76,6 +76,7 @@ class TableState:
     planned    snapshots of the step that is being computed
     drafted    slots for the states that step passes after its last known token and after every draft but the
                last, with the number of tokens each stands after
+    turns      how often its sequence went on from a snapshot, as far as is known
     tail       its last published snapshot, and its digest; not held
     """
 
@@ -85,6 +86,7 @@ class TableState:
     junction: int = 0
     planned: list[PlannedSnapshot] = field(default_factory=list)
     drafted: list[tuple[int, PageId]] = field(default_factory=list)
+    turns: int = 0
     tail: PageId | None = None
     tail_digest: Digest = Digest(b"")
 

@@ -38,7 +38,6 @@ POLICIES = {
     "tail and junction": Policy(),
     "without stepping down": Policy(step_down=False),
     "tail": Policy(junction=False),
-    "junction": Policy(tail=False),
     "every page": Policy(every_page=True),
     "none": Policy(tail=False, junction=False),
 }
@@ -94,7 +93,7 @@ def compare_states(
         rows.append(StateRow(ATTENTION, num_bytes, 0.0, num_bytes // page_bytes, 0, dense, 1.0))
         for name, policy in POLICIES.items():
             for share in shares if policy.takes_any else shares[:1]:
-                states = _slots(policy, int(num_bytes * share), state_bytes, snapshot_bytes)
+                states = _slots(policy, int(num_bytes * share), state_bytes, snapshot_bytes, page_bytes)
                 pages = (num_bytes - states.nbytes) // page_bytes if states is not None else 0
                 if not pages:
                     continue
@@ -107,7 +106,7 @@ def compare_states(
 
 
 def _slots(
-    policy: Policy, num_bytes: int, state_bytes: int, snapshot_bytes: int | None
+    policy: Policy, num_bytes: int, state_bytes: int, snapshot_bytes: int | None, page_bytes: int
 ) -> RecurrentState | None:
     """Slots for one sequence at a time within so many bytes; None if there is no room for a snapshot."""
     if snapshot_bytes is None or snapshot_bytes >= state_bytes:
@@ -127,6 +126,7 @@ def _slots(
         num_running=running,
         num_staged=NUM_STAGED * running,
         snapshot_bytes=(snapshot_bytes or 0) * running,
+        page_bytes=page_bytes,
     )
 
 

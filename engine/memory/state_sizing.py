@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.block_manager import RecurrentState
 
 from ..api.config import EngineConfig
@@ -46,10 +48,12 @@ def plan_states(
             wanted = max(wanted, config.max_running + pages + _num_drafts(config))
     if snapshot_bytes is None or snapshot_bytes >= slot_bytes or every_page:
         num_slots = min(wanted, budget // slot_bytes)
-        states = RecurrentState(num_slots=max(num_slots, 1), slot_bytes=slot_bytes, every_page=every_page)
+        states = RecurrentState(
+            num_slots=max(num_slots, 1), slot_bytes=slot_bytes, every_page=every_page, page_bytes=page_bytes
+        )
     else:
         num_slots = MIN_SLOTS if budget >= (1 + NUM_STAGED) * slot_bytes + snapshot_bytes else 0
-        states = _compressed(config, slot_bytes, snapshot_bytes, budget)
+        states = replace(_compressed(config, slot_bytes, snapshot_bytes, budget), page_bytes=page_bytes)
     if num_slots < MIN_SLOTS:
         least = f"{MIN_SLOTS}" if not states.num_running else f"{1 + NUM_STAGED} and a compressed snapshot"
         raise InvalidConfig(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.block_manager import BlockManager, PageTable, Pins, RecurrentState
-from octavo.block_manager.snapshot_policy import wanted_snapshots
+from octavo.block_manager import BlockManager, PageId, PageTable, Pins, RecurrentState
+from octavo.block_manager.snapshot_policy import SnapshotOrder, wanted_snapshots
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.state_sizing import plan_states
@@ -103,7 +103,7 @@ def test_what_is_compared_can_leave_snapshots_out() -> None:
         (True, True, True, 20, 16),
         (True, True, False, 20, 16),
         (True, False, True, 20, 0),
-        (False, True, True, 0, 16),
+        (False, True, True, 0, 0),  # without a snapshot no pages stay that a second one would leave
         (False, False, True, 0, 0),
     ):
         spec = RecurrentState(num_slots=9, slot_bytes=1, tail=tail, junction=junction, step_down=step_down)
@@ -117,8 +117,71 @@ def test_what_is_compared_can_leave_snapshots_out() -> None:
         for last in (30, 40):
             serve(blocks, [*common, *range(last, last + 9)])
         assert serve(blocks, [*common, *range(50, 59)]) == third
-    assert list(kept.values()) == [2, kept[True, True, False], 2, 1, 0]
+    assert list(kept.values()) == [2, kept[True, True, False], 2, 0, 0]
     assert kept[True, True, False] > 2, "without stepping down, each tail stays"
+
+
+def test_pages_stay_as_long_as_a_snapshot_lies_behind_them() -> None:
+    states = RecurrentState(num_slots=3, slot_bytes=1)
+    blocks = BlockManager(64, PAGE_SIZE, states=states)
+    common = list(range(1, 9))
+    serve(blocks, [*common, *range(20, 30)])  # 4 full pages, and one that is not
+    assert blocks.num_idle_cached == 4, "no state stands in the page that is not full"
+    serve(blocks, [*common, *range(30, 40)])  # leaves them after 2, with a snapshot there
+    serve(blocks, [*common, *range(40, 50)])
+    serve(blocks, [*common, *range(50, 60)])
+    counts = blocks.state_counts
+    assert counts is not None
+    assert (counts.idle_cached, blocks.num_idle_cached) == (2, 4), "the junction, and the last tail"
+    for last, is_cached in ((20, False), (30, False), (40, False), (50, True)):
+        digests = blocks.name_pages([*common, *range(last, last + 10)], [])
+        assert [blocks.find(digest) is not None for digest in digests] == [True, True, *[is_cached] * 2]
+
+
+def test_a_page_that_goes_takes_the_snapshot_after_it() -> None:
+    states = RecurrentState(num_slots=30, slot_bytes=1, every_page=True)
+    blocks = BlockManager(6, PAGE_SIZE, states=states)
+    serve(blocks, list(range(1, 18)))
+    counts = blocks.state_counts
+    assert counts is not None
+    assert counts.idle_cached == blocks.num_idle_cached == 4
+    serve(blocks, list(range(31, 44)))
+    counts = blocks.state_counts
+    assert counts is not None
+    assert counts.idle_cached == blocks.num_idle_cached == 5
+    assert serve(blocks, list(range(1, 18))) == 8, "the tail's pages went first"
+
+
+def test_where_pages_are_short_the_snapshot_that_promises_least_goes_with_all_of_its_pages() -> None:
+    states = RecurrentState(num_slots=9, slot_bytes=8, page_bytes=1)
+    blocks = BlockManager(16, PAGE_SIZE, states=states)
+    long, short = list(range(1, 34)), list(range(41, 50))
+    serve(blocks, long)
+    serve(blocks, short)
+    serve(blocks, list(range(61, 86)))  # six pages, and one that is not full
+    assert blocks.open(short).num_written == 0, "the younger saves less for its bytes"
+    assert blocks.open(long).num_written == 32
+    blocks.check()
+
+
+def test_the_order_of_snapshots() -> None:
+    order = SnapshotOrder()
+    pages = [PageId(page) for page in range(5)]
+    for page, worth in zip(pages, (1.0, 1.0, 8.0, 1.0, 8.0), strict=True):
+        order.value(page, worth)
+        order.release([page], [])
+    order.demote(pages[4])
+    assert order.next() == 4
+    assert order.evict(2) == [4, 0]
+    order.reuse(pages[:2])
+    assert list(order) == [2, 3]
+    for _ in range(9):
+        order.release(pages[:1], [])
+        order.reuse(pages[:1])
+    order.release(pages[:1], [])  # the 15th: what is worth eight times as much is not yet eight times as old
+    assert order.next() == 3
+    order.reuse([pages[3]])
+    assert order.next() == 2
 
 
 def test_small_states_are_kept_at_every_page() -> None:

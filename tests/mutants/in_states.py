@@ -6,6 +6,7 @@ from mutant import Mutant
 
 GROUP = "block_manager/state_group.py"
 POLICY = "block_manager/snapshot_policy.py"
+COVERED = "block_manager/covered_pages.py"
 SEARCH = "block_manager/prefix_search.py"
 MANAGER = "block_manager/manager.py"
 POOL = "engine/executor/recurrent/state_pool.py"
@@ -57,14 +58,40 @@ MUTANTS = (
     Mutant(
         "a snapshot has the name of the page before",
         GROUP,
-        "self.pool.publish([slot], [table.digests[page - 1]], parent, salt=table.salt)",
-        "self.pool.publish([slot], [table.digests[max(page - 2, 0)]], parent, salt=table.salt)",
+        "self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)",
+        "self.pool.publish([slot], [digests[max(num_pages - 2, 0)]], parent, salt=salt)",
     ),
     Mutant(
         "snapshots that were planned are never given back",
         GROUP,
         "        self._release([planned.slot for planned in dropped])\n",
         "",
+    ),
+    # what is given up, and what goes with it
+    Mutant(
+        "pages stay when the last snapshot behind them is lost",
+        GROUP,
+        "pool.discard(lost)\n",
+        "pool.discard(lost[:0])\n",
+    ),
+    Mutant(
+        "pages go with the first of their snapshots",
+        COVERED,
+        "            if self._counts[last]:\n                break\n            del",
+        "            del",
+    ),
+    Mutant(
+        "a page that goes leaves the snapshot after it",
+        GROUP,
+        "            pool.on_forgotten = self.pool.discard\n",
+        "            pass\n",
+    ),
+    Mutant("the snapshot that promises most goes first", POLICY, "worth = min(", "worth = max("),
+    Mutant(
+        "where pages are short the oldest go, whatever they promise",
+        GROUP,
+        "for _ in range(num_pages - pool.num_idle_empty):",
+        "for _ in range(0):",
     ),
     # how often a slot is advanced
     Mutant(
