@@ -84,7 +84,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._stats = StepStats(observer)
         self._clock = clock
-        self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens)
+        self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens, clock=clock)
         self._draft_model = draft_model
         self._guesses = ModelGuesses(draft_model, clock)
         self._overlaps = overlaps
