@@ -54,6 +54,7 @@ class Drafting:
         "_num_tokens",
         "_recent",
         "always_looks",
+        "was_right",
     )
 
     def __init__(
@@ -76,6 +77,7 @@ class Drafting:
         self._hold = HoldRates(engine)
         self._last = Proposal()
         self._num_tokens = 0  # there were when it was made
+        self.was_right = False  # the first guess of the look before the last one
         self.always_looks = grammar is not None or self.by_model is not None
 
     def look(self, tokens: Sequence[int], room: int) -> float:
@@ -122,6 +124,7 @@ class Drafting:
 
     def _compare(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that have come since the last proposal."""
+        self.was_right = False
         if not self._last.tokens:
             return
         (drafts, match), self._last = self._last, Proposal()
@@ -129,6 +132,7 @@ class Drafting:
             self._hold.learn(match, draft == token)
             if draft != token:
                 return
+            self.was_right = True
             match += 1
 
 
@@ -178,9 +182,9 @@ class Speculation:
     clock       seconds, by which looking is held to its share of the engine's time
 
     A look takes some 20 us, whatever the model's step takes. So samples look while that is within a small
-    share of the time that passes: at every token of most models, now and then of the smallest ones. Whoever
-    had drafts in the last step looks in any case, and where drafts are worth computing what was spent is
-    forgotten.
+    share of the time that passes: at every token of most models, now and then of the smallest ones. Looks
+    that found the next token do not count, if rows are cheap enough for drafts at all; whoever had drafts in
+    the last step looks in any case, and where drafts are worth computing what was spent is forgotten.
     """
 
     def __init__(
@@ -240,8 +244,8 @@ class Speculation:
             )
         return made
 
-    def allot(self, going_on: Sequence[Drafts], ratios: Callable[[int], Ratios]) -> None:
-        """Set the drafts of all samples that get a token from the next step.
+    def allot(self, drafting: Sequence[Drafts], plain: int, ratios: Callable[[int], Ratios]) -> None:
+        """Set the drafts of samples that draft, of ``plain`` in all that get a token from the next step.
 
         ratios   of sequences: see ``DraftTimes.ratios``
         """
@@ -251,19 +255,23 @@ class Speculation:
         looks = self._left_s > 0
         self._untried += 1
         looked: list[tuple[Drafted, Drafting]] = []
-        likeliest = 0.0
-        for sample in going_on:
-            if (drafting := sample.drafting) is None:
-                continue
-            sequence = sample.sequence
-            looks_on = looks or drafting.always_looks or bool(sequence.drafts)
-            sequence.drafts = ()
-            if looks_on and (hold := drafting.look(sequence.tokens, sample.room)):
-                looked.append((sequence, drafting))
-                likeliest = max(likeliest, hold)
+        likeliest, num_right = 0.0, 0
+        for sample in drafting:
+            sequence, looker = sample.sequence, sample.drafting
+            assert looker is not None
+            had, sequence.drafts = sequence.drafts, ()
+            if looks or had or looker.always_looks:
+                if hold := looker.look(sequence.tokens, sample.room):
+                    looked.append((sequence, looker))
+                    likeliest = max(likeliest, hold)
+                num_right += looker.was_right
         if looked:
-            self._share_out(looked, likeliest, len(going_on), ratios)
-        self._left_s = max(self._left_s - (self._clock() - began), -_SAVED_S)
+            self._share_out(looked, likeliest, plain, ratios)
+        if looks:
+            if num_right and self._bound(plain, ratios(plain)) >= 1:
+                num_right = 0  # what is right gains nothing either
+            in_vain = 1 - num_right / len(drafting)
+            self._left_s = max(self._left_s - in_vain * (self._clock() - began), -_SAVED_S)
 
     def _share_out(
         self,

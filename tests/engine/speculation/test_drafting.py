@@ -62,7 +62,7 @@ class Going:
 
     def step(self, right: bool, *, cost: float = 0.2) -> int:
         """How many drafts the next step computes; then the token comes that was guessed, or another."""
-        self.engine.allot([self], lambda _: [(n, 1 + cost * n) for n in range(1, 9)])
+        self.engine.allot([self], 1, lambda _: [(n, 1 + cost * n) for n in range(1, 9)])
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0
         return len(self.sequence.drafts)
@@ -114,6 +114,19 @@ def test_whoever_has_drafts_looks_at_every_token() -> None:
     computed = [going.step(True) for _ in range(400)]
     assert computed[60:] == [4] * 340
     assert time.drafter.num_asked == 451
+
+
+@pytest.mark.parametrize(("cost", "asked"), [(0.9, 200), (1.5, 51)])
+def test_looks_that_find_the_next_token_do_not_count_if_rows_are_cheap_enough(
+    cost: float, asked: int
+) -> None:
+    time = Costly()
+    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
+    going = Going(time.drafter, engine=engine)
+    engine._try_every = 1000
+    for _ in range(200):
+        going.step(True, cost=cost)
+    assert time.drafter.num_asked == asked
 
 
 def test_drafts_that_are_worth_computing_pay_for_looking() -> None:
