@@ -79,6 +79,8 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
 
 def draft_rows(step: SchedulerOutput) -> tuple[int, int] | None:
     """The sequences that get a token from a step, and the drafts in it; None if it computes anything else."""
+    if step.plain:
+        return len(step.work), 0
     num_drafts = 0
     for _, start, stop, samples, parallel_samples, drafts in step.work:
         if not samples or parallel_samples or stop - start != 1:

@@ -84,7 +84,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._stats = StepStats(observer)
         self._clock = clock
-        self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens)
+        self._speculation = Speculation("draft" if draft_model else speculate, most=draft_tokens, clock=clock)
         self._draft_model = draft_model
         self._guesses = ModelGuesses(draft_model, clock)
         self._overlaps = overlaps
@@ -329,10 +329,10 @@ class EngineCore:
                 ended.drafting.finished(ended.sequence.tokens)
         self._said.clear()
         going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
-        if any(sample.drafting is not None for sample in going_on):
+        if drafting := [sample for sample in going_on if sample.drafting is not None]:
             times = self._scheduler.draft_times
             self._guesses.guess(going_on, times.cost)
-            self._speculation.allot(going_on, times.ratios)
+            self._speculation.allot(drafting, len(going_on), times.ratios)
         for sample in going_on:
             sample.state.prepare(sample.sequence.drafts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, Protocol
 
@@ -20,9 +21,8 @@ _TRY_SELDOM = 4096  # and at last, where they go on seeming so
 _TRY_TOKENS = 32  # likewise, of a model's guesses: tokens of the sample
 _CHEAP = 0.1  # a draft's share of a step of one sequence, where rows are cheap
 _TRY_GAIN = 1.3  # times as many tokens per second that drafts make there which are worth trying
-_PATIENCE = 6  # looks in vain after which a sample looks less often
-_NAPS = (0, 1, 3, 7)  # tokens that come between two looks: after none, one and more times as many in vain
-_BARREN = 4  # samples that began since any drafted, after which a new one looks seldom from its beginning
+_LOOKING = 0.005  # share of an engine's time that looking may take where nothing is drafted
+_SAVED_S = 1e-3  # of that time, what may be saved up or owed
 
 
 class Grammar(Protocol):
@@ -39,8 +39,7 @@ class Drafting:
 
     Every proposal is compared with the tokens that come, whether it was computed or not. So how often its
     drafts hold is known of a sample that computes none, for nothing, and it begins again where it pays.
-    A sample that has looked in vain for a while looks less and less often, at every eighth token in the end;
-    its proposals are compared with all that have come since.
+    Where it does not look at every token, its proposal is compared with all that have come since.
 
     A grammar checks what the drafter says, and goes on where it leaves no choice.
     """
@@ -49,13 +48,13 @@ class Drafting:
         "_drafter",
         "_grammar",
         "_hold",
-        "_in_vain",
         "_last",
         "_most",
-        "_nap",
         "_num_prompt",
         "_num_tokens",
         "_recent",
+        "always_looks",
+        "was_right",
     )
 
     def __init__(
@@ -67,11 +66,9 @@ class Drafting:
         grammar: Grammar | None = None,
         num_prompt: int = 0,
         recent: RecentOutputs | None = None,
-        looks_seldom: bool = False,
     ) -> None:
         """``recent`` remembers what was said after ``num_prompt`` tokens, once it is ``finished``.
-        ``engine``: how often drafts of all samples held. ``looks_seldom``: as if it had looked in vain for a
-        while."""
+        ``engine``: how often drafts of all samples held."""
         self._num_prompt = num_prompt
         self._recent = recent
         self._drafter = drafter
@@ -80,36 +77,22 @@ class Drafting:
         self._hold = HoldRates(engine)
         self._last = Proposal()
         self._num_tokens = 0  # there were when it was made
-        self._in_vain = 2 * _PATIENCE if looks_seldom else 0  # looks since drafts were last computed
-        self._nap = 0  # tokens until the next look
+        self.was_right = False  # the first guess of the look before the last one
+        self.always_looks = grammar is not None or self.by_model is not None
 
     def look(self, tokens: Sequence[int], room: int) -> float:
         """Guess at what follows ``tokens``, of which ``room`` more may follow; return how likely the first
         guess holds, 0 if there is none. The guesses: ``wish``."""
-        if self._nap:
-            self._nap -= 1
-            return 0.0
         self._compare(tokens)
         most = min(self._most, room - 1)  # after the last guess a token is drawn in any case
         self._last = last = self._proposed(tokens, most) if most > 0 else Proposal()
         self._num_tokens = len(tokens)
-        if last.tokens:
-            return self._hold[last.match]
-        self.note(0)
-        return 0.0
+        return self._hold[last.match] if last.tokens else 0.0
 
     def wish(self) -> tuple[tuple[int, ...], list[float]]:
         """What was guessed last, and how likely each holds if the one before it does."""
         tokens, match = self._last
         return tuple(tokens), self._hold.of_run(match, len(tokens))
-
-    def note(self, num_computed: int) -> None:
-        """So many of the guesses of the last look are computed."""
-        if num_computed:
-            self._in_vain = 0
-        elif self._grammar is None and self.by_model is None:
-            self._in_vain += 1
-            self._nap = _NAPS[min(self._in_vain // _PATIENCE, len(_NAPS) - 1)]
 
     def finished(self, tokens: Sequence[int]) -> None:
         """The sample has ended, with these tokens."""
@@ -141,6 +124,7 @@ class Drafting:
 
     def _compare(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that have come since the last proposal."""
+        self.was_right = False
         if not self._last.tokens:
             return
         (drafts, match), self._last = self._last, Proposal()
@@ -148,6 +132,7 @@ class Drafting:
             self._hold.learn(match, draft == token)
             if draft != token:
                 return
+            self.was_right = True
             match += 1
 
 
@@ -194,14 +179,28 @@ class Speculation:
 
     speculate   for requests that do not say; "draft": a draft model
     most        drafts of a sequence in one step, at most
+    clock       seconds, by which looking is held to its share of the engine's time
+
+    A look takes some 20 us, whatever the model's step takes. So samples look while that is within a small
+    share of the time that passes: at every token of most models, now and then of the smallest ones. Looks
+    that found the next token do not count, if rows are cheap enough for drafts at all; whoever had drafts in
+    the last step looks in any case, and where drafts are worth computing what was spent is forgotten.
     """
 
-    def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
+    def __init__(
+        self,
+        speculate: Speculate | Literal["draft"],
+        *,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._speculate = speculate
         self._most = most
+        self._clock = clock
+        self._looked_at = clock()
+        self._left_s = _SAVED_S  # for looking
         self._histories = Histories()
         self._hold = EngineRates()
-        self._num_barren = 0  # samples that began since drafts were last computed
         self._untried = 0  # steps since drafts were computed
         self._try_every = _TRY_EVERY
         self._bounds: dict[int, tuple[Ratios, float]] = {}  # by sequences: what holds less gains nothing
@@ -241,29 +240,47 @@ class Speculation:
                     grammar=grammar,
                     num_prompt=num_prompt,
                     recent=recent,
-                    looks_seldom=self._num_barren >= _BARREN,
                 )
             )
-        self._num_barren += len(made)
         return made
 
-    def allot(self, going_on: Sequence[Drafts], ratios: Callable[[int], Ratios]) -> None:
-        """Set the drafts of all samples that get a token from the next step.
+    def allot(self, drafting: Sequence[Drafts], plain: int, ratios: Callable[[int], Ratios]) -> None:
+        """Set the drafts of samples that draft, of ``plain`` in all that get a token from the next step.
 
         ratios   of sequences: see ``DraftTimes.ratios``
         """
+        began = self._clock()
+        earned_s, self._looked_at = _LOOKING * (began - self._looked_at), began
+        self._left_s = min(self._left_s + earned_s, _SAVED_S)
+        looks = self._left_s > 0
         self._untried += 1
         looked: list[tuple[Drafted, Drafting]] = []
-        likeliest = 0.0
-        for sample in going_on:
-            sequence, drafting = sample.sequence, sample.drafting
-            sequence.drafts = ()
-            if drafting is not None and (hold := drafting.look(sequence.tokens, sample.room)):
-                looked.append((sequence, drafting))
-                likeliest = max(likeliest, hold)
-        if not looked:
-            return
-        plain = len(going_on)
+        likeliest, num_right = 0.0, 0
+        for sample in drafting:
+            sequence, looker = sample.sequence, sample.drafting
+            assert looker is not None
+            had, sequence.drafts = sequence.drafts, ()
+            if looks or had or looker.always_looks:
+                if hold := looker.look(sequence.tokens, sample.room):
+                    looked.append((sequence, looker))
+                    likeliest = max(likeliest, hold)
+                num_right += looker.was_right
+        if looked:
+            self._share_out(looked, likeliest, plain, ratios)
+        if looks:
+            if num_right and self._bound(plain, ratios(plain)) >= 1:
+                num_right = 0  # what is right gains nothing either
+            in_vain = 1 - num_right / len(drafting)
+            self._left_s = max(self._left_s - in_vain * (self._clock() - began), -_SAVED_S)
+
+    def _share_out(
+        self,
+        looked: list[tuple[Drafted, Drafting]],
+        likeliest: float,
+        plain: int,
+        ratios: Callable[[int], Ratios],
+    ) -> None:
+        """The drafts of those that found something, of ``plain`` samples in all."""
         times = ratios(plain)
         tries = self._untried >= self._try_every
         counts = [0] * len(looked)
@@ -272,7 +289,7 @@ class Speculation:
             wishes = [holds for _, holds in proposals]
             counts = allot(wishes, plain, times)
             if any(counts):
-                self._untried, self._try_every, self._num_barren = 0, _TRY_EVERY, 0
+                self._untried, self._try_every, self._left_s = 0, _TRY_EVERY, _SAVED_S
             elif tries:
                 self._untried = 0
                 # What a row costs is learned from steps that have some: without, an estimate once too high
@@ -283,8 +300,6 @@ class Speculation:
                     self._try_every = min(2 * self._try_every, _TRY_SELDOM)
             for (sequence, _), (drafts, _), count in zip(looked, proposals, counts, strict=True):
                 sequence.drafts = drafts[:count]
-        for (_, drafting), count in zip(looked, counts, strict=True):
-            drafting.note(count)
 
     def _bound(self, plain: int, times: Ratios) -> float:
         """What the likeliest draft must hold with, for anything to be gained beside ``plain`` sequences."""

@@ -51,7 +51,7 @@ class Going:
     """A sample that goes on, and steps whose drafts cost ``cost`` each."""
 
     def __init__(self, drafter: Always, *, most: int = 4, engine: Speculation | None = None) -> None:
-        self.engine = engine or Speculation("ngram", most=most)
+        self.engine = engine or Speculation("ngram", most=most, clock=lambda: 0.0)
         self.sequence = Served("", [0], 10**6)
         (made,) = self.engine.begin(None, [None], num_prompt=1, owner=0)
         assert made is not None
@@ -62,7 +62,7 @@ class Going:
 
     def step(self, right: bool, *, cost: float = 0.2) -> int:
         """How many drafts the next step computes; then the token comes that was guessed, or another."""
-        self.engine.allot([self], lambda _: [(n, 1 + cost * n) for n in range(1, 9)])
+        self.engine.allot([self], 1, lambda _: [(n, 1 + cost * n) for n in range(1, 9)])
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0
         return len(self.sequence.drafts)
@@ -75,39 +75,70 @@ def test_what_never_holds_is_not_computed_and_still_watched() -> None:
     assert min(computed[40:]) >= 1, "it begins again without having been tried"
 
 
-def test_whoever_looks_in_vain_looks_less_often() -> None:
-    drafter = Always()
-    going = Going(drafter)
+class Costly:
+    """A clock, and a drafter like ``Always`` for which 20 us pass with each look."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.drafter = Always()
+        self.propose = self.drafter.propose
+        self.drafter.propose = self._propose  # type: ignore[method-assign]
+
+    def _propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        self.seconds += 20e-6
+        return self.propose(tokens, most)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "least", "most"),
+    [(1e-3, 300, 330), (4.1e-3, 1000, 1000), (60e-3, 1000, 1000)],
+)
+def test_looking_in_vain_takes_no_more_than_its_share(step_s: float, least: int, most: int) -> None:
+    """At every token where steps are long enough, else as often as a two-hundredth of their time pays for,
+    and 50 looks that were saved up before."""
+    time = Costly()
+    going = Going(time.drafter, engine=Speculation("ngram", most=4, clock=lambda: time.seconds))
+    for _ in range(1000):
+        going.step(False)
+        time.seconds += step_s
+    assert least <= time.drafter.num_asked <= most
+
+
+def test_whoever_has_drafts_looks_at_every_token() -> None:
+    time = Costly()
+    going = Going(time.drafter, engine=Speculation("ngram", most=4, clock=lambda: time.seconds))
     for _ in range(400):
         going.step(False)
-    assert drafter.num_asked < 80
-    going.step(True)
-    for _ in range(60):
-        going.step(True)
-    drafter.num_asked = 0
-    assert [going.step(True) for _ in range(8)] == [4] * 8
-    assert drafter.num_asked == 8, "where drafts are computed, at every token"
+    assert time.drafter.num_asked == 51, "no time passes but that of looking"
+    time.seconds += 60.0
+    computed = [going.step(True) for _ in range(400)]
+    assert computed[60:] == [4] * 340
+    assert time.drafter.num_asked == 451
 
 
-def test_where_nobody_gains_new_samples_look_seldom_from_the_beginning() -> None:
-    engine = Speculation("ngram", most=4)
-    asked = []
-    for _ in range(6):
-        drafter = Always()
-        going = Going(drafter, engine=engine)
-        for _ in range(24):
-            going.step(False)
-        asked.append(drafter.num_asked)
-    assert asked[4:] == [6, 6]
-    assert min(asked[:4]) > 9
-    drafter.match = 20
-    for _ in range(60):
+@pytest.mark.parametrize(("cost", "asked"), [(0.9, 200), (1.5, 51)])
+def test_looks_that_find_the_next_token_do_not_count_if_rows_are_cheap_enough(
+    cost: float, asked: int
+) -> None:
+    time = Costly()
+    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
+    going = Going(time.drafter, engine=engine)
+    engine._try_every = 1000
+    for _ in range(200):
+        going.step(True, cost=cost)
+    assert time.drafter.num_asked == asked
+
+
+def test_drafts_that_are_worth_computing_pay_for_looking() -> None:
+    time = Costly()
+    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
+    going = Going(time.drafter, engine=engine)
+    for _ in range(200):
         going.step(True)
-    last = Always()
-    going = Going(last, engine=engine)
-    for _ in range(6):
+    time.drafter.num_asked = 0
+    for _ in range(200):
         going.step(False)
-    assert last.num_asked == 6, "somebody has gained"
+    assert 50 <= time.drafter.num_asked < 80
 
 
 def test_a_cost_that_is_too_high_is_tried_less_and_less_often() -> None:
