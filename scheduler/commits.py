@@ -37,11 +37,11 @@ def append_tokens(
         known = sequence.tokens
         known.append(token)
         stop = item[2]
-        if has_states or stop - table.num_written > stop % page_size:
-            commit_pages(table, known, stop)
-        else:
+        if stop % page_size and not has_states:
             table.num_written = stop  # within a page this is all that the call would do
-        if is_last or len(known) - sequence.num_prompt >= sequence.max_tokens:
+        else:
+            commit_pages(table, known, stop)
+        if is_last or stop + 1 >= sequence.max_length:
             ended.append(sequence)
     return ended
 
@@ -85,7 +85,7 @@ def append_results(
         commit_pages(table, tokens, stop)
         if drafts and len(more) < len(drafts):
             drop_rejected(table, blocks)
-        if finished or len(tokens) - sequence.num_prompt >= sequence.max_tokens:
+        if finished or len(tokens) >= sequence.max_length:
             ended.append(sequence)
     assert index == len(results), f"{len(results)} results for {index} samples"
     return ended, groups

@@ -65,7 +65,7 @@ def _decodes(item: ScheduledChunk) -> bool:
 
 
 def _tokens_left(sequence: Sequence) -> int:
-    return sequence.num_prompt + sequence.max_tokens - len(sequence.tokens)
+    return sequence.max_length - len(sequence.tokens)
 
 
 def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:

@@ -32,7 +32,7 @@ def next_tokens(
         if (place := places.get(sequence)) is None or (table := sequence.table) is None:
             return None
         start, index = place
-        if start + 1 - sequence.num_prompt >= sequence.max_tokens:
+        if start + 1 >= sequence.max_length:
             continue
         if not blocks.reserve(table, start + 1):
             return None

@@ -48,10 +48,10 @@ def _growth(sequence: Sequence, table: PageTable | None, blocks: BlockManager, m
     assert table is not None, f"{sequence.sequence_id} does not run"
     num_tokens = len(sequence.tokens)
     known = blocks.growth(table, num_tokens)
-    growth = blocks.growth(table, sequence.num_prompt + sequence.max_tokens)
+    growth = blocks.growth(table, sequence.max_length)
     pages = [now + min(most, end - now) for now, end in zip(known, growth, strict=True)]
     for sample in sequence.parallel_samples:  # shares the full pages of the prompt
         shared = num_tokens // blocks.page_size
-        end = -(-(sample.num_prompt + sample.max_tokens) // blocks.page_size)
+        end = -(-sample.max_length // blocks.page_size)
         pages = [count + min(most + 1, end - shared) for count in pages]
     return pages

@@ -131,7 +131,7 @@ class Scheduler:
     def check_fits(self, sequence: Sequence) -> None:
         """SequenceTooLong if a sequence or one of its parallel samples could never fit, even alone."""
         for member in (sequence, *sequence.parallel_samples):
-            need = member.num_prompt + member.max_tokens
+            need = member.max_length
             after = member.quantize_after
             capacity = self.blocks.capacity if after is None else self.blocks.capacity_with(after)
             if need > capacity:
@@ -378,4 +378,4 @@ class Scheduler:
 
 
 def _is_done(sequence: Sequence, result: SampleResult) -> bool:
-    return result.finished or len(sequence.tokens) - sequence.num_prompt >= sequence.max_tokens
+    return result.finished or len(sequence.tokens) >= sequence.max_length

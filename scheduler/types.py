@@ -23,6 +23,7 @@ class Sequence:
     scheduler's whole job is to let ``num_written`` catch up with ``len(tokens)``.
 
     max_tokens   tokens to generate at most
+    max_length   tokens of the prompt and these
     priority     smaller numbers are let in first, and give their pages up last
     salt         pages are shared only with sequences of the same salt
     parallel_samples  sequences with the same prompt (n > 1) that wait for their parent's, this one: at
@@ -58,6 +59,7 @@ class Sequence:
     target_itl: float | None = None
     first_token_by: float | None = None
     num_prompt: int = field(init=False)
+    max_length: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
     num_cached: int | None = field(init=False, default=None)
@@ -77,6 +79,7 @@ class Sequence:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         self.num_prompt = len(self.tokens)
+        self.max_length = self.num_prompt + self.max_tokens
 
     @property
     def num_written(self) -> int:

@@ -96,5 +96,5 @@ class WaitingQueue(ABC):
     def planned(self, item: ScheduledChunk) -> None:  # noqa: B027
         """Part of a prompt is in the step: whatever happens to the sequence, it will be computed."""
 
-    def computed(self, work: Iterable[ScheduledChunk]) -> None:  # noqa: B027
+    def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:  # noqa: B027
         """A step is committed: tokens have been appended."""

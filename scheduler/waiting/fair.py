@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import abc, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 
 from ..types import ScheduledChunk, Sequence
 from .age_order import AgeOrder
@@ -16,6 +17,9 @@ SHORT_STEPS = 8
 """Steps for each one that ends with a tenant's first token, however much of others' prompts would fit in."""
 
 MAX_COUNTERS = 4096  # of a class; those of absent tenants that would be lifted anyway go first
+
+_SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
+_PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,19 @@ class FairQueue(TenantLanes):
         self.head_start = head_start
         self._since_short = SHORT_STEPS  # steps
         self._is_short = False  # the step that is being planned
+        self._unsettled: dict[Sequence, None] = {}  # they may have tokens that nobody has paid for
         self._prompt_cost: dict[str, float] = {}  # over the tenant's weight
         self._output_cost: dict[str, float] = {}
 
     def service_of(self, tenant: str, priority: int = 0) -> float:
         """What a tenant has been charged, lifts included."""
+        self._settle()
         found = self._classes.get(priority)
         return found.service.get(tenant, 0.0) if found is not None else 0.0
+
+    def offers(self) -> Iterator[Sequence]:
+        self._settle()
+        return super().offers()
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
         """By what their tenants will have been charged when they are done, as in weighted fair queueing:
@@ -111,31 +121,20 @@ class FairQueue(TenantLanes):
     def planned(self, item: ScheduledChunk) -> None:
         self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
 
-    def computed(self, work: Iterable[ScheduledChunk]) -> None:
+    def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
         self._since_short = 0 if self._is_short else self._since_short + 1
         self._is_short = False
-        costs, priority = self._output_cost, None
-        for item in work:
-            sequence = item[0]
-            start = sequence.num_charged
-            if start > sequence.num_prompt:  # it has a token: most rows of most steps
-                stop = len(sequence.tokens)
-                if stop <= start:  # computed again
-                    continue
-                sequence.num_charged, tenant = stop, sequence.tenant
-                if sequence.priority != priority:
-                    priority = sequence.priority
-                    service = self._class(priority).service
-                try:
-                    service[tenant] += (stop - start) * costs[tenant]
-                except KeyError:
-                    cost = (stop - start) * self._cost(costs, tenant)
-                    service[tenant] = service.get(tenant, 0.0) + cost
-            elif item.samples:
+        self._unsettled.update(dict.fromkeys(map(_SEQUENCE, work)))
+        for sample in chain.from_iterable(map(_PARALLEL_SAMPLES, work)):
+            sample.num_charged = sample.num_prompt  # which its parent pays for
+            self._unsettled[sample] = None
+
+    def _settle(self) -> None:
+        """Charge what was drawn since somebody last looked at a counter: most steps let nobody in."""
+        for sequence in self._unsettled:
+            if len(sequence.tokens) > sequence.num_prompt:
                 self._charge(sequence, len(sequence.tokens))
-                for sample in item.parallel_samples:
-                    sample.num_charged = max(sample.num_charged, sample.num_prompt)
-                    self._charge(sample, len(sample.tokens))
+        self._unsettled.clear()
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
         """For tokens up to a position, as far as nobody has paid for them."""
@@ -167,6 +166,10 @@ class FairQueue(TenantLanes):
 
     def _goes_first(self, waiting: Sequence, running: Sequence) -> bool:
         return self._service(waiting) + self._rest(waiting) <= self._service(running) + self._rest(running)
+
+    def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
+        self._settle()
+        return super()._open_lane(sequence)
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         service = priority_class.service

@@ -177,8 +177,20 @@ MUTANTS = (
     Mutant(
         "a tenant's output is charged by step",
         FAIR,
-        "service[tenant] += (stop - start) * costs[tenant]",
-        "service[tenant] += costs[tenant]",
+        "cost = (stop - start - prompt) * self",
+        "cost = min(1, stop - start - prompt) * self",
+    ),
+    Mutant(
+        "who is next goes by counters that lag",
+        FAIR,
+        "        self._settle()\n        return super().offers()",
+        "        return super().offers()",
+    ),
+    Mutant(
+        "who comes back is lifted to counters that lag",
+        FAIR,
+        "        self._settle()\n        return super()._open_lane(sequence)",
+        "        return super()._open_lane(sequence)",
     ),
     Mutant(
         "who was served least comes last",

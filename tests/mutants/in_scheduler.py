@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant("max_tokens is not enforced", COMMITS, "if finished or", "if finished and"),
     Mutant("nor in plain steps", COMMITS, "if is_last or", "if is_last and"),
     Mutant("plain steps go on with aborted ones", COMMITS, "if table is None:", "if not sequence.tokens:"),
-    Mutant("full pages of plain steps are not published", COMMITS, "> stop % page_size:", "> page_size:"),
+    Mutant("full pages of plain steps are not published", COMMITS, "if stop % page_size and", "if stop and"),
     Mutant("plain steps take void rows", COMMITS, "if any(void) or any(more):", "if any(more):"),
     Mutant(
         "who has failed goes on in plain steps",
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "the check at submission counts the prompt only",
         SCHEDULER,
-        "need = member.num_prompt + member.max_tokens",
+        "need = member.max_length",
         "need = member.num_prompt",
     ),
     Mutant(
@@ -237,14 +237,14 @@ MUTANTS = (
     Mutant(
         "outputs are free",
         FAIR,
-        "service[tenant] += (stop - start) * costs[tenant]",
-        "service[tenant] += 0.0",
+        "cost = (stop - start - prompt) * self._cost(self._output_cost, tenant)",
+        "cost = 0.0",
     ),
     Mutant(
         "samples pay for the prompt again",
         FAIR,
-        "sample.num_charged = max(sample.num_charged, sample.num_prompt)",
-        "pass",
+        "sample.num_charged = sample.num_prompt  #",
+        "pass  #",
     ),
     Mutant(
         "equal prompts are computed at once",
@@ -280,8 +280,8 @@ MUTANTS = (
     Mutant(
         "a sequence that has ended is planned ahead",
         PLAN_AHEAD,
-        "if start + 1 - sequence.num_prompt >= sequence.max_tokens:",
-        "if start + 1 - sequence.num_prompt > sequence.max_tokens:",
+        "if start + 1 >= sequence.max_length:",
+        "if start + 1 > sequence.max_length:",
     ),
     Mutant(
         "rows of a wrong token are committed",

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler.types import ScheduledChunk
 from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 
@@ -81,6 +82,31 @@ def test_prompts_count_once_and_outputs_as_two() -> None:
     assert fair(s).service_of("a") == 8 + 2
     advance(s)
     assert fair(s).service_of("a") == 8 + 4
+
+
+def test_the_last_token_of_a_prompt_is_charged_though_it_looks_like_a_decode() -> None:
+    s = scheduler(budget=8)
+    s.add(request("a", 9))
+    advance(s)
+    advance(s)
+    assert fair(s).service_of("a") == 9 + 2
+
+
+def test_counters_do_not_lag_behind_what_was_drawn() -> None:
+    queue, runs, equal = FairQueue(), request("a1"), request("a2")
+    queue.append(runs)
+    queue.planned(ScheduledChunk(runs, 0, 8, True))
+    queue.remove(runs)
+    queue.append(equal)
+    runs.tokens.append(7)
+    queue.computed([ScheduledChunk(runs, 0, 8, True)])
+    queue.append(request("b1"))
+    queue.planned(ScheduledChunk(request("b2"), 0, 1, False))
+    assert next(queue.offers()) is equal, "b was lifted to 8 + 2, and has had one token more"
+    assert queue.service_of("b") == 8 + 2 + 1
+    runs.tokens.append(7)
+    queue.computed([ScheduledChunk(runs, 8, 9, True)])
+    assert next(queue.offers()) is not equal, "now it has 8 + 4"
 
 
 def test_cached_tokens_are_free() -> None:
