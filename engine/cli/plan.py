@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _observe(path: Path, *, form: StateSnapshots) -> ObservedCaches:
-    """What a model caches whose config.json does not tell."""
-    from ..executor.load.observe import observe_caches  # loads MLX
+    """What a model caches."""
+    from ..executor.load.observe import observe_caches  # imports MLX
 
     return observe_caches(path, form)
 

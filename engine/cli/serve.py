@@ -155,14 +155,14 @@ def _exported_metrics(endpoint: str | None, inner: Observer, config: EngineConfi
 
 
 def _tracing(endpoint: str | None, inner: Observer, config: EngineConfig) -> Tracing | None:
-    from ..observability.otlp import endpoint_of
+    from ..observability.otlp import endpoint_of, otlp_exporter
 
     endpoint = endpoint_of("traces") if endpoint is None else endpoint
     if endpoint is None:
         return None
-    from ..observability.tracing import Tracing, otlp_exporter
+    from ..observability.tracing import Tracing
 
-    return Tracing(inner, otlp_exporter(endpoint), model=_first_name(config))
+    return Tracing(inner, otlp_exporter("traces", endpoint), model=_first_name(config))
 
 
 def _first_name(config: EngineConfig) -> str:

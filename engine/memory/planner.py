@@ -1,7 +1,5 @@
-"""What fits into a memory budget, from a model's config.json and safetensors headers alone.
-
-No weights are read and no MLX is imported; bytes of pages agree exactly with what the engine
-allocates.
+"""What fits into a memory budget, before a model is served; bytes of pages agree exactly with what the engine
+allocates. No MLX: whoever asks says what the model caches.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from .budget import (
     format_size,
-    tensors_of,
     text_config,
-    weight_files,
     weights_bytes,
     workspace_bytes,
 )
@@ -30,30 +26,6 @@ from .latents import latent_caches
 from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size
 from .state_sizing import draft_state_bytes, plan_states
-
-# Where mlx-lm fills in what a config.json may leave out.
-_DEFAULTS: dict[str, dict[str, int]] = {
-    "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
-    "gemma3_text": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
-    "gpt_oss": {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
-    "cohere2": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
-}
-_ALIASES = {
-    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
-    "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_kv_heads"),
-    "hidden_size": ("n_embd", "d_model"),
-}
-# Settings of layers whose cache is not one K and one V per layer of one shape.
-_OTHER_CACHES = (
-    "kv_lora_rank", "num_kv_shared_layers", "ssm_state_size", "mamba_d_state", "conv_L_cache", "conv_window",
-    "layer_group_size", "linear_num_value_heads", "linear_attn_config", "block_types",
-)  # fmt: skip
-_ATTENTION = {"full_attention", "sliding_attention"}
-# Where mlx-lm gives layers a window: every n-th layer sees everything, or config.json lists the kinds.
-_WINDOWS = {"gemma3": 512, "gemma3_text": 512, "cohere2": 4096, "gpt_oss": 128}
-_PATTERNS = {"gemma3": 6, "gemma3_text": 6, "cohere2": 4}
-_LISTED = {"llama", "mistral", "ministral3", "olmo3", "gpt_oss"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +49,14 @@ def plan(
     max_kv_size: int | None = None,
     keep_tokens: int | None = None,
     speculate: str = "off",
-    observe: Callable[[Path], ObservedCaches] | None = None,
+    observe: Callable[[Path], ObservedCaches],
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
     cannot hold this model's rows. ``residual``: sink_pages, residual_pages and quantize_after,
     as far as they are given, as in EngineConfig.
     ``max_kv_size``, ``keep_tokens``, ``speculate``: as in EngineConfig; a draft model's weights and pages are
-    paid as well, and the pages of a model's own head. ``observe``: asked what a model caches whose
-    config.json does not tell, such as recurrent layers; without it such models are refused.
+    paid as well, and the pages of a model's own head. ``observe``: says what the model in a folder caches.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
     """
@@ -99,7 +70,7 @@ def plan(
         speculate=speculate,
     )
     positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
-    observed = _caches(path, config, observe)
+    observed = observe(path)
     layers = observed.layers
     if max_kv_size is not None:
         layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
@@ -160,7 +131,7 @@ class _Drafts:
         self,
         settings: EngineConfig,
         layers: Sequence[LayerSpec],
-        observe: Callable[[Path], ObservedCaches] | None,
+        observe: Callable[[Path], ObservedCaches],
     ) -> None:
         self.weights_bytes = 0  # of a head, in those of the model
         self._settings = settings
@@ -171,7 +142,7 @@ class _Drafts:
             path = resolve_model(settings.draft_model)
             config = read_config(path)
             self.weights_bytes = weights_bytes(path)
-            observed = _caches(path, config, observe)
+            observed = observe(path)
             self._layers = observed.layers
             self._state_bytes = draft_state_bytes(settings, observed.slot_bytes)
             self._max_model_len = model_length(config, None)
@@ -199,73 +170,6 @@ def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
         return None
     return EngineConfig(k_format=pair.k, v_format=pair.v, **given).residual
-
-
-def _caches(
-    path: Path, config: Mapping[str, Any], observe: Callable[[Path], ObservedCaches] | None
-) -> ObservedCaches:
-    """The attention layers, and bytes of the recurrent state of a sequence."""
-    try:
-        return ObservedCaches(layer_specs(path, config))
-    except InvalidConfig:
-        if observe is None:
-            raise
-    return observe(path)
-
-
-def layer_specs(path: Path, config: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
-    """The attention layers that a config.json describes, checked against the weights' shapes.
-
-    Raises InvalidConfig for architectures whose cache cannot be told from there.
-    """
-    name = str(config["model_type"])
-    flat = _DEFAULTS.get(name, {}) | {k: v for k, v in text_config(config).items() if v is not None}
-    other = [key for key in _OTHER_CACHES if flat.get(key)]
-    other += [kind for kind in flat.get("layer_types") or () if kind not in _ATTENTION]
-    if other:
-        raise InvalidConfig(
-            f"the cache of model type {name!r} cannot be told from its config.json ({other[0]}); "
-            "start the engine, which prints what it allocates"
-        )
-    heads = _setting(flat, "num_attention_heads", name)
-    head_dim = int(flat.get("head_dim") or _setting(flat, "hidden_size", name) // heads)
-    kv_heads = _setting(flat, "num_key_value_heads", name, default=heads)
-    _check_weights(path, name, kv_heads * head_dim)
-    count = _setting(flat, "num_hidden_layers", name)
-    return tuple(
-        LayerSpec(num_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, window=window)
-        for window in _windows(flat, name, count)
-    )
-
-
-def _windows(flat: Mapping[str, Any], name: str, count: int) -> list[int | None]:
-    """The window of each layer; of architectures not known here, none: what they take at most."""
-    window = flat.get("sliding_window", _WINDOWS.get(name))
-    every = flat.get("sliding_window_pattern", _PATTERNS.get(name))
-    if name in _PATTERNS:
-        return [None if (index + 1) % every == 0 else window for index in range(count)]
-    kinds = flat.get("layer_types") if name in _LISTED else None
-    if kinds is None and name == "gpt_oss":
-        kinds = ["sliding_attention", "full_attention"] * (count // 2)
-    return [window if kind == "sliding_attention" else None for kind in kinds or ("full_attention",) * count]
-
-
-def _setting(flat: Mapping[str, Any], key: str, name: str, *, default: int | None = None) -> int:
-    value = next((flat[alias] for alias in (key, *_ALIASES[key]) if alias in flat), default)
-    if not isinstance(value, int) or value < 1:
-        raise InvalidConfig(f"config.json of model type {name!r} has no usable {key} (found {value!r})")
-    return value
-
-
-def _check_weights(path: Path, name: str, width: int) -> None:
-    """InvalidConfig unless every ``k_proj`` has ``width`` rows (packed or not, rows stay rows)."""
-    for file in weight_files(path):
-        for tensor, header in tensors_of(file).items():
-            if tensor.endswith("k_proj.weight") and header["shape"][0] != width:
-                raise InvalidConfig(
-                    f"config.json of model type {name!r} gives K {width} values per position, "
-                    f"but {tensor} gives {header['shape'][0]}; start the engine, which reads the model itself"
-                )
 
 
 def _format_plan(

@@ -11,15 +11,14 @@ conventions for generative AI (gen_ai.server.*):
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import octavo
 
-from ..api.errors import InvalidConfig
 from ..api.outputs import FinishReason
 from ..api.stats import Observer, RequestRecord, StepRecord
+from .otlp import otlp_exporter
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
@@ -95,25 +94,9 @@ class GenAiMetrics:
 
 
 def otlp_reader(endpoint: str) -> MetricReader:
-    """Sends metrics to a collector that speaks OTLP over gRPC, such as ``http://127.0.0.1:4317``, as often as
-    OTEL_METRIC_EXPORT_INTERVAL says (milliseconds; 60,000). InvalidConfig without the extra, or when it is no
-    http(s) address."""
-    try:
-        importlib.import_module("opentelemetry.sdk.metrics")
-        importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.metric_exporter")
-    except ImportError as error:
-        raise InvalidConfig(
-            f"OpenTelemetry's metrics need its packages ({error}); run `pip install 'octavo[tracing]'`, or "
-            "set OTEL_METRICS_EXPORTER=none"
-        ) from None
-    if not endpoint.startswith(("http://", "https://")):
-        raise InvalidConfig(
-            f"OTLP metrics go to an http:// or https:// address, got {endpoint!r}; a collector on this "
-            "machine is usually http://127.0.0.1:4317"
-        )
-    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    """Sends metrics to a collector, see ``otlp_exporter``, as often as OTEL_METRIC_EXPORT_INTERVAL says
+    (milliseconds; 60,000)."""
+    exporter = otlp_exporter("metrics", endpoint)
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    return PeriodicExportingMetricReader(
-        OTLPMetricExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
-    )
+    return PeriodicExportingMetricReader(exporter)

@@ -1,9 +1,11 @@
-"""What OpenTelemetry's environment variables say of where spans and metrics go."""
+"""Where spans and metrics go over OTLP, as OpenTelemetry's variables say, and what sends them."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from ..api.errors import InvalidConfig
 
@@ -36,3 +38,30 @@ def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str |
             f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is not supported; use grpc, usually on port 4317"
         )
     return endpoint
+
+
+_EXPORTERS = {  # by the signal: the part of the SDK, and what sends it
+    "traces": ("trace", "trace_exporter", "OTLPSpanExporter"),
+    "metrics": ("metrics", "metric_exporter", "OTLPMetricExporter"),
+}
+
+
+def otlp_exporter(signal: str, endpoint: str) -> Any:
+    """OpenTelemetry's exporter of ``signal`` to a collector that speaks OTLP over gRPC. Further settings
+    (headers, certificates, timeouts) are its own, in the variables ``OTEL_EXPORTER_OTLP_*``. InvalidConfig
+    without the extra ``tracing``, or when the endpoint is no http(s) address."""
+    sdk, module, name = _EXPORTERS[signal]
+    try:
+        importlib.import_module(f"opentelemetry.sdk.{sdk}")
+        make = getattr(importlib.import_module(f"opentelemetry.exporter.otlp.proto.grpc.{module}"), name)
+    except ImportError as error:
+        raise InvalidConfig(
+            f"OpenTelemetry's {signal} need its packages ({error}); run `pip install 'octavo[tracing]'`, "
+            f"leave --otlp-{signal}-endpoint out, or set OTEL_{signal.upper()}_EXPORTER=none"
+        ) from None
+    if not endpoint.startswith(("http://", "https://")):
+        raise InvalidConfig(
+            f"--otlp-{signal}-endpoint must be an http:// or https:// address, got {endpoint!r}; a collector "
+            "on this machine is usually http://127.0.0.1:4317"
+        )
+    return make(endpoint=endpoint, insecure=endpoint.startswith("http://"))

@@ -9,7 +9,6 @@ have a name; no text and no token ids are in them.
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections import OrderedDict
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import octavo
 
-from ..api.errors import InvalidConfig
 from ..api.outputs import FinishReason
 from ..api.stats import Observer, RequestRecord, StepRecord
 
@@ -33,8 +31,7 @@ class Tracing:
     """An Observer that makes spans of ended requests and passes everything on to ``inner``."""
 
     def __init__(self, inner: Observer, exporter: SpanExporter, *, model: str) -> None:
-        """Spans are sent in batches by a thread of the exporter's. InvalidConfig without the extra."""
-        _require_sdk()
+        """Spans are sent in batches by a thread of the exporter's."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -103,34 +100,6 @@ class Tracing:
             "octavo.cached_tokens": request.cached_tokens,
             "octavo.queue_seconds": request.queue_s,
         }
-
-
-def otlp_exporter(endpoint: str) -> SpanExporter:
-    """To a collector that speaks OTLP over gRPC, such as ``http://127.0.0.1:4317``.
-
-    Further settings (headers, certificates, timeouts) are OpenTelemetry's own, in the variables
-    ``OTEL_EXPORTER_OTLP_*``. InvalidConfig without the extra, or when it is no http(s) address.
-    """
-    _require_sdk()
-    if not endpoint.startswith(("http://", "https://")):
-        raise InvalidConfig(
-            f"--otlp-traces-endpoint must be an http:// or https:// address, got {endpoint!r}; a collector "
-            "on this machine is usually http://127.0.0.1:4317"
-        )
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
-
-
-def _require_sdk() -> None:
-    try:
-        importlib.import_module("opentelemetry.sdk.trace")
-        importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
-    except ImportError as error:
-        raise InvalidConfig(
-            f"tracing needs OpenTelemetry ({error}); run `pip install 'octavo[tracing]'`, or leave "
-            "--otlp-traces-endpoint out"
-        ) from None
 
 
 def _ns(seconds: float) -> int:

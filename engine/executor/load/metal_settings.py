@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -58,28 +57,15 @@ class MLXDevice:
         mx.set_cache_limit(size)
 
 
-@dataclass(frozen=True, slots=True)
-class CommandBuffers:
-    """Values of the two variables, and which of them the user had set."""
-
-    operations: str
-    mebi_elements: str
-    set_by_user: tuple[str, ...]
-
-
 def set_command_buffers(
     environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
-) -> CommandBuffers:
+) -> None:
     """Let a command buffer hold four layers' arrays, of pages and of weights, counted as 16-bit elements.
     To be called before MLX first uses its device, which reads the variables once."""
     per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
     mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
-    kept = tuple(name for name in (OPERATIONS_VARIABLE, ELEMENTS_VARIABLE) if name in environ)
-    return CommandBuffers(
-        environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS)),
-        environ.setdefault(ELEMENTS_VARIABLE, str(mebi)),
-        kept,
-    )
+    environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
+    environ.setdefault(ELEMENTS_VARIABLE, str(mebi))
 
 
 def prepare_device(
@@ -89,12 +75,12 @@ def prepare_device(
     *,
     environ: MutableMapping[str, str] | None = None,
     platform: str = sys.platform,
-) -> CommandBuffers | None:
-    """``set_command_buffers`` for a model about to be loaded; None where there is no Metal."""
+) -> None:
+    """``set_command_buffers`` for a model about to be loaded; nothing where there is no Metal."""
     if platform != "darwin" or config.backend == "cpu":
-        return None
+        return
     layers = int(text_config(model_config).get("num_hidden_layers") or 1)
-    return set_command_buffers(
+    set_command_buffers(
         os.environ if environ is None else environ,
         pool_bytes=config.kv_memory or DEFAULT_KV_MEMORY,
         weight_bytes=weight_bytes,
@@ -102,26 +88,16 @@ def prepare_device(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimits:
-    """Bytes: of memory kept resident for the GPU, of freed buffers that MLX keeps."""
-
-    wired: int
-    cache: int
-
-
-def set_memory_limits(workspace: int, device: Device | None = None) -> MemoryLimits:
+def set_memory_limits(workspace: int, device: Device | None = None) -> None:
     """Wire the recommended working set, and let MLX keep ``workspace`` of freed buffers between steps, on
     Metal no less than ``LEAST_CACHE``. Elsewhere nothing is wired."""
     device = MLXDevice() if device is None else device
     if not device.is_metal():
         device.set_cache_limit(workspace)
-        return MemoryLimits(0, workspace)
-    wired, cache = device.working_set(), max(workspace, LEAST_CACHE)
-    if wired:  # 0: a driver that recommends none
+        return
+    if wired := device.working_set():  # 0: a driver that recommends none
         device.set_wired_limit(wired)
-    device.set_cache_limit(cache)
-    return MemoryLimits(wired, cache)
+    device.set_cache_limit(max(workspace, LEAST_CACHE))
 
 
 def usable_memory(weight_bytes: int, device: Device | None = None) -> int:

@@ -29,6 +29,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
 from octavo.engine.core.draft_model import DraftModel
+from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory.planner import plan, render
 
@@ -193,7 +194,7 @@ def test_plans_count_what_the_draft_model_takes(folder: Path, tmp_path: Path, *,
         weights = core.info.memory.weights
     finally:
         core.close()
-    found = plan(model=config.model, memory=2**30, speculate=config.speculate)
+    found = plan(model=config.model, memory=2**30, speculate=config.speculate, observe=observe_caches)
     assert found["draft_weights_bytes"] == found["weights_bytes"]
     # In memory rows are padded to what an instruction set reads at once: tens of rows of some thousands.
     assert found["weights_bytes"] <= weights < 1.02 * found["weights_bytes"]

@@ -19,13 +19,11 @@ from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.capture import graph_runner
-from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import load_model
 from octavo.engine.executor.load.observe import observe_caches
-from octavo.engine.memory.budget import page_bytes
 from octavo.engine.memory.model_files import read_config
-from octavo.engine.memory.planner import layer_specs, plan, render
+from octavo.engine.memory.planner import plan, render
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.reference.backend import ReferenceBackend
@@ -43,7 +41,9 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
     runner = load(folder, backend, kv_format=kv_format)
     info = runner.info
     assert info.memory.pages == sum(pages.nbytes for pages in runner._model.kv_cache.storages)
-    row = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)["formats"][kv_format]
+    row = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE, observe=observe_caches)["formats"][
+        kv_format
+    ]
     assert info.memory.pages == 40 * row["bytes_per_page"]
     assert info.memory.weights > 0
     runner.close()
@@ -57,11 +57,12 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss"])
 def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, architecture: str) -> None:
     path = tiny_models.make_model(tmp_path, architecture)
-    fixed = plan(model=str(path), memory=10**9, page_size=PAGE_SIZE)
+    fixed = plan(model=str(path), memory=10**9, page_size=PAGE_SIZE, observe=observe_caches)
     result = plan(
         model=str(path),
         memory=fixed["weights_bytes"] + fixed["workspace_bytes"] + 9_000_001,
         page_size=PAGE_SIZE,
+        observe=observe_caches,
     )
     assert result["kv_bytes"] == 9_000_001
     row = result["formats"]["fp4"]
@@ -121,27 +122,13 @@ def test_a_backend_without_residual_windows_serves_without_unless_asked(
 
 def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:
     """Groups of 32 or 64 values have no rows of 16: a clear refusal, in the plan too."""
-    result = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE)
+    result = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE, observe=observe_caches)
     assert list(result["formats"]) == [*FITTING, RECIPE]
     assert sorted(result["refused"]) == sorted(set(FORMAT_NAMES) - set(FITTING))
     for name, reason in result["refused"].items():
         assert "head_dim 16" in reason
         with pytest.raises(InvalidConfig, match="head_dim 16"):
             load(folder, backend, kv_format=name)
-
-
-@pytest.mark.parametrize("name", sorted(tiny_models.CONFIGS))
-def test_plan_reads_the_shapes_that_the_model_has(tmp_path: Path, name: str) -> None:
-    path = tiny_models.make_model(tmp_path, name)
-    found = discover_layout(load_model(path, weights="keep").model, name).layers
-    predicted = layer_specs(path, read_config(path))
-    assert predicted == found
-    for kv_format in FITTING:
-        sizes = [
-            page_bytes(layers, page_size=4, k_format=kv_format, v_format=kv_format)
-            for layers in (found, predicted)
-        ]
-        assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize(("weights", "named"), [("bf16", "bf16"), ("int8", "int8"), ("int4", "int4")])
@@ -259,9 +246,6 @@ def test_failures_to_load_are_one_clear_line(tmp_path: Path, folder: Path) -> No
 
 def test_states_of_recurrent_layers_are_planned_as_the_engine_allocates_them(tmp_path: Path) -> None:
     path = recurrent_models.make_folder(tmp_path, "qwen3_next")
-    refusal = r"cannot be told from its config.json \(linear_num_value_heads\)"
-    with pytest.raises(InvalidConfig, match=refusal):
-        plan(model=str(path), memory=2**26)
     result = plan(model=str(path), memory=2**26, formats=[format_pair("bf16")], observe=observe_caches)
     row = result["formats"]["bf16"]
     taken = row["state_slots"] * result["state_bytes"] + row["pages"] * row["bytes_per_page"]

@@ -8,6 +8,7 @@ import pytest
 
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.memory.planner import plan, render
 from octavo.engine.memory.sizing import sizing
 from octavo.kernels.formats import FORMAT_NAMES, format_pair
@@ -127,7 +128,9 @@ def test_residual_pages_follow_the_sequences_that_have_room_to_run() -> None:
 def test_a_plan_shows_both_kinds_of_pages() -> None:
     formats = [format_pair("fp4"), format_pair("bf16")]
     memory = 200 * 1024**2
-    result = plan(model="demo", memory=memory, formats=formats, residual={"sink_pages": 1})
+    result = plan(
+        model="demo", memory=memory, formats=formats, residual={"sink_pages": 1}, observe=observe_caches
+    )
     (pages, residual), (plain,) = (result["formats"][name]["groups"] for name in ("fp4", "bf16"))
     assert (pages["residual"], residual["residual"], plain["residual"]) == (False, True, False)
     assert (pages["bytes_per_page"], residual["bytes_per_page"]) == (17_408, 65_536)

@@ -28,9 +28,9 @@ from octavo.engine.cli import main
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.observability.genai_metrics import BUCKETS, GenAiMetrics, otlp_reader
-from octavo.engine.observability.otlp import endpoint_of
+from octavo.engine.observability.otlp import endpoint_of, otlp_exporter
 from octavo.engine.observability.prometheus import Metrics
-from octavo.engine.observability.tracing import MAX_PARENTS, Tracing, otlp_exporter
+from octavo.engine.observability.tracing import MAX_PARENTS, Tracing
 from octavo.proto import generation_pb2, generation_pb2_grpc
 
 pytestmark = pytest.mark.server
@@ -134,7 +134,7 @@ def test_metrics_hear_of_everything_too(tracing: Tracing, metrics: Metrics) -> N
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4317", "", "ftp://x"])
 def test_an_endpoint_without_a_scheme_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidConfig, match="http://"):
-        otlp_exporter(endpoint)
+        otlp_exporter("traces", endpoint)
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

@@ -53,28 +53,26 @@ class FakeDevice:
 )
 def test_a_command_buffer_holds_four_layers(pool: int, weights: int, layers: int, mebi: int) -> None:
     environ: dict[str, str] = {}
-    buffers = set_command_buffers(environ, pool_bytes=pool, weight_bytes=weights, num_layers=layers)
+    set_command_buffers(environ, pool_bytes=pool, weight_bytes=weights, num_layers=layers)
     assert environ == {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": str(mebi)}
-    assert (buffers.operations, buffers.mebi_elements, buffers.set_by_user) == ("1000", str(mebi), ())
     assert mebi << 20 >= 4 * (pool + weights) // max(layers, 1) // 2
 
 
 def test_what_the_user_has_set_stays() -> None:
     environ = {"MLX_MAX_MB_PER_BUFFER": "7"}
-    buffers = set_command_buffers(environ, pool_bytes=GIB, weight_bytes=GIB, num_layers=2)
+    set_command_buffers(environ, pool_bytes=GIB, weight_bytes=GIB, num_layers=2)
     assert environ == {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "7"}
-    assert buffers.set_by_user == ("MLX_MAX_MB_PER_BUFFER",)
 
 
 def test_only_a_mac_that_may_use_metal_is_prepared() -> None:
     environ: dict[str, str] = {}
     config = EngineConfig(model="demo", kv_memory=8 * GIB)
     nested = {"text_config": {"num_hidden_layers": 28}}
-    assert prepare_device(config, nested, 0, environ=environ, platform="linux") is None
+    prepare_device(config, nested, 0, environ=environ, platform="linux")
     cpu = EngineConfig(model="demo", backend="cpu")
-    assert prepare_device(cpu, nested, 0, environ=environ, platform="darwin") is None
+    prepare_device(cpu, nested, 0, environ=environ, platform="darwin")
     assert environ == {}
-    assert prepare_device(config, nested, 0, environ=environ, platform="darwin") is not None
+    prepare_device(config, nested, 0, environ=environ, platform="darwin")
     assert environ["MLX_MAX_MB_PER_BUFFER"] == "586"
 
 
@@ -89,7 +87,7 @@ def test_memory_limits() -> None:
         ("cache", LEAST_CACHE),
     ]
     elsewhere = FakeDevice(metal=False)
-    assert set_memory_limits(50 << 20, elsewhere).wired == 0
+    set_memory_limits(50 << 20, elsewhere)
     assert elsewhere.calls == [("cache", 50 << 20)]
     silent = FakeDevice(recommended=0)
     set_memory_limits(2 * GIB, silent)
