@@ -155,15 +155,16 @@ CAPACITY = Page(
         Panel(title="Pages held per running sequence", unit="none",
               series={"pages": f"{HELD} / clamp_min({total('requests_running')}, 1)"}),
         Panel(title="Drafted tokens", unit="none", width=8,
-              series={"computed": rate("draft_tokens_total"), "held": rate("accepted_draft_tokens_total")},
+              series={"computed": rate("spec_drafted_tokens_total"),
+                      "held": rate("spec_accepted_tokens_total")},
               description="Of servers with --speculate, and requests that ask for it."),
         Panel(title="Share of drafts that hold, by place", unit="percentunit", width=8,
-              series={"all": f"{rate('accepted_draft_tokens_total')} / {rate('draft_tokens_total')}",
-                      "{{position}}": f"{rate('accepted_draft_tokens_per_position_total', 'position')} "
+              series={"all": f"{rate('spec_accepted_tokens_total')} / {rate('spec_drafted_tokens_total')}",
+                      "{{position}}": f"{rate('spec_accepted_tokens_per_position_total', 'position')} "
                                       f"/ scalar({rate('drafts_total')})"},
               description="A draft behind a wrong one does not hold; place 0 is the first one."),
         Panel(title="Tokens of a step with drafts, on average", unit="none", width=8,
-              series={"tokens": f"1 + {rate('accepted_draft_tokens_total')} / {rate('drafts_total')}"},
+              series={"tokens": f"1 + {rate('spec_accepted_tokens_total')} / {rate('drafts_total')}"},
               description="Of one sequence; 1: drafting gains nothing."),
         Panel(title="Decoded tokens of a step, all of it", unit="none", kind=Kind.HEATMAP,
               series={"{{le}}": rate("step_tokens_bucket", "le", ',kind="decode"')}),
@@ -180,13 +181,13 @@ TENANTS = Page(
         Panel(title="Waiting sequences by tenant", unit="none", kind=Kind.STACK,
               series={"{{tenant}}": by_tenant("requests_waiting")}),
         Panel(title="Prompt tokens computed per second, by tenant", unit="none", kind=Kind.STACK,
-              series={"{{tenant}}": rate("tenant_tokens_total", "tenant", ',kind="prompt"')},
+              series={"{{tenant}}": rate("tenant_served_tokens_total", "tenant", ',kind="prompt"')},
               description="Without those that were cached."),
         Panel(title="Tokens generated per second, by tenant", unit="none", kind=Kind.STACK,
-              series={"{{tenant}}": rate("tenant_tokens_total", "tenant", ',kind="output"')}),
+              series={"{{tenant}}": rate("tenant_served_tokens_total", "tenant", ',kind="output"')}),
         Panel(title="Share of all tokens, by tenant", unit="percentunit", kind=Kind.STACK, width=24,
-              series={"{{tenant}}": f"{rate('tenant_tokens_total', 'tenant')} "
-                                    f"/ scalar({rate('tenant_tokens_total')})"}),
+              series={"{{tenant}}": f"{rate('tenant_served_tokens_total', 'tenant')} "
+                                    f"/ scalar({rate('tenant_served_tokens_total')})"}),
     ),
 )  # fmt: skip
 

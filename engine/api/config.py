@@ -17,7 +17,6 @@ from .setting import setting, take_settings
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
-AsyncSteps = Literal["on", "off", "auto"]
 StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
@@ -170,12 +169,11 @@ class EngineConfig:
         "The last two have as many pages of their own, out of --kv-memory; a request may have another one.",
     )  # fmt: skip
     draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
-    async_steps: AsyncSteps = setting(
-        "auto", "submit a step while another is computed", shown="auto: with Metal and pages in place",
-        choices=get_args(AsyncSteps),
-        more="Where nothing but what follows depends on its tokens; outputs are the same. auto: on the Metal "
-        "backend where pages are written in place; on: on the others, too. The native CPU backend then "
-        "builds graphs in the place of recorded programs.",
+    async_steps: bool | None = setting(
+        None, "submit a step while another is computed", shown="with Metal and pages in place", kind="switch",
+        more="Where nothing but what follows depends on its tokens; outputs are the same. By default on the "
+        "Metal backend where pages are written in place. The native CPU backend then builds graphs in the "
+        "place of recorded programs.",
     )  # fmt: skip
     metal_dense_prompts: int = setting(
         0, "on Metal, compute prompts with so many rows in a step by MLX's own attention, over pages that "

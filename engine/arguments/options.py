@@ -75,10 +75,12 @@ def _flag(name: str) -> str:
 def _add_option(
     group: argparse._ActionsContainer, flag: str, name: str, declared: Setting, default: Any
 ) -> None:
-    if declared.kind == "switch":
+    if declared.kind == "switch" and default is None:
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    elif declared.kind == "switch":
         if default:
             flag = flag.replace("--", "--no-", 1)
-        how: dict[str, Any] = {"action": "store_const", "const": not default}
+        how = {"action": "store_const", "const": not default}
     elif declared.kind == "names":
         how = {"action": _Several, "nargs": "+"}
     elif declared.kind in ("texts", "ints"):
@@ -104,6 +106,8 @@ class _Several(argparse.Action):
         _option: Any = None,
     ) -> None:
         given = values if isinstance(values, list) else (values,)
+        if len(given) > 1:
+            namespace.after_one_option = given
         setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *given))
 
 

@@ -82,7 +82,8 @@ def _names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
         for option in action.option_strings:
             if not option.startswith("--"):
                 continue
-            names[option.removeprefix("--")] = _Name(action)
+            no = isinstance(action, argparse.BooleanOptionalAction) and option.startswith("--no-")
+            names[option.removeprefix("--")] = _Name(action, negated=no)
             if action.nargs == 0 and option.startswith("--no-"):
                 names.setdefault(option.removeprefix("--no-"), _Name(action, negated=True))
     return names
@@ -155,6 +156,8 @@ def _words(name: _Name, value: Any, origin: str) -> Iterator[str]:
     if name.action.nargs == 0:
         if _truth(value, origin) != name.negated:
             yield option
+        elif isinstance(name.action, argparse.BooleanOptionalAction):
+            yield name.action.option_strings[-1]
         return
     several = name.action.nargs == "+"
     values = value if isinstance(value, list) else str(value).split(",") if several else [value]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from octavo.kernels.backends import native_instructions
 from octavo.kernels.bench.roofline import Roofline, measure_roofline
 
 from ..api.config import EngineConfig
@@ -74,7 +75,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "decode_step_ms": {str(n): timing.decoding.parts.as_dict() for n, timing in timings.items()},
         "peak_rss_bytes": peak_rss,
         "kv_bytes": info.memory.pages,
-        "roofline": _fractions(roofline, work, load, ttft, timings, kv_token_bytes),
+        "isa": native_instructions()[0] if info.backend == "cpu" else None,
+        "roofline": roofline.as_dict(),
+        **_of_limits(roofline, work, load, ttft, timings, kv_token_bytes),
     }
     _print_table(info, load, result, timings, roofline)
     return result
@@ -125,7 +128,7 @@ def _measure(
     return timings[1], fastest
 
 
-def _fractions(
+def _of_limits(
     roofline: Roofline,
     work: ModelWork | None,
     load: Workload,
@@ -133,28 +136,22 @@ def _fractions(
     timings: dict[int, Timing],
     kv_token_bytes: float,
 ) -> dict[str, Any]:
-    """The machine's limits and the share of them that was reached: decode of the DRAM bandwidth
-    that weights and K/V need, prefill of the matmul rate that the linear layers need."""
-    result: dict[str, Any] = roofline.as_dict()
+    """The share of the machine's limits that was reached: decode of the DRAM bandwidth that weights and K/V
+    need, prefill of the matmul rate that the linear layers need."""
     if work is None:
-        return {**result, "prefill_fraction": None, "decode_fraction": None}
+        return {"prefill_of_limit": None, "decode_of_limit": None}
     flops = 2 * work.linear_parameters * load.prompt_tokens / ttft_s
     decode = {}
     for batch, timing in timings.items():
         step_s = timing.decoding.seconds / timing.decoding.steps
         num_bytes = work.streamed_bytes + batch * timing.decoding.context * kv_token_bytes
         decode[str(batch)] = num_bytes / step_s / 1e9 / roofline.dram_read_gb_s
-    return {
-        **result,
-        "prefill_fraction": flops / 1e9 / roofline.matmul_gflop_s,
-        "decode_fraction": decode,
-    }
+    return {"prefill_of_limit": flops / 1e9 / roofline.matmul_gflop_s, "decode_of_limit": decode}
 
 
 def _print_table(
     info: EngineInfo, load: Workload, result: dict[str, Any], timings: dict[int, Timing], roofline: Roofline
 ) -> None:
-    reached = result["roofline"]
     print(
         f"{info.name}: {info.weights} weights ({format_size(info.memory.weights)}), {info.kv_format} pages "
         f"({format_size(info.memory.pages)}), backend {info.backend}, {info.threads} threads"
@@ -162,12 +159,12 @@ def _print_table(
     print(f"machine: {roofline}")
     print(
         f"prefill: {load.prompt_tokens} tokens in {result['ttft_s']:.3f} s, "
-        f"{result['prefill_tokens_per_s']:.0f} tokens/s{_percent(reached['prefill_fraction'], 'matmul')}"
+        f"{result['prefill_tokens_per_s']:.0f} tokens/s{_percent(result['prefill_of_limit'], 'matmul')}"
     )
     print("decode:  batch  tokens/s  ms/step")
     for batch, timing in timings.items():
         decoding = timing.decoding
-        share = reached["decode_fraction"] and reached["decode_fraction"][str(batch)]
+        share = result["decode_of_limit"] and result["decode_of_limit"][str(batch)]
         step_ms = decoding.seconds / decoding.steps * 1e3
         print(f"        {batch:6d} {decoding.tokens_per_s:9.1f} {step_ms:8.2f}{_percent(share, 'DRAM read')}")
     for batch, timing in timings.items():

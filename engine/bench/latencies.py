@@ -53,8 +53,12 @@ class Slo:
         return " ".join(f"{name}:{limit:g}" for name, limit in self.limits.items())
 
 
-def slo_limit(text: str) -> tuple[str, float]:
-    """One "ttft:200", for argparse."""
+def slo_limits(text: str) -> dict[str, float]:
+    """Of "ttft:200" or "ttft:200,itl:50", for argparse."""
+    return dict(map(_slo_limit, text.split(",")))
+
+
+def _slo_limit(text: str) -> tuple[str, float]:
     name, colon, number = text.partition(":")
     try:
         limit = float(number)
@@ -92,7 +96,7 @@ def summarize(
     }
     if slo is not None:
         kept = sum(map(slo.kept_by, good))
-        result |= {"slo": str(slo), "good_requests": kept, "goodput_requests_per_s": kept / wall_s}
+        result |= {"slo": str(slo), "good_requests": kept, "goodput": kept / wall_s}
     return result
 
 
@@ -112,7 +116,7 @@ def print_table(result: dict[str, Any]) -> None:
         print(f"{name:24}{cells}")
     if "slo" in result:
         print(
-            f"goodput: {result['goodput_requests_per_s']:.2f} requests/s kept {result['slo']} "
+            f"goodput: {result['goodput']:.2f} requests/s kept {result['slo']} "
             f"({result['good_requests']} of {result['requests']})"
         )
 

@@ -12,6 +12,7 @@ import asyncio
 import gc
 import sys
 import time
+from collections import ChainMap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ from .latencies import (
     Trace,
     draw_latencies,
     print_table,
-    slo_limit,
+    slo_limits,
     summarize,
 )
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output-tokens", type=positive, default=64, metavar="N", help="tokens to generate for each")
     add("--shared-prefix-tokens", type=int, default=0, metavar="N",
         help="how many of a prompt's first tokens all prompts share")  # fmt: skip
-    add("--slo", "--goodput", dest="slo", type=slo_limit, nargs="+", metavar="NAME:MS",
+    add("--slo", "--goodput", dest="slo", type=slo_limits, nargs="+", metavar="NAME:MS,...",
         help="count requests within these limits: ttft, tpot (per later token), itl (the longest gap), "
         "e2el (whole)")  # fmt: skip
     add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         wall_s,
         num_requests=len(traces),
         prompt_tokens=args.prompt_tokens,
-        slo=Slo(dict(args.slo)) if args.slo else None,
+        slo=Slo(dict(ChainMap(*args.slo))) if args.slo else None,
     )
     print_table(result)
     if args.plot is not None:

@@ -149,10 +149,10 @@ def _check_one_model(args: argparse.Namespace) -> None:
     named = getattr(args, MODEL, None)
     if named not in (None, args.model):
         raise InvalidConfig(f"MODEL {named} and --model {args.model} are two models; give one of them")
-    if args.model is None and len(args.served_model_name or ()) > 1:
+    if args.model is None and (names := getattr(args, "after_one_option", None)):
         raise InvalidConfig(
-            f"--served-model-name takes every word after it: {' '.join(args.served_model_name)}; put MODEL "
-            "before it, or give --model"
+            f"--served-model-name takes every word after it: {' '.join(names)}; put MODEL before it, or give "
+            "--model"
         )
 
 

@@ -152,7 +152,7 @@ def assemble(
         speculate=drafts_by(config, info),
         draft_model=draft_model,
         draft_tokens=config.draft_tokens,
-        overlaps=config.async_steps != "off",  # where the runner can
+        overlaps=config.async_steps is not False,  # where the runner can
         clock=clock,
     )
 

@@ -109,7 +109,7 @@ def plan(
         "kv_heads": layers[0].num_kv_heads if layers else 0,
         "head_dim": layers[0].head_dim if layers else 0,
         "latents": None if latents is None else asdict(latents),
-        "state_bytes": observed.slot_bytes,
+        "state_bytes_per_sequence": observed.slot_bytes,
         "snapshot_bytes": observed.snapshot_bytes,
         "memory_bytes": memory,
         "weights_bytes": weights,
@@ -273,10 +273,10 @@ def render(result: Mapping[str, Any]) -> str:
             f"{latents['layers']} layers cache latents: {format_size(own)} per token in 16 bits, where "
             f"K and V of every head would be {format_size(dense)}, {dense / own:.1f} times as much"
         )
-    if result["state_bytes"]:
+    if result["state_bytes_per_sequence"]:
         lines += [
             f"{name}: and {row['state_slots']} slots of recurrent state, "
-            f"{format_size(result['state_bytes'])} per sequence and "
+            f"{format_size(result['state_bytes_per_sequence'])} per sequence and "
             f"{format_size(result['snapshot_bytes'])} per snapshot"
             for name, row in result["formats"].items()
         ]

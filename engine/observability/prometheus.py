@@ -97,10 +97,10 @@ class Metrics:
         self._requests = counter("requests", "Ended requests.", "finish_reason")
         self._rejected = counter("rejected_requests", "Requests refused at submission.", "reason")
         self._drafts = counter("drafts", "Steps of a sequence that computed drafts beside its token.")
-        self._draft_tokens = counter("draft_tokens", "Draft tokens computed.")
-        self._accepted = counter("accepted_draft_tokens", "Draft tokens that held: tokens without a step.")
+        self._draft_tokens = counter("spec_drafted_tokens", "Draft tokens computed.")
+        self._accepted = counter("spec_accepted_tokens", "Draft tokens that held: tokens without a step.")
         self._accepted_at = counter(
-            "accepted_draft_tokens_per_position",
+            "spec_accepted_tokens_per_position",
             "The same by place among the drafts of a step, the first one being 0.",
             "position",
         )

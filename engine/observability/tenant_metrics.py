@@ -33,7 +33,7 @@ class TenantMetrics:
             registry=registry,
         )
         self._tokens = Counter(
-            "octavo_tenant_tokens",
+            "octavo_tenant_served_tokens",
             "Tokens of a tenant: prompt tokens that were computed, and generated ones.",
             (*labels, "kind"),
             registry=registry,

@@ -33,8 +33,8 @@ METRIC_NAMES = {
     "octavo_rejected_requests_total", "octavo_step_seconds_bucket", "octavo_step_tokens_bucket",
     "octavo_time_to_first_token_seconds_bucket", "octavo_inter_token_seconds_bucket",
     "octavo_queue_seconds_bucket", "octavo_request_seconds_bucket", "octavo_build_info",
-    "octavo_cache_config_info", "octavo_drafts_total", "octavo_draft_tokens_total",
-    "octavo_accepted_draft_tokens_total",
+    "octavo_cache_config_info", "octavo_drafts_total", "octavo_spec_drafted_tokens_total",
+    "octavo_spec_accepted_tokens_total",
 }  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         kv_cache,
         mask_dims=result.mask_dims,
         selection=ready.selection if result.selects_rows else None,
-        replay=ready.replays and config.async_steps != "on",  # a program is computed when it is submitted
+        replay=ready.replays and not config.async_steps,  # a program is computed when it is submitted
         recurrent=result.recurrent,
         states=pool,
     )
@@ -131,8 +131,8 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         exact=config.exact,
         fused_argmax=ready.fused_argmax,
         sampling=ops.sampler(),
-        on_device=not choice.backend.has_model_ops or config.async_steps == "on",
-        feeds=config.async_steps == "on" or (config.async_steps == "auto" and choice.backend.writes_in_place),
+        on_device=not choice.backend.has_model_ops or config.async_steps is True,
+        feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
         head=head,
     )
     if choice.backend.compiles_at_launch:

@@ -81,9 +81,26 @@ def test_switches_are_true_or_false(
     assert _config().prefix_cache is kept
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [("ASYNC_STEPS", "1", True), ("ASYNC_STEPS", "0", False), ("NO_ASYNC_STEPS", "1", False),
+     ("NO_ASYNC_STEPS", "0", True)],
+)  # fmt: skip
+def test_a_switch_with_a_default_of_its_own_has_two_options(
+    name: str, value: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _config().async_steps is None
+    assert _config("--async-steps").async_steps is True
+    assert _config("--no-async-steps").async_steps is False
+    monkeypatch.setenv(f"OCTAVO_{name}", value)
+    assert _config().async_steps is kept
+    assert _config("--async-steps").async_steps is True
+
+
 def test_several_names(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toml.write_text('served-model-name = ["a", "b"]\n')
     assert _config("--config", str(toml)).served_model_name == ("a", "b")
+    assert _options("--config", str(toml)).http is None, "no MODEL is among the names"
     monkeypatch.setenv("OCTAVO_SERVED_MODEL_NAME", "c, d")
     assert _config("--config", str(toml)).served_model_name == ("c", "d")
     twice = _config("demo", "--served-model-name", "e", "f", "--served-model-name", "g")

@@ -17,7 +17,7 @@ from octavo.engine.bench.work import model_work
 from octavo.engine.memory.budget import weights_bytes
 from octavo.engine.memory.model_files import resolve_model
 from octavo.kernels import FORMAT_NAMES
-from octavo.kernels.backends import BackendSelection
+from octavo.kernels.backends import BackendSelection, native_instructions
 from octavo.kernels.bench import kernel_timings, latent_timings, roofline
 from octavo.kernels.bench.kernel_timings import WEIGHT_KINDS
 from octavo.kernels.interface import PoolSpec
@@ -60,8 +60,9 @@ def test_engine_json(capsys: pytest.CaptureFixture[str]) -> None:
     roof = result["roofline"]
     assert roof["dram_read_gb_s"] > 0
     assert roof["matmul_gflop_s"] > 0
-    assert roof["prefill_fraction"] > 0
-    assert set(roof["decode_fraction"]) == {"1", "3"}
+    assert result["prefill_of_limit"] > 0
+    assert set(result["decode_of_limit"]) == {"1", "3"}
+    assert result["isa"] == (native_instructions()[0] if result["backend"] == "cpu" else None)
     table = capsys.readouterr().out
     assert "prefill: 20 tokens" in table
     assert "DRAM read" in table

@@ -38,7 +38,7 @@ async def goodput(capsys: pytest.CaptureFixture[str], address: str, *slo: str) -
     assert "goodput" in out
     result = json.loads(out.splitlines()[-1])
     assert (result["requests"], result["failed"]) == (6, 0)
-    return result["good_requests"], result["goodput_requests_per_s"], result["wall_s"]
+    return result["good_requests"], result["goodput"], result["wall_s"]
 
 
 @pytest.mark.parametrize("fairness", ["off", "vtc", "dlpm"])

@@ -150,7 +150,7 @@ async def test_a_flood_of_commands_does_not_hold_up_the_step(monkeypatch: pytest
 
 async def test_no_step_is_in_flight_while_a_command_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, seen = Gate(), []
-    async with running(small_config(async_steps="on"), gate=gate, feeds=True) as (engine, fake, _):
+    async with running(small_config(async_steps=True), gate=gate, feeds=True) as (engine, fake, _):
         stream = engine.generate([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
         gate.allow(1)
         await anext(stream)

@@ -65,7 +65,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         speculate=draw(st.sampled_from(["off", "ngram"])),
         draft_tokens=draw(st.integers(1, 9)),
         prefix_cache=draw(st.booleans()),
-        async_steps=draw(st.sampled_from(["on", "off"])),
+        async_steps=draw(st.booleans()),
     )
 
 
@@ -73,7 +73,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 def test_served_together_is_served_alone(config: EngineConfig, todo: list[Arrival], ends_every: int) -> None:
     """Whatever comes and goes around it, a request that is not aborted gets exactly its own
     tokens and text; an aborted one gets a beginning of them; and no page is lost."""
-    harness = Harness(config, ends_every=ends_every, feeds=config.async_steps == "on")
+    harness = Harness(config, ends_every=ends_every, feeds=config.async_steps is True)
     served: dict[Request, Arrival] = {}
     aborts: list[tuple[int, Request]] = []
     now = 0

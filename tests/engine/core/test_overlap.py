@@ -17,7 +17,7 @@ PLAIN = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 def overlapping(**options: object) -> Harness:
-    config = small_config(async_steps="on", speculate=options.pop("speculate", "off"))
+    config = small_config(async_steps=True, speculate=options.pop("speculate", "off"))
     return Harness(config, feeds=options.pop("feeds", True), **options)
 
 
@@ -48,7 +48,7 @@ def test_the_next_step_is_submitted_before_its_tokens_are_known() -> None:
 
 
 def test_without_the_setting_or_where_the_runner_cannot_every_step_is_resolved_first() -> None:
-    for harness in (Harness(small_config(async_steps="off"), feeds=True), overlapping(feeds=False)):
+    for harness in (Harness(small_config(async_steps=False), feeds=True), overlapping(feeds=False)):
         harness.add(b"one", PLAIN)
         harness.run()
         assert num_ahead(harness) == 0

@@ -72,7 +72,7 @@ def calls_between_submits(folder: Path, rows: int, monkeypatch: pytest.MonkeyPat
         config = EngineConfig(
             model=str(folder),
             backend="reference",
-            async_steps="on",
+            async_steps=True,
             page_size=32,
             num_pages=60,
             max_running=8,

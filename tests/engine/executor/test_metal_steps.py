@@ -185,7 +185,7 @@ def test_steps_overlap_by_default_and_change_no_token(
         return take(self, sources)
 
     monkeypatch.setattr(DeviceStep, "take", taking)
-    with metal_engine(folder, WritingDevice(), async_steps="off") as llm:
+    with metal_engine(folder, WritingDevice(), async_steps=False) as llm:
         expected = answers(llm)
     assert not followed
     for device in (WritingDevice(), LateDevice()):

@@ -248,18 +248,18 @@ def test_states_of_recurrent_layers_are_planned_as_the_engine_allocates_them(tmp
     path = recurrent_models.make_folder(tmp_path, "qwen3_next")
     result = plan(model=str(path), memory=2**26, formats=[format_pair("bf16")], observe=observe_caches)
     row = result["formats"]["bf16"]
-    taken = row["state_slots"] * result["state_bytes"] + row["pages"] * row["bytes_per_page"]
+    taken = row["state_slots"] * result["state_bytes_per_sequence"] + row["pages"] * row["bytes_per_page"]
     assert 0.99 * result["kv_bytes"] < taken <= result["kv_bytes"]
-    assert (result["layers"], result["state_bytes"]) == (1, 58368)
+    assert (result["layers"], result["state_bytes_per_sequence"]) == (1, 58368)
     assert "slots of recurrent state, 57.0 KiB per sequence" in render(result)
     runner = load_paged_runner(
         EngineConfig(model=str(path), kv_memory=result["kv_bytes"], backend="reference")
     )
     assert runner.info.states is not None
-    assert runner.info.states.slot_bytes == result["state_bytes"]
+    assert runner.info.states.slot_bytes == result["state_bytes_per_sequence"]
     assert runner.info.states.num_slots == row["state_slots"]
     assert runner.info.num_pages == row["pages"]
-    assert runner.info.memory.states == row["state_slots"] * result["state_bytes"]
+    assert runner.info.memory.states == row["state_slots"] * result["state_bytes_per_sequence"]
 
 
 def test_states_that_kernels_keep_wider_stay_within_their_memory(tmp_path: Path) -> None:

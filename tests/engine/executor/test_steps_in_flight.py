@@ -120,9 +120,9 @@ def test_every_page_format_gives_the_same(
     folder: Path, kv_format: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"kv_format": kv_format, "backend": backend}
-    with engine(folder, **settings, async_steps="off") as llm:
+    with engine(folder, **settings, async_steps=False) as llm:
         expected = [answers(llm, seed) for seed in range(2)]
-    with watched(monkeypatch) as counts, engine(folder, **settings, async_steps="on") as llm:
+    with watched(monkeypatch) as counts, engine(folder, **settings, async_steps=True) as llm:
         assert [answers(llm, seed) for seed in range(2)] == expected
     assert counts.num_followed > 10
     assert counts.num_steps > counts.num_followed
@@ -147,12 +147,12 @@ def test_drafts_where_something_is_guessed_give_the_same(
         for number in range(6)
     ]
     drafts = Drafts()
-    with engine(folder, backend=backend, async_steps="off") as llm:
+    with engine(folder, backend=backend, async_steps=False) as llm:
         expected = [essence(each) for each in llm.generate(prompts, params, progress=False)]
     config = EngineConfig(
         model=str(folder),
         backend=backend,  # type: ignore[arg-type]
-        async_steps="on",
+        async_steps=True,
         speculate="ngram",
         page_size=8,
         num_pages=90,
@@ -170,9 +170,9 @@ def test_windows_and_short_pools_give_the_same(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_models.make_model(tmp_path / architecture, architecture)
-    with engine(folder, async_steps="off") as llm:
+    with engine(folder, async_steps=False) as llm:
         expected = answers(llm, 5)
-    with watched(monkeypatch) as counts, engine(folder, num_pages=22, async_steps="on") as llm:
+    with watched(monkeypatch) as counts, engine(folder, num_pages=22, async_steps=True) as llm:
         assert answers(llm, 5) == expected
     assert counts.num_followed > 0
 
@@ -180,7 +180,7 @@ def test_windows_and_short_pools_give_the_same(
 def test_a_token_that_the_host_draws_otherwise_is_followed_by_a_repeated_row(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine(folder, async_steps="off") as llm:
+    with engine(folder, async_steps=False) as llm:
         expected = [answers(llm, seed) for seed in range(2)]
     draw, calls = device_sampling.draw_tokens, 0
 
@@ -196,7 +196,7 @@ def test_a_token_that_the_host_draws_otherwise_is_followed_by_a_repeated_row(
         return mx.stack([wrong, mx.where(first, UNSURE, verdicts)])
 
     monkeypatch.setattr(device_step, "draw_tokens", wrong_at_times)
-    with watched(monkeypatch) as counts, engine(folder, async_steps="on") as llm:
+    with watched(monkeypatch) as counts, engine(folder, async_steps=True) as llm:
         assert [answers(llm, seed) for seed in range(2)] == expected
     assert counts.num_void > 3
     assert counts.num_followed > counts.num_void
@@ -205,7 +205,7 @@ def test_a_token_that_the_host_draws_otherwise_is_followed_by_a_repeated_row(
 def test_one_array_is_evaluated_for_all_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of rows, the host reads one array of a step, and evaluates nothing else."""
     reads: list[int] = []
-    with watched(monkeypatch) as counts, engine(folder, async_steps="on") as llm:
+    with watched(monkeypatch) as counts, engine(folder, async_steps=True) as llm:
         read, evaluate = np.array, mx.eval
 
         def reading(value: Any, *args: Any, **options: Any) -> Any:

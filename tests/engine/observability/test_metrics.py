@@ -109,8 +109,8 @@ def test_tenants_have_metrics_under_a_bounded_number_of_labels() -> None:
     assert sum("tenant_requests_running" in name for name in samples) == MAX_TENANTS + 1
     assert samples["octavo_tenant_requests_waiting,tenant=t0"] == 2
     assert samples["octavo_tenant_requests_waiting,tenant=(others)"] == 10
-    assert samples["octavo_tenant_tokens_total,kind=prompt,tenant=t0"] == 10
-    assert samples["octavo_tenant_tokens_total,kind=output,tenant=(others)"] == 15
+    assert samples["octavo_tenant_served_tokens_total,kind=prompt,tenant=t0"] == 10
+    assert samples["octavo_tenant_served_tokens_total,kind=output,tenant=(others)"] == 15
     metrics.set_gauges(Gauges(tenants={"t1": TenantLoad(4, 0)}))
     samples = _samples(metrics.render().decode())
     running = {name: value for name, value in samples.items() if "tenant_requests_running" in name}
@@ -191,9 +191,10 @@ def test_one_step_moves_every_figure() -> None:
         "octavo_rejected_requests_total,reason=too_long": 1, "octavo_step_seconds_count": 2,
         "octavo_step_tokens_sum,kind=prefill": 60, "octavo_step_tokens_sum,kind=decode": 4,
         "octavo_time_to_first_token_seconds_count": 2, "octavo_inter_token_seconds_count": 4,
-        "octavo_drafts_total": 4, "octavo_draft_tokens_total": 14, "octavo_accepted_draft_tokens_total": 6,
-        "octavo_accepted_draft_tokens_per_position_total,position=0": 4,
-        "octavo_accepted_draft_tokens_per_position_total,position=1": 2,
+        "octavo_drafts_total": 4, "octavo_spec_drafted_tokens_total": 14,
+        "octavo_spec_accepted_tokens_total": 6,
+        "octavo_spec_accepted_tokens_per_position_total,position=0": 4,
+        "octavo_spec_accepted_tokens_per_position_total,position=1": 2,
         "octavo_queue_seconds_sum": 1.0, "octavo_request_seconds_sum": 3.0,
         "octavo_inter_token_seconds_bucket,le=0.001": 0, "octavo_inter_token_seconds_bucket,le=0.005": 4,
     }  # fmt: skip
