@@ -6,9 +6,9 @@ namespace {
 
 constexpr int kItemRows = 96;
 
-// Rows for which 4-bit codes are spread to bytes first, as measured: in one tile of so many rows, sums and
-// both halves of the codes do not fit into the registers.
-constexpr int kWidenedRows = 2;
+// Rows for which 4-bit codes are spread to bytes first, as measured: that costs as much as the products of
+// some rows, while each register tile of its own spreads them beside its products.
+constexpr int kWidenedRows = 9;
 
 // sums[R][64] = x[R][padded] panel, in bf16 pairs.
 template <int R>
@@ -126,7 +126,7 @@ void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
         constexpr int R = decltype(count)::value;
         if (widened) multiply_group<R, 8, false>(in, shape.group, bytes, parameters, to);
         else if (tile == first_tile) multiply_group<R, kBits, true>(in, shape.group, block, parameters, to);
-        else multiply_group<R, 8, false>(in, shape.group, block, parameters, to);
+        else multiply_group<R, kBits, false>(in, shape.group, block, parameters, to);
       });
     }
   }
