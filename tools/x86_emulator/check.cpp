@@ -109,6 +109,7 @@ void arithmetic() {
   // Halves, quarters, then 0 + 2 and 1 + 3: 2^24 and 1 meet only where each order puts them.
   EXPECT(_mm512_reduce_add_ps(Floats::of([](int i) { return i == 0 ? 0x1p24f : i == 1 || i == 3 ? 1.0f : 0.0f; })) ==
          0x1p24f + 2);
+  EXPECT(_mm512_reduce_max_epi32(Ints::of([](int i) { return i == 9 ? -2 : -3 - i; })) == -2);
   EXPECT(_mm512_reduce_add_epi32(Ints::of([](int i) { return i == 0 ? INT32_MAX : i == 1; })) == INT32_MIN);
   EXPECT(Ints::from(_mm512_sub_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_set1_epi32(1))).at[5] == INT32_MAX);
   EXPECT(Ints::from(_mm512_add_epi32(_mm512_set1_epi32(7), _mm512_set1_epi32(-9))).at[5] == -2);

@@ -14,6 +14,9 @@
 
 #include <immintrin.h>
 
+#include <bit>
+#include <cmath>
+
 #include "linear/common.h"
 #include "runtime/loads_avx512.h"
 
@@ -32,14 +35,14 @@ struct Int8Rows {
 
 inline void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
                            float* code_sum, int32_t* sum_of_codes) {
-  __m512 largest = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
+  __m512i largest = _mm512_setzero_si512();  // of magnitudes, which order as their bits do, NaNs above all
   for (int k = 0; k < group; k += 16) {
-    const __m512 value = load16(call.x, call.x_type, at + k);
-    largest = _mm512_max_ps(largest, _mm512_abs_ps(value));
-    poison = _mm512_fmadd_ps(value, _mm512_setzero_ps(), poison);  // 0, or NaN once x is not finite
+    const __m512i bits = _mm512_castps_si512(load16(call.x, call.x_type, at + k));
+    largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
   }
-  const float bad = _mm512_reduce_add_ps(poison);
-  const float limit = bad == 0 ? _mm512_reduce_max_ps(largest) : bad;
+  constexpr int32_t kInfinity = 0x7f800000;
+  const int32_t top = _mm512_reduce_max_epi32(largest);
+  const float limit = top < kInfinity ? std::bit_cast<float>(top) : NAN;
   // Below this the inverse could overflow; such a group counts as zeros.
   const __m512 inverse = _mm512_set1_ps(limit > 1e-30f ? 127.0f / limit : 0.0f);
   __m512i sum = _mm512_setzero_si512();
@@ -73,9 +76,11 @@ inline Int8Rows quantize_rows(const LinearCall& call, int group) {
                      out.code_sums + i, out.sums + i);
     }
   };
-  if (call.rows >= 16) parallel_for(call.rows, quantize);
-  else
-    for (int m = 0; m < call.rows; ++m) quantize(m);
+  // Rows whose scales share a line of the cache are one thread's.
+  constexpr int kRows = 16;
+  parallel_for((call.rows + kRows - 1) / kRows, [&](int item) {
+    for (int m = item * kRows; m < std::min(call.rows, (item + 1) * kRows); ++m) quantize(m);
+  });
   return out;
 }
 

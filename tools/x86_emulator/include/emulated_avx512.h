@@ -185,6 +185,11 @@ OCTAVO_EMULATED __m512i _mm512_srli_epi32(__m512i a, unsigned count) {
 OCTAVO_EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned count) {
   return count > 15 ? __m512i{} : (__m512i)(OCTAVO_LANES(uint16_t, a) >> uint16_t(count));
 }
+OCTAVO_EMULATED int _mm512_reduce_max_epi32(__m512i a) {
+  int32_t top = OCTAVO_LANES(int32_t, a)[0];
+  for (int i = 1; i < 16; ++i) top = OCTAVO_LANES(int32_t, a)[i] > top ? OCTAVO_LANES(int32_t, a)[i] : top;
+  return top;
+}
 OCTAVO_EMULATED int _mm512_reduce_add_epi32(__m512i a) {
   uint32_t sum = 0;
   for (int i = 0; i < 16; ++i) sum += OCTAVO_LANES(uint32_t, a)[i];
