@@ -31,6 +31,12 @@ LEAVE_S = 120.0  # from the end of the last test to that of the process
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS", "default"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def looking_may_take_all_time() -> None:
+    """How often samples look for drafts does not depend on how fast this machine is."""
+    pytest.MonkeyPatch().setattr("octavo.engine.speculation.drafting._LOOKING", 1.0)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Say at once what failed: a run that is ended from outside has no summary."""
     if report.failed and os.environ.get("CI") and "PYTEST_XDIST_WORKER" not in os.environ:

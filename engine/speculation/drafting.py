@@ -183,8 +183,8 @@ class Speculation:
 
     A look takes some 20 us, whatever the model's step takes. So samples look while that is within a small
     share of the time that passes: at every token of most models, now and then of the smallest ones. Looks
-    that found the next token do not count, if rows are cheap enough for drafts at all; whoever had drafts in
-    the last step looks in any case, and where drafts are worth computing what was spent is forgotten.
+    that found the next token do not count, if rows are cheap enough for drafts at all, and where drafts are
+    worth computing what was spent is forgotten.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ class Speculation:
         for sample in drafting:
             sequence, looker = sample.sequence, sample.drafting
             assert looker is not None
-            had, sequence.drafts = sequence.drafts, ()
-            if looks or had or looker.always_looks:
+            sequence.drafts = ()
+            if looks or looker.always_looks:
                 if hold := looker.look(sequence.tokens, sample.room):
                     looked.append((sequence, looker))
                     likeliest = max(likeliest, hold)

@@ -53,4 +53,3 @@ def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting, "num_drafts", all_of_them)
     monkeypatch.setattr(drafting, "allot", everybodys)
     monkeypatch.setattr(drafting, "least_hold", any_gains)
-    monkeypatch.setattr(drafting, "_NAPS", (0,))

@@ -75,6 +75,12 @@ def test_what_never_holds_is_not_computed_and_still_watched() -> None:
     assert min(computed[40:]) >= 1, "it begins again without having been tried"
 
 
+@pytest.fixture
+def looking_is_held_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is outside of tests."""
+    monkeypatch.setattr("octavo.engine.speculation.drafting._LOOKING", 0.005)
+
+
 class Costly:
     """A clock, and a drafter like ``Always`` for which 20 us pass with each look."""
 
@@ -89,6 +95,7 @@ class Costly:
         return self.propose(tokens, most)
 
 
+@pytest.mark.usefixtures("looking_is_held_to_its_share")
 @pytest.mark.parametrize(
     ("step_s", "least", "most"),
     [(1e-3, 300, 330), (4.1e-3, 1000, 1000), (60e-3, 1000, 1000)],
@@ -104,6 +111,7 @@ def test_looking_in_vain_takes_no_more_than_its_share(step_s: float, least: int,
     assert least <= time.drafter.num_asked <= most
 
 
+@pytest.mark.usefixtures("looking_is_held_to_its_share")
 def test_whoever_has_drafts_looks_at_every_token() -> None:
     time = Costly()
     going = Going(time.drafter, engine=Speculation("ngram", most=4, clock=lambda: time.seconds))
@@ -116,6 +124,7 @@ def test_whoever_has_drafts_looks_at_every_token() -> None:
     assert time.drafter.num_asked == 451
 
 
+@pytest.mark.usefixtures("looking_is_held_to_its_share")
 @pytest.mark.parametrize(("cost", "asked"), [(0.9, 200), (1.5, 51)])
 def test_looks_that_find_the_next_token_do_not_count_if_rows_are_cheap_enough(
     cost: float, asked: int
@@ -129,6 +138,7 @@ def test_looks_that_find_the_next_token_do_not_count_if_rows_are_cheap_enough(
     assert time.drafter.num_asked == asked
 
 
+@pytest.mark.usefixtures("looking_is_held_to_its_share")
 def test_drafts_that_are_worth_computing_pay_for_looking() -> None:
     time = Costly()
     engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
