@@ -7,7 +7,7 @@ on a machine without MLX.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,6 +65,37 @@ class AttentionMetadata:
     groups: tuple[GroupMetadata, ...]
     quantize_after: Ints | None = None
     states: StateMetadata | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spans: Sequence[tuple[int, int]],
+        *tables: Ints,
+        page_size: int,
+        states: StateMetadata | None = None,
+    ) -> AttentionMetadata:
+        """Return the step that computes positions [start, stop) of each sequence, whose pages in each group
+        are a row of that group's table [B, P]."""
+        firsts, stops = np.array(spans, np.int32).T
+        q_start = np.zeros(len(spans) + 1, np.int32)
+        np.cumsum(stops - firsts, out=q_start[1:])
+        owners = np.repeat(np.arange(len(spans)), stops - firsts)
+        positions = np.arange(q_start[-1], dtype=np.int32) + (firsts - q_start[:-1])[owners]
+        pages, offsets = np.divmod(positions, np.int32(page_size))
+        return cls(
+            positions=positions,
+            q_start=q_start,
+            kv_len=np.ascontiguousarray(stops),
+            page_size=page_size,
+            groups=tuple(
+                GroupMetadata(
+                    slots=(table[owners, pages] * page_size + offsets).astype(np.int32),
+                    page_table=np.ascontiguousarray(table, np.int32),
+                )
+                for table in tables
+            ),
+            states=states,
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -13,25 +13,14 @@ import grpc.aio
 from octavo.proto import cache_pb2_grpc, generation_pb2_grpc
 from octavo.proto import generation_pb2 as pb
 
-from ..api.errors import (
-    EngineDead,
-    EventsGone,
-    FellBehind,
-    Forbidden,
-    InvalidRequest,
-    NotConfigured,
-    NotFound,
-    OctavoError,
-    Overloaded,
-    RequestFailed,
-    Unauthenticated,
-)
+from ..api.errors import InvalidRequest, OctavoError, RequestFailed
 from ..api.outputs import Delta
 from ..api.reranking import RankedDocument, RerankPrompt
 from ..api.sampling_params import Pooling, SamplingParams
 from ..grpc.interface import Prompt
 from ..grpc.octavo_v1.messages import delta_of, params_message
 from ..grpc.server import MAX_MESSAGE_BYTES
+from ..grpc.status import CODES
 from .cache_client import CacheCalls
 from .credentials import ClientCredentials
 
@@ -41,17 +30,7 @@ _OPTIONS = (
     # A client of its own connection: benchmarks with several clients must not share one.
     ("grpc.use_local_subchannel_pool", 1),
 )
-_ERRORS: Mapping[grpc.StatusCode, type[OctavoError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-    grpc.StatusCode.UNAVAILABLE: EngineDead,
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.FAILED_PRECONDITION: NotConfigured,
-    grpc.StatusCode.OUT_OF_RANGE: EventsGone,
-    grpc.StatusCode.DATA_LOSS: FellBehind,
-}
+_ERRORS = {code: kind for kind, code in reversed(CODES)}
 
 
 class Client:

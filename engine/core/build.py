@@ -25,7 +25,7 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..api.sampling_params import Speculate
 from ..api.stats import Observer
-from ..executor.base import HeadRunner, ModelRunner, load_runner, load_runner_with_head
+from ..executor.base import ModelRunner, load_runner
 from ..executor.draft_config import draft_config
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.host_tier import HostTier
@@ -50,17 +50,13 @@ def build_core(
     """
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before anything slow
-    head: HeadRunner | None = None
-    if config.speculate == "mtp":
-        runner, head = load_runner_with_head(config)
-    else:
-        runner = load_runner(config)
+    runner = load_runner(config)
     drafts: BatchDrafter | None = None
     try:
         tokenizer = load_tokenizer(runner.info.path, config.chat_template)
         if config.draft_model is not None:
             drafts = load_draft_model(config, runner, tokenizer)
-        elif head is not None:
+        elif (head := runner.head) is not None:
             blocks = BlockManager(head.num_pages, head.page_size, prefix_cache=False)
             drafts = MTPDrafts(head, blocks, max_tokens=config.max_step_tokens)
         return assemble(config, runner, tokenizer, observer, drafts, clock)

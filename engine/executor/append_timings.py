@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.kernels import page_format
 from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata
 
 KV_HEADS = 8
 HEAD_DIM = 128
@@ -76,7 +76,10 @@ def time_pages(
         PoolSpec(layers=(layer,) * LAYERS, num_pages=pages, page_size=page_size, k_format=name, v_format=name)
     )
     table = np.random.default_rng(0).permutation(pages).astype(np.int32)[None]
-    steps = [_step(table, context + token, page_size) for token in range(tokens)]
+    steps = [
+        AttentionMetadata.of([(at, at + 1)], table[:, : at // page_size + 1], page_size=page_size)
+        for at in range(context, context + tokens)
+    ]
     row = _new_row().reshape(1, KV_HEADS, HEAD_DIM)  # [T, Hkv, D] with T = 1
 
     def append(position: int) -> None:
@@ -163,16 +166,3 @@ def _new_row() -> mx.array:
 
 def _zeros(count: int) -> mx.array:
     return mx.zeros((1, KV_HEADS, count, HEAD_DIM), mx.bfloat16)
-
-
-def _step(table: Ints, position: int, page_size: int) -> AttentionMetadata:
-    """One token of one sequence."""
-    slot = table[0, position // page_size] * page_size + position % page_size
-    group = GroupMetadata(slots=np.array([slot], np.int32), page_table=table[:, : position // page_size + 1])
-    return AttentionMetadata(
-        positions=np.array([position], np.int32),
-        q_start=np.array([0, 1], np.int32),
-        kv_len=np.array([position + 1], np.int32),
-        page_size=page_size,
-        groups=(group,),
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,11 @@ class ModelRunner(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
+    @property
+    def head(self) -> HeadRunner | None:
+        """The model's own head for multi-token prediction; None unless ``speculate`` asked for it."""
+        ...
+
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``: at once, or
         while the caller does something else.
@@ -129,27 +134,12 @@ class HeadRunner(Protocol):
         ...
 
 
-class WithHead(NamedTuple):
-    """A runner, and the head of its model."""
-
-    runner: ModelRunner
-    head: HeadRunner
-
-
-def load_runner_with_head(config: EngineConfig) -> WithHead:
-    """As ``load_runner``. InvalidConfig, too, where the model has no head for multi-token prediction."""
-    from .load.load import load_paged_runner
-
-    runner = load_paged_runner(config)
-    assert runner.head is not None, "load_paged_runner did not load what speculate='mtp' asks for"
-    return WithHead(runner, runner.head)
-
-
 def load_runner(config: EngineConfig, *, is_draft: bool = False) -> ModelRunner:
     """Load the model, prove that it computes the same through pages, allocate the pool.
 
     Call it on the thread that will run the steps: MLX streams are thread-local.
-    Raises ModelLoadError or InvalidConfig with one clear line.
+    Raises ModelLoadError or InvalidConfig with one clear line, such as for a model without the head that
+    ``speculate`` asks for.
     """
     from .load.load import load_paged_runner
 

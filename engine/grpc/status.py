@@ -47,29 +47,25 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
+CODES: tuple[tuple[type[OctavoError], grpc.StatusCode], ...] = (
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (Forbidden, grpc.StatusCode.PERMISSION_DENIED),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (NotConfigured, grpc.StatusCode.FAILED_PRECONDITION),
+    (FellBehind, grpc.StatusCode.DATA_LOSS),
+    (EventsGone, grpc.StatusCode.OUT_OF_RANGE),
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (InvalidConfig, grpc.StatusCode.INVALID_ARGUMENT),
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (EngineDead, grpc.StatusCode.UNAVAILABLE),
+)
+"""Errors and their canonical codes: the first that fits an error counts, and the first of a code is what a
+client raises for it."""
+
+
 def code_of(error: Exception) -> grpc.StatusCode:
     """The canonical code of an error; INTERNAL for what nobody foresaw."""
-    match error:
-        case Unauthenticated():
-            return grpc.StatusCode.UNAUTHENTICATED
-        case Forbidden():
-            return grpc.StatusCode.PERMISSION_DENIED
-        case NotFound():
-            return grpc.StatusCode.NOT_FOUND
-        case NotConfigured():
-            return grpc.StatusCode.FAILED_PRECONDITION
-        case FellBehind():
-            return grpc.StatusCode.DATA_LOSS
-        case EventsGone():
-            return grpc.StatusCode.OUT_OF_RANGE
-        case InvalidRequest() | InvalidConfig():
-            return grpc.StatusCode.INVALID_ARGUMENT
-        case Overloaded():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED
-        case EngineDead():
-            return grpc.StatusCode.UNAVAILABLE
-        case _:
-            return grpc.StatusCode.INTERNAL
+    return next((code for kind, code in CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 def text_of(error: Exception) -> str:

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict, abc, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.kernels.page_bytes import PageBytes
@@ -17,15 +16,9 @@ from ..api.swap_counters import SwapCounts
 from .adoption import adopt
 from .prefetch import FetchedPage, PrefetchJob
 from .rate import Rate
-from .transfer import PageTransfer
+from .transfer import PageAccess, PageTransfer
 
 STEP_BYTES = 64 * 1024**2  # put into the pool per step
-
-
-class ReadPages(Protocol):
-    """Copies pages of a group out of the pool, between two steps."""
-
-    def read_pages(self, pages: abc.Sequence[int], group: int) -> PageBytes: ...
 
 
 @dataclass(slots=True)
@@ -46,7 +39,7 @@ class HostTier:
 
     def __init__(
         self,
-        access: ReadPages,
+        access: PageAccess,
         blocks: BlockManager,
         transfer: PageTransfer,
         *,

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import page_format
 from ..interface import AttendOptions, AttentionBackend, KVPool, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata, GroupMetadata, Ints
+from ..metadata import AttentionMetadata, Ints
 from .roofline import Clock, best_seconds
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
@@ -160,16 +160,7 @@ def _fill(pool: KVPool) -> None:
 
 def step_of(tables: Ints, context: int, rows: int, page_size: int) -> AttentionMetadata:
     """The last ``rows`` positions of each sequence of ``context`` positions."""
-    sequences = len(tables)
-    at = np.arange(context - rows, context, dtype=np.int32)
-    slots = tables[:, at // page_size] * page_size + at % page_size
-    return AttentionMetadata(
-        positions=np.tile(at, sequences),
-        q_start=np.arange(sequences + 1, dtype=np.int32) * np.int32(rows),
-        kv_len=np.full(sequences, context, np.int32),
-        groups=(GroupMetadata(slots=slots.astype(np.int32).ravel(), page_table=tables),),
-        page_size=page_size,
-    )
+    return AttentionMetadata.of([(context - rows, context)] * len(tables), tables, page_size=page_size)
 
 
 def _attend_seconds(pool: KVPool, step: AttentionMetadata, timing: Timing) -> float:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata, GroupMetadata
+from ..metadata import AttentionMetadata
 from .launch import KernelLibrary
 from .pool import MetalPool
 
@@ -47,17 +47,5 @@ def dense_error(library: KernelLibrary) -> float:
 
 def _metadata(start: int, stop: int) -> AttentionMetadata:
     """A step with positions [start, stop) of one sequence, in pages 7, 6, 5, ..."""
-    positions = np.arange(start, stop, dtype=np.int32)
     table = np.arange(7, 7 - -(-stop // _PAGE_SIZE), -1, dtype=np.int32)
-    return AttentionMetadata(
-        positions=positions,
-        q_start=np.array([0, stop - start], np.int32),
-        kv_len=np.array([stop], np.int32),
-        groups=(
-            GroupMetadata(
-                slots=table[positions // _PAGE_SIZE] * _PAGE_SIZE + positions % _PAGE_SIZE,
-                page_table=table[None],
-            ),
-        ),
-        page_size=_PAGE_SIZE,
-    )
+    return AttentionMetadata.of([(start, stop)], table[None], page_size=_PAGE_SIZE)

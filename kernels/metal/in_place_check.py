@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata, GroupMetadata, Ints
+from ..metadata import AttentionMetadata
 from .in_place import InPlacePool
 from .launch import KernelLibrary
 
@@ -19,11 +19,11 @@ def copies_pages(library: KernelLibrary) -> bool:
     """Whether this device copies a page that it has just written, to the bit."""
     pool = _pool(library)
     rows = mx.random.normal((_PAGE_SIZE, 2, 64), key=mx.random.key(0))
-    pool.begin_step(_one_page(0))
+    pool.begin_step(_step(0, _PAGE_SIZE, page=0))
     pool.write(0, rows, -rows)
     pool.copy_pages([(0, 2), (2, 3)])
     pages = [pool.gather_sequences(0)]
-    pool.begin_step(_one_page(3))
+    pool.begin_step(_step(0, _PAGE_SIZE, page=3))
     pages.append(pool.gather_sequences(0))
     (keys, values), (copied_keys, copied_values) = pages
     same = mx.array_equal(keys, copied_keys) & mx.array_equal(values, copied_values)
@@ -38,7 +38,7 @@ def overlaps_steps(library: KernelLibrary) -> bool:
         pool, made = _pool(library), []
         for step in range(_STEPS):
             rows = mx.random.normal((1, 2, 64), key=mx.random.key(step))
-            pool.begin_step(_one_row(position=step % 2))
+            pool.begin_step(_step(step % 2, step % 2 + 1, page=0))
             pool.write(0, rows, -rows)
             made.append(pool.attend(0, mx.ones((1, 2, 64)), AttendOptions(scale=0.125)))
             mx.async_eval(made[-1], *pool.pending())
@@ -54,23 +54,6 @@ def _pool(library: KernelLibrary) -> InPlacePool:
     return InPlacePool(spec, library)
 
 
-def _one_page(page: int) -> AttentionMetadata:
-    """A step of one sequence that fills ``page``."""
-    positions = np.arange(_PAGE_SIZE, dtype=np.int32)
-    return _metadata(positions, _PAGE_SIZE * page + positions, page)
-
-
-def _one_row(position: int) -> AttentionMetadata:
-    """A step of one row of the sequence in the first page."""
-    positions = np.array([position], np.int32)
-    return _metadata(positions, positions, 0)
-
-
-def _metadata(positions: Ints, slots: Ints, page: int) -> AttentionMetadata:
-    return AttentionMetadata(
-        positions=positions,
-        q_start=np.array([0, len(positions)], np.int32),
-        kv_len=positions[-1:] + np.int32(1),
-        groups=(GroupMetadata(slots=slots, page_table=np.array([[page]], np.int32)),),
-        page_size=_PAGE_SIZE,
-    )
+def _step(start: int, stop: int, *, page: int) -> AttentionMetadata:
+    """Positions [start, stop) of a sequence of one page."""
+    return AttentionMetadata.of([(start, stop)], np.array([[page]], np.int32), page_size=_PAGE_SIZE)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..formats import FORMAT_NAMES, page_format
 from ..interface import AttendOptions, AttentionBackend, LayerSpec, PoolSpec
-from ..metadata import AttentionMetadata, GroupMetadata
+from ..metadata import AttentionMetadata
 from ..residual import SIXTEEN_BITS
 from .oracle import TruthPool
 from .selftest_residual import attend_over_residual
@@ -152,17 +152,10 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
     truth = TruthPool(pool.spec).layers[0]
-    table, at = rng.permutation(40).astype(np.int32), np.arange(length, dtype=np.int32)
+    table = rng.permutation(40).astype(np.int32)
     out, want = mx.zeros(0), np.zeros(0)
     for first, end in ((0, length - 1), (length - 1, length)):
-        slots = table[at[first:end] // _PAGE_SIZE] * _PAGE_SIZE + at[first:end] % _PAGE_SIZE
-        metadata = AttentionMetadata(
-            positions=at[first:end],
-            q_start=np.array([0, end - first], np.int32),
-            kv_len=np.array([end], np.int32),
-            groups=(GroupMetadata(slots=slots, page_table=table[None]),),
-            page_size=_PAGE_SIZE,
-        )
+        metadata = AttentionMetadata.of([(first, end)], table[None], page_size=_PAGE_SIZE)
         keys, values = (rng.standard_normal((end - first, 1, 64)).astype(np.float32) for _ in range(2))
         pool.begin_step(metadata)
         pool.write(0, mx.array(keys), mx.array(values))
@@ -242,14 +235,4 @@ def _metadata(sequences: tuple[tuple[int, int], ...] | list[tuple[int, int]]) ->
     """Sequence b of the grid owns pages 3, 2, 1, 0 (+ 4 b); sequences without rows drop out."""
     members = [(b, old, new) for b, (old, new) in enumerate(sequences) if new]
     tables = np.array([[4 * b + 3, 4 * b + 2, 4 * b + 1, 4 * b] for b, _, _ in members], np.int32)
-    at = [np.arange(old, old + new, dtype=np.int32) for _, old, new in members]
-    slots = [
-        table[p // _PAGE_SIZE] * _PAGE_SIZE + p % _PAGE_SIZE for table, p in zip(tables, at, strict=True)
-    ]
-    return AttentionMetadata(
-        positions=np.concatenate(at),
-        q_start=np.cumsum([0] + [new for _, _, new in members]).astype(np.int32),
-        kv_len=np.array([old + new for _, old, new in members], np.int32),
-        groups=(GroupMetadata(slots=np.concatenate(slots).astype(np.int32), page_table=tables),),
-        page_size=_PAGE_SIZE,
-    )
+    return AttentionMetadata.of([(old, old + new) for _, old, new in members], tables, page_size=_PAGE_SIZE)

@@ -78,3 +78,17 @@ def test_an_empty_step_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="at least one token"):
         empty.check(4)
+
+
+def test_a_step_follows_from_its_spans_and_the_pages_of_its_sequences() -> None:
+    table = GOOD.groups[0].page_table
+    made = AttentionMetadata.of([(5, 6), (0, 3)], table, table[::-1], page_size=4)
+    assert [array.tolist() for array in (made.positions, made.q_start, made.kv_len)] == [
+        [5, 0, 1, 2],
+        [0, 1, 4],
+        [6, 3],
+    ]
+    assert [group.slots.tolist() for group in made.groups] == [[9, 12, 13, 14], [1, 4, 5, 6]]
+    assert made.groups[1].page_table.tolist() == [[3, 0], [1, 2]]
+    for index in range(2):
+        made.select((index,)).check(4)

@@ -76,6 +76,8 @@ class LedgerRunner:
     ``calls`` are the steps in the order in which they were submitted and resolved.
     """
 
+    head = None
+
     def __init__(
         self,
         info: EngineInfo,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
+from octavo.kernels.metadata import AttentionMetadata, Ints, StateMetadata
 
 from ..paged_model import PagedModel
 from ..recurrent.state_pool import StatePool
@@ -120,15 +120,10 @@ def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[tuple[I
         steps = range(NUM_STEPS)
         _begin_states(model.states)
     for step in steps:
-        positions = FIRST_POSITIONS + np.int32(step)
         firsts = 1 + 2 * (step * NUM_ROWS + np.arange(NUM_ROWS, dtype=np.int32))
-        tables = np.stack([firsts, firsts + np.int32(1)], axis=1)
-        slots = tables[ROWS, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-        metadata = AttentionMetadata(
-            positions=positions,
-            q_start=np.arange(NUM_ROWS + 1, dtype=np.int32),
-            kv_len=positions + np.int32(1),
-            groups=(GroupMetadata(slots=slots, page_table=tables),),
+        metadata = AttentionMetadata.of(
+            [(position + step, position + step + 1) for position in FIRST_POSITIONS.tolist()],
+            np.stack([firsts, firsts + np.int32(1)], axis=1),
             page_size=PAGE_SIZE,
             states=None if model.states is None else StateMetadata(slots=ROWS, snapshots=NO_SNAPSHOTS),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from octavo.kernels.groups import group_layers
 from octavo.kernels.interface import AttentionBackend, PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
+from octavo.kernels.metadata import AttentionMetadata, StateMetadata
 
 from .discover import CacheLayout
 
@@ -73,19 +72,9 @@ def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> 
         + np.arange(width, dtype=np.int32)[::-1][None] * num_sequences
         + np.arange(num_sequences, dtype=np.int32)[:, None]
     )
-    positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in work])
-    owners = np.concatenate([np.full(stop - start, i) for i, start, stop in work])
-    slots = tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-    q_start = list(itertools.accumulate((stop - start for _, start, stop in work), initial=0))
-    return AttentionMetadata(
-        positions=positions,
-        q_start=np.array(q_start, np.int32),
-        kv_len=np.array([stop for _, _, stop in work], np.int32),
-        groups=(
-            GroupMetadata(
-                slots=slots.astype(np.int32), page_table=np.ascontiguousarray(tables[[i for i, _, _ in work]])
-            ),
-        ),
+    return AttentionMetadata.of(
+        [(start, stop) for _, start, stop in work],
+        tables[[i for i, _, _ in work]],
         page_size=PAGE_SIZE,
         states=StateMetadata(slots=np.array([num_sequences - i for i, _, _ in work], np.int32)),
     )

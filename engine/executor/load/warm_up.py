@@ -6,12 +6,11 @@ dropped; pages and slots that they wrote belong to nobody, and nobody reads what
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
+from octavo.kernels.metadata import AttentionMetadata, Ints, StateMetadata
 
 from ...api.sampling_params import SamplingParams
 from ..batch import Batch
@@ -75,36 +74,26 @@ def _states(runner: PagedRunner, work: Sequence[Work]) -> list[SampleState]:
 
 
 def _batch(runner: PagedRunner, work: Sequence[Work], *, follows: bool = False) -> Batch:
-    positions = np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in work])
-    counts = [stop - start for _, start, stop in work]
-    ends = np.array(list(itertools.accumulate(counts, initial=0)), np.int32)
-    size = runner.info.page_size
     states = None
     if runner.info.states is not None:
         states = StateMetadata(slots=np.array([sequence for sequence, _, _ in work], np.int32))
+    attention = AttentionMetadata.of(
+        [(start, stop) for _, start, stop in work],
+        *(_table(s.spec.num_pages, runner.info.page_size, work) for s in runner.storages),
+        page_size=runner.info.page_size,
+        states=states,
+    )
     return Batch(
-        token_ids=np.zeros(len(positions), np.int32),
-        sample_rows=ends[1:] - np.int32(1),
-        attention=AttentionMetadata(
-            positions=positions,
-            q_start=ends,
-            kv_len=np.array([stop for _, _, stop in work], np.int32),
-            groups=tuple(_group(s.spec.num_pages, size, work, positions, counts) for s in runner.storages),
-            page_size=size,
-            states=states,
-        ),
+        token_ids=np.zeros(attention.num_tokens, np.int32),
+        sample_rows=attention.q_start[1:] - np.int32(1),
+        attention=attention,
         sources=np.arange(len(work), dtype=np.int32) if follows else None,
     )
 
 
-def _group(
-    num_pages: int, page_size: int, work: Sequence[Work], positions: Ints, counts: Sequence[int]
-) -> GroupMetadata:
+def _table(num_pages: int, page_size: int, work: Sequence[Work]) -> Ints:
     """The long sequence goes round all pages but the last, which is the short one's: where layers have
     windows there are fewer pages than positions."""
     width = -(-max(stop for _, _, stop in work) // page_size)
     tables = np.stack([np.arange(width) % max(num_pages - 1, 1), np.full(width, num_pages - 1)])
-    owners = np.repeat([sequence for sequence, _, _ in work], counts)
-    slots = tables[owners, positions // page_size] * page_size + positions % page_size
-    table = tables[[sequence for sequence, _, _ in work]]
-    return GroupMetadata(slots=slots.astype(np.int32), page_table=table.astype(np.int32))
+    return tables[[sequence for sequence, _, _ in work]].astype(np.int32)

@@ -29,32 +29,13 @@ def replace_activations() -> tuple[str, ...]:
     Call it again after more model code was imported.
     """
     done = []
-    for name, kind in ACTIVATIONS.items():
-        original = getattr(mlx_activations, name)
-        ours = original if _is_ours(original) else _activation(original, kind)
-        _rebind(name, ours.original, ours)
-        done.append(name)
-    models = sys.modules.get("mlx_lm.models.activations")
-    if models is not None:
-        original = models.swiglu
-        ours = original if _is_ours(original) else _swiglu(original)
-        _rebind("swiglu", ours.original, ours)
-        done.append("swiglu")
-        original = models.precise_swiglu
-        ours = original if _is_ours(original) else _precise_swiglu(original)
-        _rebind("precise_swiglu", ours.original, ours)
-        done.append("precise_swiglu")
-    recurrent = sys.modules.get("mlx_lm.models.gated_delta")
-    if recurrent is not None:
-        original = recurrent.normalize_qk
-        ours = original if _is_ours(original) else _normalize_qk(original)
-        _rebind("normalize_qk", ours.original, ours)
-        done.append("normalize_qk")
+    for path, name, wrap in _OURS:
+        if (module := sys.modules.get(path)) is not None:
+            bound = getattr(module, name)
+            ours = bound if hasattr(bound, "original") else wrap(bound)
+            _rebind(name, ours.original, ours)
+            done.append(name)
     return tuple(done)
-
-
-def _is_ours(function: Any) -> bool:
-    return getattr(function, "original", None) is not None
 
 
 def _rebind(name: str, original: Any, ours: Any) -> None:
@@ -110,6 +91,18 @@ def _normalize_qk(original: Callable[..., tuple[mx.array, mx.array]]) -> Any:
 
     normalize_qk.original = original  # type: ignore[attr-defined]
     return normalize_qk
+
+
+_OURS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    *(
+        (mlx_activations.__name__, name, functools.partial(_activation, kind=kind))
+        for name, kind in ACTIVATIONS.items()
+    ),
+    ("mlx_lm.models.activations", "swiglu", _swiglu),
+    ("mlx_lm.models.activations", "precise_swiglu", _precise_swiglu),
+    ("mlx_lm.models.gated_delta", "normalize_qk", _normalize_qk),
+)
+"""Modules, their functions, and what makes ours of one."""
 
 
 @functools.cache

@@ -131,13 +131,14 @@ def _merge(
     for group in groups:
         label = " + ".join(names[id(module)].rpartition(".")[2] for module in group)
         kind = type(group[0])
-        reason_of, ours = _MERGEABLE[kind]
-        reason = next((reason for module in group if (reason := reason_of(module)) is not None), None)
+        rule = _PACKED[kind]
+        reasons = (rule.reason_of(module, rule.num_dims) for module in group)
+        reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
             apart.append(Kept(label, kind.__name__, reason))
             continue
         for module in group:
-            _become(module, ours, exact)
+            rule.put(module, exact)
         Merged(group)
         replaced[kind.__name__] += len(group)
         merged[label] += 1
@@ -158,59 +159,7 @@ def _has_own_arrays(module: Module) -> bool:
     return any(isinstance(value, mx.array) for value in module.values())
 
 
-def _become(module: Any, kind: type, exact: bool) -> None:
-    module.__class__ = kind
-    module.packed = None
-    module.exact = exact
-
-
 # A rule makes a module native, or says why it cannot.
-
-
-def _replace_linear(module: Any, exact: bool) -> str | None:
-    reason = _dense_reason(module["weight"])
-    if reason is None:
-        _become(module, native.NativeLinear, exact)
-        module.pack()
-    return reason
-
-
-def _replace_quantized_linear(module: Any, exact: bool) -> str | None:
-    reason = native.quantized_reason(module)
-    if reason is None:
-        _become(module, native.NativeQuantizedLinear, exact)
-        module.pack()
-    return reason
-
-
-def _replace_switch_linear(module: Any, exact: bool) -> str | None:
-    reason = _dense_reason(module["weight"], num_dims=3)
-    if reason is None:
-        _become(module, native.NativeSwitchLinear, exact)
-        module.pack()
-    return reason
-
-
-def _replace_quantized_switch_linear(module: Any, exact: bool) -> str | None:
-    reason = native.quantized_reason(module, num_dims=3)
-    if reason is None:
-        _become(module, native.NativeQuantizedSwitchLinear, exact)
-        module.pack()
-    return reason
-
-
-def _replace_embedding(module: Any, exact: bool) -> str | None:
-    reason = _dense_reason(module["weight"])
-    if reason is None:
-        _become(module, native.NativeEmbedding, exact)
-    return reason
-
-
-def _replace_quantized_embedding(module: Any, exact: bool) -> str | None:
-    reason = native.quantized_reason(module)
-    if reason is None:
-        _become(module, native.NativeQuantizedEmbedding, exact)
-    return reason
 
 
 def _replace_norm(module: Any, _exact: bool) -> str | None:
@@ -254,41 +203,56 @@ def _replace_rope(module: Any, _exact: bool) -> str | None:
     return None
 
 
-_RULES: dict[type, Callable[[Any, bool], str | None]] = {
-    Linear: _replace_linear,
-    QuantizedLinear: _replace_quantized_linear,
-    Embedding: _replace_embedding,
-    QuantizedEmbedding: _replace_quantized_embedding,
-    RMSNorm: _replace_norm,
-    LayerNorm: _replace_norm,
-    SwitchLinear: _replace_switch_linear,
-    QuantizedSwitchLinear: _replace_quantized_switch_linear,
-} | dict.fromkeys(rope.NATIVE, _replace_rope)
-_NATIVE = (
-    native.NativeLinear,
-    native.NativeQuantizedLinear,
-    native.NativeEmbedding,
-    native.NativeQuantizedEmbedding,
-    NativeRMSNorm,
-    NativeLayerNorm,
-    NativeShiftedRMSNorm,
-    NativeGatedRMSNorm,
-    native.NativeSwitchLinear,
-    native.NativeQuantizedSwitchLinear,
-)
-
-
-def _dense_reason(weight: mx.array, num_dims: int = 2) -> str | None:
+def _dense_reason(module: Any, num_dims: int = 2) -> str | None:
+    weight: mx.array = module["weight"]
     if weight.ndim != num_dims or weight.size == 0:
         return f"weight of shape {list(weight.shape)}, not a matrix{' per expert' * (num_dims == 3)}"
     return None if weight.dtype in FLOATS else f"weight in {weight.dtype}"
 
 
-def _linear_reason(module: Any) -> str | None:
-    return _dense_reason(module["weight"])
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """The native module with packed weights in the place of one of MLX's, and why a module cannot become it.
+    Tables of embeddings are packed when their head is first used, others at once."""
+
+    kind: type
+    reason_of: Callable[[Any, int], str | None]
+    num_dims: int = 2
+    at_once: bool = True
+
+    def __call__(self, module: Any, exact: bool) -> str | None:
+        reason = self.reason_of(module, self.num_dims)
+        if reason is None:
+            self.put(module, exact)
+            if self.at_once:
+                module.pack()
+        return reason
+
+    def put(self, module: Any, exact: bool) -> None:
+        """Make the module native, its weights not packed yet."""
+        module.__class__ = self.kind
+        module.packed = None
+        module.exact = exact
 
 
-_MERGEABLE: dict[type, tuple[Callable[[Any], str | None], type]] = {
-    Linear: (_linear_reason, native.NativeLinear),
-    QuantizedLinear: (native.quantized_reason, native.NativeQuantizedLinear),
+_PACKED: dict[type, _Packed] = {
+    Linear: _Packed(native.NativeLinear, _dense_reason),
+    QuantizedLinear: _Packed(native.NativeQuantizedLinear, native.quantized_reason),
+    Embedding: _Packed(native.NativeEmbedding, _dense_reason, at_once=False),
+    QuantizedEmbedding: _Packed(native.NativeQuantizedEmbedding, native.quantized_reason, at_once=False),
+    SwitchLinear: _Packed(native.NativeSwitchLinear, _dense_reason, num_dims=3),
+    QuantizedSwitchLinear: _Packed(native.NativeQuantizedSwitchLinear, native.quantized_reason, num_dims=3),
 }
+_RULES: dict[type, Callable[[Any, bool], str | None]] = {
+    **_PACKED,
+    RMSNorm: _replace_norm,
+    LayerNorm: _replace_norm,
+    **dict.fromkeys(rope.NATIVE, _replace_rope),
+}
+_NATIVE = (
+    *(rule.kind for rule in _PACKED.values()),
+    NativeRMSNorm,
+    NativeLayerNorm,
+    NativeShiftedRMSNorm,
+    NativeGatedRMSNorm,
+)

@@ -11,24 +11,12 @@ namespace {
 
 enum class NormKind { rms, layer };
 
-#if defined(__x86_64__)
-#define OCTAVO_RUN(function, call)                         \
-  if (isa() >= Isa::avx512) return avx512::function(call); \
-  if (isa() == Isa::avx2) return avx2::function(call);     \
-  generic::function(call)
-#else
-#define OCTAVO_RUN(function, call) generic::function(call)
-#endif
-
 void run_norm(NormKind kind, const NormCall& call) {
-  if (kind == NormKind::layer) {
-    OCTAVO_RUN(layer_norm, call);
-  } else {
-    OCTAVO_RUN(rms_norm, call);
-  }
+  if (kind == NormKind::layer) OCTAVO_AT_LEVEL(layer_norm, call);
+  else OCTAVO_AT_LEVEL(rms_norm, call);
 }
 
-void run_gated(const GateCall& call) { OCTAVO_RUN(gated, call); }
+void run_gated(const GateCall& call) { OCTAVO_AT_LEVEL(gated, call); }
 
 // x, then what there is of added, weight and bias -> y, or y and the sum.
 class Norm : public CpuPrimitive {

@@ -11,22 +11,6 @@
 namespace octavo {
 namespace {
 
-void run_rope(const RopeCall& call) {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return avx512::rope(call);
-  if (isa() == Isa::avx2) return avx2::rope(call);
-#endif
-  generic::rope(call);
-}
-
-void run_angles(const AngleCall& call) {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return avx512::rope_angles(call);
-  if (isa() == Isa::avx2) return avx2::rope_angles(call);
-#endif
-  generic::rope_angles(call);
-}
-
 // offsets int32 [B], inverse frequencies [half] -> [B, length, 2, half]
 class RopeAngles : public CpuPrimitive {
  public:
@@ -51,7 +35,7 @@ class RopeAngles : public CpuPrimitive {
                          y.shape(1),
                          y.shape(3),
                          y.data<float>()};
-    encoder.dispatch([call] { run_angles(call); });
+    encoder.dispatch([call] { OCTAVO_AT_LEVEL(rope_angles, call); });
   }
 
  private:
@@ -104,7 +88,7 @@ class Rope : public CpuPrimitive {
     call.interleaved = options_.interleaved;
     call.scale = options_.value_scale;
     call.y = y.data<void>();
-    encoder.dispatch([call] { run_rope(call); });
+    encoder.dispatch([call] { OCTAVO_AT_LEVEL(rope, call); });
   }
 
  private:

@@ -3,7 +3,7 @@
 namespace octavo {
 namespace {
 
-void run(const ConvCall& call) { OCTAVO_RUN_RECURRENT(causal_conv, call); }
+void run(const ConvCall& call) { OCTAVO_AT_LEVEL(causal_conv, call); }
 
 // pool, segments, checkpoints, x, weight, and the bias if there is one.
 class CausalConv : public RecurrentPrimitive {

@@ -3,7 +3,7 @@
 namespace octavo {
 namespace {
 
-void run(const DeltaCall& call) { OCTAVO_RUN_RECURRENT(gated_delta, call); }
+void run(const DeltaCall& call) { OCTAVO_AT_LEVEL(gated_delta, call); }
 
 struct DeltaOptions {
   Gates gates;

@@ -3,7 +3,7 @@
 namespace octavo {
 namespace {
 
-void run(const LightningCall& call) { OCTAVO_RUN_RECURRENT(lightning, call); }
+void run(const LightningCall& call) { OCTAVO_AT_LEVEL(lightning, call); }
 
 // pool, segments, checkpoints, q, k, v, log_decay.
 class Lightning : public RecurrentPrimitive {

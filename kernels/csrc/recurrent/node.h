@@ -10,15 +10,6 @@
 #include "recurrent/recurrent.h"
 #include "runtime/dispatch.h"
 
-#if defined(__x86_64__)
-#define OCTAVO_RUN_RECURRENT(function, call)               \
-  if (isa() >= Isa::avx512) return avx512::function(call); \
-  if (isa() == Isa::avx2) return avx2::function(call);     \
-  generic::function(call)
-#else
-#define OCTAVO_RUN_RECURRENT(function, call) generic::function(call)
-#endif
-
 namespace octavo {
 
 // pool, segments, checkpoints, then what the recurrence reads -> the pool, y.

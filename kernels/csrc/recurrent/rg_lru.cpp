@@ -3,7 +3,7 @@
 namespace octavo {
 namespace {
 
-void run(const LruCall& call) { OCTAVO_RUN_RECURRENT(rg_lru, call); }
+void run(const LruCall& call) { OCTAVO_AT_LEVEL(rg_lru, call); }
 
 // pool, segments, checkpoints, x, input_gate, a_gate, c.
 class RgLru : public RecurrentPrimitive {

@@ -3,7 +3,7 @@
 namespace octavo {
 namespace {
 
-void run(const ScanCall& call) { OCTAVO_RUN_RECURRENT(selective_scan, call); }
+void run(const ScanCall& call) { OCTAVO_AT_LEVEL(selective_scan, call); }
 
 // pool, segments, checkpoints, x, d, B, C, A, D.
 class SelectiveScan : public RecurrentPrimitive {

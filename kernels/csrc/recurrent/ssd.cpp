@@ -3,7 +3,7 @@
 namespace octavo {
 namespace {
 
-void run(const SsdCall& call) { OCTAVO_RUN_RECURRENT(ssd, call); }
+void run(const SsdCall& call) { OCTAVO_AT_LEVEL(ssd, call); }
 
 // pool, segments, checkpoints, x, B, C, dt, A_log, dt_bias, D.
 class Ssd : public RecurrentPrimitive {

@@ -3,7 +3,7 @@
 namespace octavo {
 namespace {
 
-void run(const WkvCall& call) { OCTAVO_RUN_RECURRENT(wkv7, call); }
+void run(const WkvCall& call) { OCTAVO_AT_LEVEL(wkv7, call); }
 
 // pool, segments, checkpoints, r, w, k, v, a, b.
 class Wkv7 : public RecurrentPrimitive {

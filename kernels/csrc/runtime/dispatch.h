@@ -19,3 +19,13 @@ bool isa_supported(Isa level);
 const char* isa_name(Isa level);
 
 }  // namespace octavo
+
+// A function as it is compiled for the level in use; AMX has none of its own of these.
+#if defined(__x86_64__)
+#define OCTAVO_AT_LEVEL(function, ...)                  \
+  (isa() >= Isa::avx512 ? avx512::function(__VA_ARGS__) \
+   : isa() == Isa::avx2 ? avx2::function(__VA_ARGS__)   \
+                        : generic::function(__VA_ARGS__))
+#else
+#define OCTAVO_AT_LEVEL(function, ...) generic::function(__VA_ARGS__)
+#endif

@@ -36,23 +36,14 @@ uint64_t philox(uint64_t seed, uint64_t counter) {
   return word[0];
 }
 
-#define OCTAVO_CALL(level, name, type, ...) \
-  (type == Float::f32 ? level::name##_floats(__VA_ARGS__) : level::name##_halves(__VA_ARGS__))
-
 int draw_row(const RowDraw& call, RowScores* scores) {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return OCTAVO_CALL(avx512, draw_from, call.type, call, scores);
-  if (isa() == Isa::avx2) return OCTAVO_CALL(avx2, draw_from, call.type, call, scores);
-#endif
-  return OCTAVO_CALL(generic, draw_from, call.type, call, scores);
+  return call.type == Float::f32 ? OCTAVO_AT_LEVEL(draw_from_floats, call, scores)
+                                 : OCTAVO_AT_LEVEL(draw_from_halves, call, scores);
 }
 
 bool score_row(const Row& row, int token, RowScores& scores) {
-#if defined(__x86_64__)
-  if (isa() >= Isa::avx512) return OCTAVO_CALL(avx512, score, row.type, row, token, scores);
-  if (isa() == Isa::avx2) return OCTAVO_CALL(avx2, score, row.type, row, token, scores);
-#endif
-  return OCTAVO_CALL(generic, score, row.type, row, token, scores);
+  return row.type == Float::f32 ? OCTAVO_AT_LEVEL(score_floats, row, token, scores)
+                                : OCTAVO_AT_LEVEL(score_halves, row, token, scores);
 }
 
 // Evaluated logits, row after row.
