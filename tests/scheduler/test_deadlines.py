@@ -26,11 +26,19 @@ class Clock:
         self.step()
         self.order.clear()
 
-    def add(self, name: str, length: int = 10, *, within: float | None = None, tenant: str = "") -> Sequence:
+    def add(
+        self,
+        name: str,
+        length: int = 10,
+        *,
+        within: float | None = None,
+        tenant: str = "",
+        max_tokens: int = 1,
+    ) -> Sequence:
         """``within``: seconds from now."""
         by = None if within is None else self.now + within
         prompt = [zlib.crc32(name.encode()), *range(length - 1)]
-        sequence = Sequence(name, prompt, 1, tenant=tenant, first_token_by=by)
+        sequence = Sequence(name, prompt, max_tokens, tenant=tenant, first_token_by=by)
         self.scheduler.add(sequence)
         return sequence
 
@@ -91,9 +99,8 @@ def test_who_is_late_is_overtaken_so_often_and_no_more(kind: str) -> None:
 def test_who_ran_before_is_never_late(kind: str) -> None:
     """It is the first to come back, or what it lost would be lost again and again."""
     clock = Clock(kind, num_pages=8, running=3)
-    oldest = clock.add("oldest", 12, within=10.0)
-    victim = clock.add("victim", 12, within=10.0)
-    oldest.max_tokens = victim.max_tokens = 12
+    clock.add("oldest", 12, within=10.0, max_tokens=12)
+    victim = clock.add("victim", 12, within=10.0, max_tokens=12)
     while not victim.num_preempted:
         clock.step()
     clock.now += 1000.0
