@@ -295,8 +295,8 @@ class Scheduler:
             self._arrivals.plan(chunks, budget, work, lookups)
         if held_back:  # for arrivals; now they get what these have left
             self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
-        if not budget.left or preempted:
-            return False
+        if not budget.left or preempted or len(work) < len(self._queues.running):
+            return False  # guesses take no room while somebody waits for it
         return plan_drafts(work, budget, self.blocks)  # last: what is to be computed goes before guesses
 
     def _plan_chunks(

@@ -29,3 +29,19 @@ def test_steps_have_few_numbers_of_drafts_and_lose_the_ends_of_the_longest(lengt
     for item, length, count in zip(step.work, lengths, counts, strict=True):
         assert item.drafts == tuple(range(count)), "the first ones are the likeliest"
         assert count == length or count >= max(counts) - 1, "the longest lose first"
+
+
+def test_nothing_is_guessed_while_a_decode_waits_for_a_page() -> None:
+    """Guesses would take what it waits for: pages of a window that the older one gives back in this step."""
+    scheduler = Scheduler(BlockManager(5, 2), Limits(max_step_tokens=16, max_running=2))
+    older, younger = Sequence("older", [1, 2, 3], 6), Sequence("younger", [4, 5, 6], 6)
+    for sequence in (older, younger):
+        scheduler.add(sequence)
+    for _ in range(2):
+        step = scheduler.plan()
+        assert step is not None
+        scheduler.commit(step, [SampleResult(7)] * 2)
+    older.drafts = younger.drafts = (7, 7)
+    step = scheduler.plan()
+    assert step is not None
+    assert [(item.sequence, item.drafts) for item in step.work] == [(older, ())]
