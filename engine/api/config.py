@@ -55,7 +55,7 @@ class EngineConfig:
         shown="", kind="switch",
     )  # fmt: skip
     fuse: bool = setting(
-        True, "run the model's layers unfused", shown="", kind="switch",
+        True, "fuse the model's layers", shown="yes", kind="switch",
         more="Fusions are allowed only where the parity probe at load time has accepted them.",
     )  # fmt: skip
     kv_format: str = setting(
@@ -185,9 +185,8 @@ class EngineConfig:
         "see --residual-pages.",
     )  # fmt: skip
     prefix_cache: bool = setting(
-        True, "forget the pages of finished requests", shown="", kind="switch",
-        more="Otherwise finished pages are found by their contents.",
-        aliases=("--no-enable-prefix-caching",),
+        True, "keep the pages of finished requests, to be found by their contents", shown="yes",
+        kind="switch", aliases=("--enable-prefix-caching",),
     )  # fmt: skip
     cache_policy: str = setting(
         DEFAULT_POLICY, "which cached page is given up first", choices=tuple(POLICIES)

@@ -25,8 +25,7 @@ class Setting:
     help       one line, as ``--help`` has it; the default is added in brackets
     shown      how the default reads there (None: as it is; "": not at all)
     more       what the reference says beyond that
-    kind       how a text becomes a value; "switch": the option has none, and gives what is not the default;
-               where that is None there are two, --x and --no-x
+    kind       how a text becomes a value; "switch": the option has none, and there are two, --x and --no-x
     metavar    stands for the value in ``--help``
     choices    the values there are (none: any)
     low, high  the range of a number (None: unbounded); ``above``: low itself is outside

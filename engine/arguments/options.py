@@ -75,12 +75,8 @@ def _flag(name: str) -> str:
 def _add_option(
     group: argparse._ActionsContainer, flag: str, name: str, declared: Setting, default: Any
 ) -> None:
-    if declared.kind == "switch" and default is None:
+    if declared.kind == "switch":
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-    elif declared.kind == "switch":
-        if default:
-            flag = flag.replace("--", "--no-", 1)
-        how = {"action": "store_const", "const": not default}
     elif declared.kind == "names":
         how = {"action": _Several, "nargs": "+"}
     elif declared.kind in ("texts", "ints"):

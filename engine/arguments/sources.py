@@ -74,7 +74,7 @@ def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ:
 
 
 def _names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
-    """Every long option without its dashes; those that say no also without the "no"."""
+    """Every long option without its dashes."""
     names: dict[str, _Name] = {}
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):

@@ -51,4 +51,4 @@ def test_seeds_are_pooled_and_shown_one_by_one(tmp_path: Path, monkeypatch: pyte
     assert row["difference"] == [-1.0, 0.5]
     error = 1.96 * 100 * 0.01 * math.hypot(100, 300) / 400 / math.sqrt(2)
     assert row["points, 95 % interval"] == f"-0.25 ± {error:.2f}"
-    assert "-0.2 (-1 to 0.5)" in result.markdown()
+    assert "-0.25 (-1 to 0.5)" in result.markdown()

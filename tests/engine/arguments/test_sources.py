@@ -97,6 +97,18 @@ def test_a_switch_with_a_default_of_its_own_has_two_options(
     assert _config("--async-steps").async_steps is True
 
 
+@pytest.mark.parametrize("option", ["prefix-cache", "enable-prefix-caching"])
+def test_a_switch_is_turned_on_and_off_and_the_last_word_counts(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _config(f"--{option}").prefix_cache is True
+    assert _config(f"--no-{option}").prefix_cache is False
+    assert _config(f"--no-{option}", f"--{option}").prefix_cache is True
+    monkeypatch.setenv("OCTAVO_EXACT", "1")
+    assert _config().exact is True
+    assert _config("--no-exact").exact is False
+
+
 def test_several_names(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toml.write_text('served-model-name = ["a", "b"]\n')
     assert _config("--config", str(toml)).served_model_name == ("a", "b")
