@@ -25,7 +25,7 @@ KEPT: Mapping[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("value", ODD, ids=lambda value: "object" if type(value) is object else repr(value))
 @pytest.mark.parametrize("config", [EngineConfig, SamplingParams])
 def test_whatever_is_given_is_refused_or_kept_in_its_type(config: type, value: Any) -> None:
     for name, (declared, _) in settings_of(config).items():
