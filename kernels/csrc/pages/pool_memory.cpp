@@ -25,24 +25,23 @@ constexpr std::size_t kSlice = std::size_t{2} << 20;       // at once: whoever e
 
 #if defined(MADV_POPULATE_WRITE)
 
-// Clearing memory takes a core's time, and those who map memory wait for it: returns when no kernel has
-// begun for so long. What a step needs of the memory before that is backed as it is used.
 constexpr auto kPause = std::chrono::milliseconds(50);
-
-void wait_for_kernels(uint64_t& seen) {
-  for (uint64_t now; (now = num_parallel_jobs()) != seen;) {
-    seen = now;
-    std::this_thread::sleep_for(kPause);
-  }
-}
 
 // Makes the system back the memory with pages, leaving its contents as they are, until nobody else
 // holds it any more. Kernels that do not know this advice back pages when they are first used.
+//
+// Clearing memory takes a core's time, so it pauses until no kernel has begun for a while: what steps
+// need of the memory meanwhile is backed as they use it.
 void take(const Memory& memory) {
   uint64_t seen = num_parallel_jobs();
-  for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1; at += kSlice) {
-    wait_for_kernels(seen);
+  for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1;) {
+    if (const uint64_t now = num_parallel_jobs(); now != seen) {
+      seen = now;
+      std::this_thread::sleep_for(kPause);
+      continue;
+    }
     if (madvise(memory->data() + at, std::min(kSlice, memory->size() - at), MADV_POPULATE_WRITE) != 0) return;
+    at += kSlice;
   }
 }
 
