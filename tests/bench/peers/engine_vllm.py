@@ -23,6 +23,7 @@ class VllmEngine:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(tokens * KV_BYTES_PER_TOKEN // GIB + 1)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{args.threads - 1}"
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # or vLLM leaves PyTorch one thread
         self._vllm: Any = importlib.import_module("vllm")
         engine_args = self._vllm.EngineArgs(
             model=args.model,
