@@ -26,28 +26,16 @@ constexpr std::size_t kSlice = std::size_t{2} << 20;       // at once: whoever e
 #if defined(MADV_POPULATE_WRITE)
 
 constexpr auto kPause = std::chrono::milliseconds(50);
+constexpr auto kBeside = std::chrono::milliseconds(15);  // between two slices, while kernels run
 
-// Makes the system back the memory with pages, leaving its contents as they are, until nobody else
-// holds it any more. Kernels that do not know this advice back pages when they are first used.
-//
-// Clearing memory takes a core's time, so it pauses until no kernel has begun for a while: what steps
-// need of the memory meanwhile is backed as they use it.
-void take(const Memory& memory) {
-  uint64_t seen = num_parallel_jobs();
-  for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1;) {
-    if (const uint64_t now = num_parallel_jobs(); now != seen) {
-      seen = now;
-      std::this_thread::sleep_for(kPause);
-      continue;
-    }
-    if (madvise(memory->data() + at, std::min(kSlice, memory->size() - at), MADV_POPULATE_WRITE) != 0) return;
-    at += kSlice;
-  }
-}
+struct Taken {  // as far as the system has backed it with pages
+  Memory memory;
+  std::size_t bytes;
+};
 
 struct Queue {
   std::mutex mutex;
-  std::deque<Memory> waiting;
+  std::deque<Taken> waiting;
   std::size_t num_pushed = 0;
   bool running = false;
 };
@@ -70,26 +58,43 @@ void wait_for_pause() {
   } while (now != before);
 }
 
+// Makes the system back memory with pages, leaving its contents as they are, a slice of each pool in turn,
+// for a step writes to all of them. Memory that nobody else holds any more is let go. Kernels that do not
+// know this advice back pages when they are first used. While kernels run, that takes a core a slice's time
+// in each pause: enough to stay ahead of what steps use, whose time would jump where all pools need new
+// pages.
 void take_all() {
   wait_for_pause();
+  uint64_t seen = num_parallel_jobs();
   while (true) {
-    Memory memory;
+    Taken next;
     {
       const std::lock_guard<std::mutex> guard(queue().mutex);
       if (queue().waiting.empty()) {
         queue().running = false;
         return;
       }
-      memory = std::move(queue().waiting.front());
+      next = std::move(queue().waiting.front());
       queue().waiting.pop_front();
     }
-    take(memory);
+    if (next.memory.use_count() == 1) continue;
+    const std::size_t bytes = std::min(kSlice, next.memory->size() - next.bytes);
+    if (madvise(next.memory->data() + next.bytes, bytes, MADV_POPULATE_WRITE) != 0) continue;
+    next.bytes += bytes;
+    if (next.bytes < next.memory->size()) {
+      const std::lock_guard<std::mutex> guard(queue().mutex);
+      queue().waiting.push_back(std::move(next));
+    }
+    if (const uint64_t now = num_parallel_jobs(); now != seen) {
+      seen = now;
+      std::this_thread::sleep_for(kBeside);
+    }
   }
 }
 
 void take_in_background(Memory memory) {
   const std::lock_guard<std::mutex> guard(queue().mutex);
-  queue().waiting.push_back(std::move(memory));
+  queue().waiting.push_back({std::move(memory), 0});
   ++queue().num_pushed;
   if (queue().running) return;
   queue().running = true;

@@ -10,7 +10,7 @@ namespace octavo {
 
 // At least `bytes` zeros, aligned as kernels want them; std::bad_alloc if the system refuses. Clearing
 // gigabytes takes seconds, so it is not waited for: a thread in the background takes what is not used
-// before, while no kernel runs, and a pool holds its whole memory once the engine was idle for some seconds.
+// before, slowly while kernels run, and a pool holds its whole memory some time after it was made.
 std::shared_ptr<Buffer> pool_memory(std::size_t bytes);
 
 }  // namespace octavo
