@@ -60,9 +60,8 @@ void wait_for_pause() {
 
 // Makes the system back memory with pages, leaving its contents as they are, a slice of each pool in turn,
 // for a step writes to all of them. Memory that nobody else holds any more is let go. Kernels that do not
-// know this advice back pages when they are first used. While kernels run, that takes a core a slice's time
-// in each pause: enough to stay ahead of what steps use, whose time would jump where all pools need new
-// pages.
+// know this advice back pages when they are first used. While kernels run, only one slice is taken in each
+// pause, so that they keep most of the core.
 void take_all() {
   wait_for_pause();
   uint64_t seen = num_parallel_jobs();
