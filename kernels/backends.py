@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -18,7 +19,7 @@ IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """0: Metal kernels do not write pages in place. Else they do, where a self-test shows that the device
 allows it."""
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """Of the native extension's interface; csrc/module.cpp has the other one."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]
@@ -121,6 +122,17 @@ def release_kept_memory(backend_name: str) -> None:
     from . import _ext
 
     _ext.release_kept()
+
+
+def wait_for_pool_memory(backend_name: str) -> None:
+    """Return when the system has backed all of the pools with memory, for benchmarks: the native kernels have
+    that done in the background, while requests are served already."""
+    if backend_name != "cpu":
+        return
+    from . import _ext
+
+    while _ext.backing_pools():
+        time.sleep(0.02)
 
 
 def _choose_metal(*, asked_for: bool, dense_prompts: int) -> BackendSelection:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from octavo.kernels.backends import native_instructions
+from octavo.kernels.backends import native_instructions, wait_for_pool_memory
 from octavo.kernels.bench.roofline import Roofline, measure_roofline
 
 from ..api.config import EngineConfig
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     try:
         info = core.info
         _check_fits(config, load, info)
+        wait_for_pool_memory(info.backend)
         alone, timings = _measure(core, config, load)
     finally:
         core.close()

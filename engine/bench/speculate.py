@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from octavo.kernels.backends import wait_for_pool_memory
+
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig, RequestFailed
 from ..api.sampling_params import SamplingParams, Speculate
@@ -78,6 +80,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     core = build_core(config, counter)
     try:
         info = core.info
+        wait_for_pool_memory(info.backend)
         rows = _measure(core, counter, args, texts)
     finally:
         core.close()

@@ -26,7 +26,8 @@ constexpr std::size_t kSlice = std::size_t{2} << 20;       // at once: whoever e
 #if defined(MADV_POPULATE_WRITE)
 
 constexpr auto kPause = std::chrono::milliseconds(50);
-constexpr auto kBeside = std::chrono::milliseconds(15);  // between two slices, while kernels run
+constexpr auto kBeside = std::chrono::milliseconds(15);  // between two slices, while kernels run, at least
+constexpr int kRest = 9;  // times what a slice took: virtual machines may take 5 ms where others take 0.3
 
 struct Taken {  // as far as the system has backed it with pages
   Memory memory;
@@ -61,7 +62,7 @@ void wait_for_pause() {
 // Makes the system back memory with pages, leaving its contents as they are, a slice of each pool in turn,
 // for a step writes to all of them. Memory that nobody else holds any more is let go. Kernels that do not
 // know this advice back pages when they are first used. While kernels run, only one slice is taken in each
-// pause, so that they keep most of the core.
+// pause, so that they keep nine tenths of the core.
 void take_all() {
   wait_for_pause();
   uint64_t seen = num_parallel_jobs();
@@ -78,6 +79,7 @@ void take_all() {
     }
     if (next.memory.use_count() == 1) continue;
     const std::size_t bytes = std::min(kSlice, next.memory->size() - next.bytes);
+    const auto began = std::chrono::steady_clock::now();
     if (madvise(next.memory->data() + next.bytes, bytes, MADV_POPULATE_WRITE) != 0) continue;
     next.bytes += bytes;
     if (next.bytes < next.memory->size()) {
@@ -86,7 +88,8 @@ void take_all() {
     }
     if (const uint64_t now = num_parallel_jobs(); now != seen) {
       seen = now;
-      std::this_thread::sleep_for(kBeside);
+      const auto took = std::chrono::steady_clock::now() - began;
+      std::this_thread::sleep_for(std::max<std::chrono::steady_clock::duration>(kBeside, kRest * took));
     }
   }
 }
@@ -110,6 +113,15 @@ std::shared_ptr<Buffer> pool_memory(std::size_t bytes) {
   if (bytes >= kBackground) take_in_background(memory);
 #endif
   return memory;
+}
+
+bool backing_pools() {
+#if defined(MADV_POPULATE_WRITE)
+  const std::lock_guard<std::mutex> guard(queue().mutex);
+  return queue().running;
+#else
+  return false;
+#endif
 }
 
 }  // namespace octavo

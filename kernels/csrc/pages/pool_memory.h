@@ -13,4 +13,7 @@ namespace octavo {
 // before, slowly while kernels run, and a pool holds its whole memory some time after it was made.
 std::shared_ptr<Buffer> pool_memory(std::size_t bytes);
 
+// Whether that thread still has something to take.
+bool backing_pools();
+
 }  // namespace octavo

@@ -56,7 +56,7 @@ async def request(its: Served, rng: random.Random, alone: dict[tuple[int, ...], 
     stream = its.client.generate(list(prompt), greedy(rng.choice([1, 1, 2])))
     if rng.random() < 0.3:
         for _ in range(rng.randrange(1, 5)):
-            await anext(stream)
+            await anext(stream, None)  # a client that is held up reads all its tokens in one message
         await stream.aclose()
         return
     for delta in (await collect(stream)).values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from pathlib import Path
 
 from native import at_every_level, require_extension, run_at_level
@@ -18,6 +17,7 @@ from attention_cases import with_table  # noqa: E402
 from cpu_pages import any_rows, digest, expected_pages, hard_rows, make_spec, write_step, written_pages  # noqa: E402
 from format_rows import formats_and_dims  # noqa: E402
 from octavo.kernels import FORMAT_NAMES, _ext, page_format  # noqa: E402
+from octavo.kernels.backends import wait_for_pool_memory  # noqa: E402
 from octavo.kernels.cpu.backend import CpuPool  # noqa: E402
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
 
@@ -165,12 +165,8 @@ def test_a_large_pool_is_zeros_and_gets_its_memory_though_nobody_writes_it() -> 
     before = resident_bytes()
     pool = _ext.create_pool(_ext.page_layout(256, 8, 32, "bf16", 128, "bf16", 128))
     assert pool.nbytes == 2 * 256 * 8 * 32 * 256
-    for _ in range(600):
-        if resident_bytes() - before > 0.9 * pool.nbytes:
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("the memory of the pool was not taken")
+    wait_for_pool_memory("cpu")
+    assert resident_bytes() - before > 0.9 * pool.nbytes
     assert not np.asarray(pool).any()
 
 
