@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 from .errors import InvalidRequest
+from .setting_types import check_count
 
 
 def check_dimensions(dimensions: int | None) -> None:
     """InvalidRequest for what no model has, before anything is computed."""
-    if dimensions is not None and dimensions < 1:
-        raise InvalidRequest(f"dimensions must be at least 1, got {dimensions}; leave it out for all")
+    check_count("dimensions", dimensions, "all")
 
 
 def finished(

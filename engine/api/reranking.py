@@ -11,6 +11,7 @@ from typing import TypeAlias
 from .errors import InvalidRequest, RequestFailed
 from .outputs import TokenLogprob
 from .sampling_params import SamplingParams
+from .setting_types import check_count
 
 MAX_DOCUMENTS = 1000  # of one call
 PLACES = ("{instruction}", "{query}", "{document}")
@@ -124,5 +125,4 @@ def ranked(scores: Iterable[float], top_n: int | None = None) -> list[RankedDocu
 
 def check_top_n(top_n: int | None) -> None:
     """InvalidRequest if so many documents cannot be asked for."""
-    if top_n is not None and top_n < 1:
-        raise InvalidRequest(f"top_n must be at least 1, got {top_n}; leave it out for all documents")
+    check_count("top_n", top_n, "all documents")

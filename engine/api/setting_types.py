@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from .errors import InvalidRequest
 from .size import parse_size
 from .structured_output import StructuredOutput
 
@@ -98,3 +99,18 @@ def in_its_type(kind: Kind, value: Any) -> Any:
         return taken(value)
     except (TypeError, ValueError):
         raise TypeError(what) from None
+
+
+def check_count(name: str, value: Any, all_of: str) -> None:
+    """InvalidRequest unless it is None, for ``all_of``, or a whole number that there may be so many of."""
+    if value is None:
+        return
+    try:
+        count = _int(value)
+    except TypeError:
+        raise InvalidRequest(
+            f"{name} must be a whole number, got {value!r}; leave it out for {all_of}"
+        ) from None
+    if not 1 <= count < 2**31:
+        rule = "at least 1" if count < 1 else "less than 2^31"
+        raise InvalidRequest(f"{name} must be {rule}, got {count}; leave it out for {all_of}")

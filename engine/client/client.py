@@ -13,9 +13,10 @@ import grpc.aio
 from octavo.proto import cache_pb2_grpc, generation_pb2_grpc
 from octavo.proto import generation_pb2 as pb
 
+from ..api.embedding import check_dimensions
 from ..api.errors import InvalidRequest, OctavoError, RequestFailed
 from ..api.outputs import Delta
-from ..api.reranking import RankedDocument, RerankPrompt
+from ..api.reranking import RankedDocument, RerankPrompt, check_top_n
 from ..api.sampling_params import Pooling, SamplingParams
 from ..grpc.interface import Prompt
 from ..grpc.octavo_v1.messages import delta_of, params_message
@@ -111,6 +112,7 @@ class Client:
     ) -> list[float]:
         """As ``LLM.embed``, of one prompt."""
         SamplingParams(pooling=pooling)  # InvalidRequest
+        check_dimensions(dimensions)
         request = pb.EmbedRequest(
             pooling=f"POOLING_{pooling.upper()}",
             normalize=normalize,
@@ -130,6 +132,7 @@ class Client:
         salt: str = "",
     ) -> list[RankedDocument]:
         """As ``LLM.rerank``."""
+        check_top_n(top_n)
         request = pb.RerankRequest(
             query=query,
             documents=documents,

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias, cast
 from tqdm import tqdm
 
 from ..api.config import EngineConfig, checked
-from ..api.embedding import finished
+from ..api.embedding import check_dimensions, finished
 from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
@@ -113,6 +113,7 @@ class LLM:
 
         Raises InvalidRequest, and RequestFailed for the first that fails.
         """
+        check_dimensions(dimensions)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=pooling)
         vectors = []
         for output in self.generate(prompts, params, progress=progress):

@@ -79,8 +79,18 @@ async def test_over_the_wire_they_are_those_of_python_and_a_prefix_is_computed_o
                 await client.unary(client.stub.Embed, bad)
         with pytest.raises(OctavoError, match="pooling must be one of last, mean"):
             await client.embed("hello", pooling="max")  # type: ignore[arg-type]
+        with pytest.raises(OctavoError, match="dimensions must be a whole number, got '3'"):
+            await client.embed("hello", dimensions="3")  # type: ignore[arg-type]
+        with pytest.raises(OctavoError, match="top_n must be a whole number, got 'x'"):
+            await client.rerank(QUERY, DOCUMENTS, top_n="x")  # type: ignore[arg-type]
+        with pytest.raises(OctavoError, match="top_n must be less than 2\\^31"):
+            await client.rerank(QUERY, DOCUMENTS, top_n=2**40)
     with LLM(EngineConfig(model=str(folder), **SMALL)) as llm:
         here = llm.rerank(QUERY, DOCUMENTS, prompt=PROMPT, top_n=3)
+        with pytest.raises(InvalidRequest, match="dimensions must be a whole number, got True"):
+            llm.embed("hello", dimensions=True)
+        with pytest.raises(InvalidRequest, match=r"top_n must be a whole number, got 2\.5"):
+            llm.rerank(QUERY, DOCUMENTS, top_n=2.5)  # type: ignore[arg-type]
         assert unit == pytest.approx(llm.embed("hello", dimensions=8)[0], abs=1e-6)
         assert mean == pytest.approx(
             llm.embed("hello", pooling="mean", normalize=False)[0], rel=1e-5, abs=1e-5
