@@ -19,22 +19,25 @@ OCTAVO_INLINE int num_groups(int dim) {
   return Code::kGroup > 0 ? dim / Code::kGroup : 1;
 }
 
-// Per row `dim` high bytes, then `dim` low bytes; then a factor per row, and the sums of its groups.
+// Per row `dim` high bytes, then `dim` low bytes (of two parts); then a factor per row, and the sums of its
+// groups.
 template <class Code>
 struct Queries {
+  static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
   int8_t* bytes;
   float* factors;
   int32_t* sums;
 
   Queries(void* memory, int dim, int num_rows)
       : bytes(static_cast<int8_t*>(memory)),
-        factors(reinterpret_cast<float*>(bytes + round_up64(size_t(num_rows) * 2 * dim + 16))),
+        factors(reinterpret_cast<float*>(bytes + round_up64(size_t(num_rows) * Code::kParts * dim + 16))),
         sums(reinterpret_cast<int32_t*>(factors + num_rows)) {}
 };
 
 template <class Code>
 size_t query_bytes(int dim, int num_rows) {
-  return round_up64(size_t(num_rows) * 2 * dim + 16) + size_t(num_rows) * 4 * (1 + num_groups<Code>(dim));
+  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) +
+         size_t(num_rows) * 4 * (1 + num_groups<Code>(dim));
 }
 
 // The largest magnitude of a row padded with zeros to whole vectors; NaNs do not count.
@@ -70,20 +73,22 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
     if (format.rotated) hadamard(row, dim);
     std::fill(row + dim, row + dim + 16, 0.0f);
     const float largest = largest_of(row, dim);
-    // 127 * 256 + 127 leaves the high byte within a signed byte.
-    const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? 32639.0f / largest : 0.0f);
-    int8_t* const high = queries.bytes + size_t(r) * 2 * dim;
+    const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? float(queries.kLargest) / largest : 0.0f);
+    int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
     for (int d = 0; d < dim; d += 16) {
       const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
-      const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
+      __m512i upper = rounded;
+      if constexpr (Code::kParts == 2)
+        upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
       _mm512_store_si512(fixed + d, rounded);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
                        in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
     }
-    for (int d = 0; d < dim; d += 16)  // what is past a row is overwritten by what comes after it
+    for (int d = 0; Code::kParts == 2 && d < dim;
+         d += 16)  // what comes after a row overwrites what is past it
       _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
                        in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
-    queries.factors[r] = largest / 32639.0f * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+    queries.factors[r] = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
     for (int g = 0; g < groups; ++g) {
       int32_t sum = 0;
       for (int d = g * in_group; d < (g + 1) * in_group; ++d) sum += fixed[d];
@@ -178,19 +183,25 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
+// The sum of a row's products of both parts.
+template <class Code>
+OCTAVO_INLINE __m512i join_parts(__m512i high, __m512i low) {
+  return Code::kParts == 2 ? join(high, low) : high;
+}
+
 // Products of kRows rows with `quads` vectors of each block.
-template <int kRows>
+template <class Code, int kRows>
 OCTAVO_INLINE void add_quads(const int8_t* from, int dim, const __m512i* panel, int quads,
                              __m512i (&high)[kRows][kBlocks], __m512i (&low)[kRows][kBlocks]) {
   for (int i = 0; i < 4 * quads; i += 4, panel += kBlocks) {
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
-      const int8_t* row = from + r * 2 * dim + i;
-      const __m512i upper = broadcast4(row), lower = broadcast4(row + dim);
+      const int8_t* row = from + r * Code::kParts * dim + i;
+      const __m512i upper = broadcast4(row), lower = Code::kParts == 2 ? broadcast4(row + dim) : upper;
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
         add_dots(high[r][b], panel[b], upper);
-        add_dots(low[r][b], panel[b], lower);
+        if constexpr (Code::kParts == 2) add_dots(low[r][b], panel[b], lower);
       }
     }
   }
@@ -209,14 +220,14 @@ OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, 
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) high[r][b] = low[r][b] = _mm512_setzero_si512();
-  add_quads<kRows>(queries.bytes + size_t(first) * 2 * dim, dim, panel, dim / 4, high, low);
+  add_quads<Code, kRows>(queries.bytes + size_t(first) * Code::kParts * dim, dim, panel, dim / 4, high, low);
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r) {
     const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[first + r]) * Code::kOffset));
     const __m512 factor = _mm512_set1_ps(queries.factors[first + r]);
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      store_scores(_mm512_sub_epi32(join(high[r][b], low[r][b]), offset), factor, scales[b],
+      store_scores(_mm512_sub_epi32(join_parts<Code>(high[r][b], low[r][b]), offset), factor, scales[b],
                    scores + size_t(first + r) * kTileTokens + 16 * b);
     }
   }
@@ -250,7 +261,7 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
 template <class Code>
 OCTAVO_INLINE void add_group(__m512i high, __m512i low, int32_t sum, const __m512* scales, int step,
                              __m512& total) {
-  __m512i product = join(high, low);
+  __m512i product = join_parts<Code>(high, low);
   if constexpr (Code::kOffset != 0)
     product = _mm512_sub_epi32(product, _mm512_set1_epi32(sum * Code::kOffset));
   total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), *scales, total);
@@ -264,7 +275,7 @@ OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim
   constexpr int kQuads = Code::kGroup / 4, kPer = Code::kAffine ? 2 : 1;
   const int groups = num_groups<Code>(dim);
   const __m512* scales = reinterpret_cast<const __m512*>(panel + size_t(dim) * kBlocks / 4);
-  const int8_t* from = queries.bytes + size_t(first) * 2 * dim;
+  const int8_t* from = queries.bytes + size_t(first) * Code::kParts * dim;
   __m512 total[kRows][kBlocks];
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
@@ -277,7 +288,7 @@ OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) high[r][b] = low[r][b] = _mm512_setzero_si512();
-    add_quads<kRows>(from, dim, panel, kQuads, high, low);
+    add_quads<Code, kRows>(from, dim, panel, kQuads, high, low);
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
       const int32_t sum = queries.sums[size_t(first + r) * groups + g];
@@ -336,8 +347,9 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
         for (int v = 0; v < kPerWord<Code>; ++v, from += 4)
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            add_dots(high[r], vectors[v], broadcast4(from + r * 2 * dim));
-            add_dots(low[r], vectors[v], broadcast4(from + r * 2 * dim + dim));
+            add_dots(high[r], vectors[v], broadcast4(from + r * Code::kParts * dim));
+            if constexpr (Code::kParts == 2)
+              add_dots(low[r], vectors[v], broadcast4(from + r * 2 * dim + dim));
           }
         if constexpr (Code::kGroup > 0) {
           if ((i + 1) % kGroupWords != 0) continue;
@@ -359,7 +371,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
         _mm512_storeu_ps(to, _mm512_mul_ps(total[r], factor));
       } else {
         const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
-        store_scores(_mm512_sub_epi32(join(high[r], low[r]), offset), factor, scales[0], to);
+        store_scores(_mm512_sub_epi32(join_parts<Code>(high[r], low[r]), offset), factor, scales[0], to);
       }
     }
   }
@@ -391,8 +403,9 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
                                         : load_row_scales<Code>(k_scale(layout, block.base, block.offset),
                                                                 layout.k.scale_bytes, tile.mask(b));
     }
-    if (takes_tiles<Code>(num_rows) && dim % 64 == 0)
-      return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
+    if constexpr (Code::kParts == 2)
+      if (takes_tiles<Code>(num_rows) && dim % 64 == 0)
+        return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
     for_row_blocks(num_rows, [&]<int kRows>(int row) {
       score_rows<Code, kRows>(queries, row, dim, panel, scales, scores);
     });
@@ -404,11 +417,13 @@ constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes<Code>, load_querie
 
 }  // namespace
 
-const KeySide* code_keys(const RowFormat& format) {
+const KeySide* code_keys(const AttendArgs& args) {
+  const RowFormat& format = args.layout.k;
+  const bool bytes = by_bytes(args);
   switch (format.codes) {
-    case CodeType::fp4: return &sides<Fp4>;
-    case CodeType::fp5: return &sides<Fp5>;
-    case CodeType::int4: return &sides<Int4>;
+    case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
+    case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
+    case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
     case CodeType::int8: return format.dim <= 512 ? &sides<Int8> : nullptr;  // sums stay below 2^31
     case CodeType::mxfp4: return &sides<Mxfp4>;
     case CodeType::nvfp4: return &sides<Nvfp4>;

@@ -10,10 +10,14 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The panel, then per row 64 high bytes, 64 low bytes and a factor.
+// Bytes of a row's weights: high ones, then low ones (of two parts).
+template <class Code>
+constexpr int kWeightBytes = Code::kParts * kTileTokens;
+
+// The panel, then the weights of each row, and a factor of each.
 template <class Code>
 size_t value_panel_bytes(int dim, int num_rows) {
-  return size_t(value_width<Code>(dim)) * kTileTokens + size_t(num_rows) * (2 * kTileTokens + 4);
+  return size_t(value_width<Code>(dim)) * kTileTokens + size_t(num_rows) * (kWeightBytes<Code> + 4);
 }
 
 template <class Code>
@@ -23,12 +27,15 @@ struct Weights {
 
   Weights(void* scratch, int dim, int num_rows)
       : bytes(static_cast<uint8_t*>(scratch) + size_t(value_width<Code>(dim)) * kTileTokens),
-        factors(reinterpret_cast<float*>(bytes + size_t(num_rows) * 2 * kTileTokens)) {}
+        factors(reinterpret_cast<float*>(bytes + size_t(num_rows) * kWeightBytes<Code>)) {}
 };
 
-// weights[row] * scales as 16-bit fixed point of the row's largest
-OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlocks], float per_unit,
-                               uint8_t* bytes, float& factor) {
+// weights[row] * scales as fixed point of the row's largest. Bytes are rounded so that no mass is lost: each
+// lane hands its error on to the same lane of the next block, which may add one, and lanes begin with errors
+// that are spread evenly, so that many small weights do not all become 0.
+template <class Code>
+OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlocks], uint8_t* bytes,
+                               float& factor) {
   __m512 scaled[kBlocks], largest = _mm512_setzero_ps();
 #pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) {
@@ -36,7 +43,23 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
     largest = _mm512_max_ps(largest, scaled[b]);
   }
   const float top = _mm512_reduce_max_ps(largest);
-  const __m512 to_fixed = _mm512_set1_ps(top > 1e-30f ? 65535.0f / top : 0.0f);
+  constexpr float kLargest = Code::kParts == 2 ? 65535.0f : 254.0f;
+  const __m512 to_fixed = _mm512_set1_ps(top > 1e-30f ? kLargest / top : 0.0f);
+  factor = top / kLargest * (1.0f / Code::kScale);
+  if constexpr (Code::kParts == 1) {
+    const __m512 lanes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512 running = _mm512_fmadd_ps(lanes, _mm512_set1_ps(1.0f / 16), _mm512_set1_ps(-15.0f / 32));
+    __m512i before = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      running = _mm512_fmadd_ps(scaled[b], to_fixed, running);
+      const __m512i rounded = _mm512_cvtps_epi32(running);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 16 * b),
+                       _mm512_cvtepi32_epi8(_mm512_sub_epi32(rounded, before)));
+      before = rounded;
+    }
+    return;
+  }
 #pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) {
     const __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(scaled[b], to_fixed));
@@ -45,7 +68,6 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
     _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + 16 * b), high);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + kTileTokens + 16 * b), low);
   }
-  factor = top / 65535.0f * per_unit;
 }
 
 template <class Code, int kRows, class Source>
@@ -63,15 +85,16 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
       for (int quad = 0; quad < 4; ++quad) {
         __m512i values[4];
         source.load(b, quad, vector, values);
-        const uint8_t* from = weights.bytes + size_t(first) * 2 * kTileTokens + 16 * b + 4 * quad;
+        const uint8_t* from = weights.bytes + size_t(first) * kWeightBytes<Code> + 16 * b + 4 * quad;
 #pragma GCC unroll 3
         for (int r = 0; r < kRows; ++r) {
-          const __m512i upper = broadcast4(from + r * 2 * kTileTokens);
-          const __m512i lower = broadcast4(from + r * 2 * kTileTokens + kTileTokens);
+          const uint8_t* const row = from + r * kWeightBytes<Code>;
+          const __m512i upper = broadcast4(row),
+                        lower = Code::kParts == 2 ? broadcast4(row + kTileTokens) : upper;
 #pragma GCC unroll 4
           for (int v = 0; v < 4; ++v) {
             add_dots(high[r][v], upper, values[v]);
-            add_dots(low[r][v], lower, values[v]);
+            if constexpr (Code::kParts == 2) add_dots(low[r][v], lower, values[v]);
           }
         }
       }
@@ -82,7 +105,7 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
       float* to = accumulators + (size_t(first + r) * num_vectors + vector) * 16;
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
-        add_sums(join(high[r][v], low[r][v]), factor, to + 16 * v);
+        add_sums(Code::kParts == 2 ? join(high[r][v], low[r][v]) : high[r][v], factor, to + 16 * v);
       }
     }
   }
@@ -130,16 +153,17 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   }
   const Weights<Code> fixed(scratch, layout.v.dim, num_rows);
   for (int r = 0; r < num_rows; ++r)
-    fix_weights(weights + size_t(r) * kTileTokens, scales, 1.0f / Code::kScale,
-                fixed.bytes + size_t(r) * 2 * kTileTokens, fixed.factors[r]);
+    fix_weights<Code>(weights + size_t(r) * kTileTokens, scales, fixed.bytes + size_t(r) * kWeightBytes<Code>,
+                      fixed.factors[r]);
   if (num_rows <= kDirectRows)
     return for_pairs_of_rows(num_rows, [&]<int kRows>(int row) {
       const DirectValues<Code> source(layout, tile, row == 0);
       accumulate_rows<Code, kRows>(fixed, row, source, num_vectors, blocks, accumulators);
     });
   load_values<Code>(layout, tile, panel);
-  if (takes_tiles<Code>(num_rows))
-    return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
+  if constexpr (Code::kParts == 2)
+    if (takes_tiles<Code>(num_rows))
+      return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     accumulate_rows<Code, kRows>(fixed, row, PanelValues{panel, num_vectors}, num_vectors, blocks,
                                  accumulators);
@@ -151,11 +175,12 @@ constexpr ValueSide sides = {value_width<Code>, value_panel_bytes<Code>, accumul
 
 }  // namespace
 
-const ValueSide* code_values(const RowFormat& format) {
-  switch (format.codes) {
-    case CodeType::fp4: return &sides<Fp4>;
-    case CodeType::fp5: return &sides<Fp5>;
-    case CodeType::int4: return &sides<Int4>;
+const ValueSide* code_values(const AttendArgs& args) {
+  const bool bytes = by_bytes(args);
+  switch (args.layout.v.codes) {
+    case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
+    case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
+    case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
     case CodeType::int8: return &sides<Int8>;
     default: return nullptr;
   }

@@ -2,7 +2,8 @@
 // queries and weights are exact, and scales are applied to scores, or to weights, as float factors.
 //
 // Queries and softmax weights become 16-bit fixed point in two bytes, each byte a row of its own for
-// vpdpbusd: their rounding, 2^-16 of the largest element, is far below bf16's.
+// vpdpbusd: their rounding, 2^-16 of the largest element, is far below bf16's. Of 16-bit rows over pages of
+// 4 and 5 bits one byte is kept, unless they are to be exact: its rounding is small beside the pages'.
 #pragma once
 
 #include <cstring>
@@ -23,10 +24,16 @@ bool takes_tiles(int num_rows) {
   return num_rows >= kTiledRows && isa() == Isa::amx;
 }
 
+// Does a call round to one byte? AMX takes both parts in one tile.
+inline bool by_bytes(const AttendArgs& args) {
+  return !args.exact && args.queries.type != Float::f32 && isa() != Isa::amx;
+}
+
 // 1 / kScale of the integers is what the codes stand for. Adding kOffset makes them unsigned, as K has them;
 // its share of a product is subtracted at the end. kGroup: values that share a scale, 0 for the whole row.
 struct Nibble {
   static constexpr int kBits = 4, kGroup = 0;
+  static constexpr int kParts = 2;  // bytes of a query's element, and of a weight
   static constexpr bool kPlanes = false, kAffine = false;
 };
 struct Fp4 : Nibble {
@@ -63,6 +70,12 @@ struct Int8 : Nibble {
 };
 struct Affine8 : Affine4 {
   static constexpr int kBits = 8;
+};
+
+// The same codes under queries and weights of one byte.
+template <class Code>
+struct InBytes : Code {
+  static constexpr int kParts = 1;
 };
 
 // of(code) + offset of each code, in every 128 bits, as a shuffle looks up.

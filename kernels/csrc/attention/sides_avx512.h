@@ -15,10 +15,10 @@ extern const ValueSide bf16_values;
 const KeySide* latent_keys(const AttendArgs& args);
 const ValueSide* latent_values(const AttendArgs& args);
 
-// Codes whose integers are multiplied as such, queries and weights in 16-bit fixed point: as good as float32.
-// Null for other formats.
-const KeySide* code_keys(const RowFormat& format);
-const ValueSide* code_values(const RowFormat& format);
+// Codes whose integers are multiplied as such, queries and weights in fixed point of 16 bits, as good as
+// float32, or of 8 (codes_avx512.h). Null for other formats.
+const KeySide* code_keys(const AttendArgs& args);
+const ValueSide* code_values(const AttendArgs& args);
 
 // The same of V with a scale (and a bias) for each group of dims. Null for other formats.
 const ValueSide* group_values(const RowFormat& format);
