@@ -19,6 +19,7 @@ from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 pytestmark = pytest.mark.parity
 
 CHUNK, PAGE_SIZE, WIDTH = 32, 8, 16
+TOLERANCE = 0.06  # beside the reference, where queries and weights over 4-bit pages may be rounded to bytes
 LAYER = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=CHUNK, chunked=True)
 STEPS = (  # of each sequence, [start, stop)
     ((0, 70), (0, 31), (0, 5)),
@@ -93,7 +94,7 @@ def test_chunks_equal_a_mask(backend: TestedBackend, formats: tuple[str, str]) -
     got = run(cache_of(backend, spec(*formats), residual=False, chunked=True), masked=False)
     wanted = run(cache_of(BACKENDS[0], spec(*formats), residual=False, chunked=False), masked=True)
     for a, b in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(a, b, atol=0.03)
+        np.testing.assert_allclose(a, b, atol=TOLERANCE if "fp4" in formats else 0.03)
 
 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b.name != "metal"], ids=lambda one: one.name)
@@ -101,7 +102,7 @@ def test_chunks_with_a_residual_window_equal_a_mask(backend: TestedBackend) -> N
     got = run(cache_of(backend, spec("fp5", "fp4"), residual=True, chunked=True), masked=False)
     wanted = run(cache_of(BACKENDS[0], spec("fp5", "fp4"), residual=True, chunked=False), masked=True)
     for a, b in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(a, b, atol=0.03)
+        np.testing.assert_allclose(a, b, atol=TOLERANCE)
 
 
 def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:

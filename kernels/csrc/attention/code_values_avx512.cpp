@@ -47,7 +47,8 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
   const __m512 to_fixed = _mm512_set1_ps(top > 1e-30f ? kLargest / top : 0.0f);
   factor = top / kLargest * (1.0f / Code::kScale);
   if constexpr (Code::kParts == 1) {
-    const __m512 lanes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    alignas(64) static constexpr float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const __m512 lanes = _mm512_load_ps(kLanes);
     __m512 running = _mm512_fmadd_ps(lanes, _mm512_set1_ps(1.0f / 16), _mm512_set1_ps(-15.0f / 32));
     __m512i before = _mm512_setzero_si512();
 #pragma GCC unroll 4
