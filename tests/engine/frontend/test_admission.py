@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 from grpc_status import rpc_status
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
@@ -119,9 +119,8 @@ async def test_reflection_can_be_left_out_and_large_messages_are_not_read() -> N
     try:
         async with grpc.aio.insecure_channel(address) as channel:
             mirror: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-            ask_all = reflection_pb2.ServerReflectionRequest(list_services="")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await mirror.ServerReflectionInfo(iter([ask_all])).read()
+                await mirror.ServerReflectionInfo().read()  # a write may fail first, with another code
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
             stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
             with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as refused:
