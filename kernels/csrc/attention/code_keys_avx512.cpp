@@ -419,7 +419,7 @@ constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes<Code>, load_querie
 
 const KeySide* code_keys(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
-  const bool bytes = by_bytes(args);
+  const bool bytes = in_one_part(args);
   switch (format.codes) {
     case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
     case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;

@@ -177,7 +177,7 @@ constexpr ValueSide sides = {value_width<Code>, value_panel_bytes<Code>, accumul
 }  // namespace
 
 const ValueSide* code_values(const AttendArgs& args) {
-  const bool bytes = by_bytes(args);
+  const bool bytes = in_one_part(args);
   switch (args.layout.v.codes) {
     case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
     case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;

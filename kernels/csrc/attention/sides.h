@@ -50,6 +50,10 @@ const ValueSide* value_side(const AttendArgs& args);
 
 namespace {
 
+// Rows of 16 bits carry no more than bytes keep, beside the error of 4-bit pages, and than 15 bits under
+// others.
+inline bool by_bytes(const AttendArgs& args) { return !args.exact && args.queries.type != Float::f32; }
+
 OCTAVO_INLINE void prefetch(const uint8_t* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
 }

@@ -3,13 +3,6 @@
 #include "attention/codes_avx2.h"
 
 namespace octavo::OCTAVO_ISA {
-namespace {
-
-// Rows of 16 bits carry no more than bytes keep, beside the error of 4-bit pages, and than 15 bits under
-// others.
-bool by_bytes(const AttendArgs& args) { return !args.exact && args.queries.type != Float::f32; }
-
-}  // namespace
 
 const KeySide* special_key_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
