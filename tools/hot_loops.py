@@ -7,8 +7,9 @@ limits on machines that lack it. A loop is an innermost one: it ends in a jump b
 call, and at least ``MIN_PRODUCTS`` dot products (``vpdpbusd``, ``vdpbf16ps``, ``vpmaddubsw``, ``vpmaddwd``)
 or fused multiplications. It is good when vectors stay in their registers and the multipliers decide: few of
 them go to the stack, and the predicted cycles are near those of the products alone. llvm-mca knows nothing of
-caches and memory; of a loop whose data is in L1 it is right to a percent. Loops of the files written for
-AVX-512 are held to that (``why_slow``): the exit code is 1 if one is not.
+caches and memory; of a loop whose data is in L1 it is right to a percent. What a loop asks for ahead must be
+there too: compilers have dropped prefetches. Loops of the files written for AVX-512 are held to that
+(``why_slow``): the exit code is 1 if one is not.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _JUMP = re.compile(r"^j\w+ +([0-9a-f]+) <")
 _COPY = re.compile(r"^vmov[adu]\w* +%([yz]mm\d+),%([yz]mm\d+)$")
 _SPILL = re.compile(r"^v\S+ .*\(%r[sb]p\).*")
 _VECTOR = re.compile(r"%[yz]mm\d+")
+# Of these functions the last template argument is how many lines of memory a pass asks for ahead.
+_LINES_AHEAD = re.compile(r"\bmultiply_(?:group|block)<.*?(\d+)>\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,13 @@ class Loop:
     ideal: float  # cycles of the products alone
     copies: int
     spills: int
+    prefetches: int = 0
     cycles: dict[str, float] = field(default_factory=dict)
 
     def why_slow(self) -> str | None:
-        """What this loop spends on other things than products, if that is too much."""
+        """What else than products this loop spends too much on, or which of its prefetches are gone."""
+        if (found := _LINES_AHEAD.search(self.function)) and int(found[1]) != self.prefetches:
+            return f"{self.prefetches} lines asked for ahead, {found[1]} should be (a compiler may drop them)"
         if self.spills * PRODUCTS_PER_SPILL > self.products:
             return f"{self.spills} vectors on the stack, at most {self.products // PRODUCTS_PER_SPILL} may be"
         limit = SLACK * self.ideal + SLACK_CYCLES
@@ -75,10 +81,9 @@ def loops_of(disassembly: str, source: str) -> Iterator[tuple[Loop, list[str]]]:
                     )
                     copies = sum(bool(_COPY.match(each)) for each in code)
                     spills = sum(bool(_SPILL.match(each) and _VECTOR.search(each)) for each in code)
-                    yield (
-                        Loop(source, function, products, products * CYCLES_OF_OTHERS + slow, copies, spills),
-                        code,
-                    )
+                    ideal = products * CYCLES_OF_OTHERS + slow
+                    prefetches = _count(code, ("prefetch",))
+                    yield Loop(source, function, products, ideal, copies, spills, prefetches), code
             function, body = found[1], []
         elif found := _LINE.match(line):
             body.append((int(found[1], 16), found[2].split("#")[0].strip()))

@@ -54,6 +54,14 @@ def test_spills_and_cycles_beyond_those_of_the_products_are_too_slow() -> None:
     assert loop.why_slow() == "36.0 cycles on sapphirerapids, at most 19.6 may be"
 
 
+def test_prefetches_that_the_compiler_dropped_are_too_few() -> None:
+    text = disassembly(*[PRODUCT] * 8, "prefetcht0 0x1000(%rdx)")
+    name = "void multiply_group<6, 8, {}>(Rows const&)"
+    for lines, why in ((1, None), (2, "1 lines asked for ahead, 2 should be (a compiler may drop them)")):
+        ((loop, _),) = loops_of(text.replace("octavo::multiply(int)", name.format(lines)), "some_avx512.cpp")
+        assert loop.why_slow() == why
+
+
 def test_without_a_build_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert hot_loops.main(["/nowhere"]) == 2
     assert "no avx512 objects in /nowhere" in capsys.readouterr().err

@@ -319,9 +319,15 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
 }
 
 void to_natural(int dim, const float* accumulator, float* row) {
-  for (int to = 0; to < dim; to += 4) {  // the row's buffer is longer than dim
-    const int chunk = to % 32 / 8, half = to / 4 % 2;
-    std::memcpy(row + to, accumulator + to / 32 * 32 + half * 16 + 4 * chunk, 16);
+  // Whole vectors, as in value_panel_avx512.h; the row's buffer is longer than dim.
+  alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+  const __m512i first = _mm512_load_si512(kFirst);
+  for (int to = 0; to < dim; to += 32) {
+    const __m512i even = _mm512_loadu_si512(accumulator + to),
+                  odd = _mm512_loadu_si512(accumulator + to + 16);
+    _mm512_storeu_si512(row + to, _mm512_permutex2var_epi32(even, first, odd));
+    _mm512_storeu_si512(row + to + 16,
+                        _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd));
   }
 }
 

@@ -108,17 +108,17 @@ inline void store_row(void* y, Float type, std::size_t offset, int width, const 
 // The largest of `width` results, rounded to `type`, of the outputs from `start` on.
 inline Largest largest_of(Float type, int start, int width, const float* sums) {
   alignas(64) uint8_t rounded[sizeof(float) * kPanel];
-  alignas(64) float values[kPanel];
+  alignas(64) float values[kPanel] = {};
   alignas(64) int32_t keys[kPanel];
   store_row(rounded, type, 0, width, sums);
   load_floats(rounded, type, 0, width, values);
+  // Whole panels, in loops that compilers vectorize; INT32_MIN is no float's key.
+  for (int n = 0; n < kPanel; ++n) keys[n] = ordered_key(values[n]);
+  for (int n = width; n < kPanel; ++n) keys[n] = INT32_MIN;
   int32_t most = INT32_MIN;
-  for (int n = 0; n < width; ++n) {
-    keys[n] = ordered_key(values[n]);
-    most = keys[n] > most ? keys[n] : most;
-  }
+  for (int n = 0; n < kPanel; ++n) most = keys[n] > most ? keys[n] : most;
   int place = width;
-  for (int n = 0; n < width; ++n) {
+  for (int n = 0; n < kPanel; ++n) {
     const int candidate = keys[n] == most ? n : width;
     place = candidate < place ? candidate : place;
   }

@@ -12,7 +12,7 @@ namespace {
 constexpr int kTileRows = 6;  // times 64 outputs: 24 sums, 4 codes, and an activation in 32 registers
 constexpr int kItemTiles =
     12;  // row tiles that share what they read of a panel; their sums stay in the first cache
-constexpr int kAhead = 4096;  // bytes of codes fetched before they are used
+constexpr int kAhead = 4096;  // bytes of weights fetched before they are used, at least
 
 inline __m512i broadcast4(const void* p) {
   int32_t word;
@@ -20,7 +20,43 @@ inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(word);
 }
 
-inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+// Inline for certain: GCC 12 takes a call of what only prefetches for one without effect, and drops it.
+inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+// The block to ask for while `block` of a panel is multiplied.
+inline const uint8_t* ahead_of(const PackedShape& shape, const uint8_t* block) {
+  const std::size_t bytes = shape.block_bytes();
+  return block + (kAhead + bytes - 1) / bytes * bytes;
+}
+
+// Memory that is asked for before it is used: some lines with each step of the products of all row tiles.
+// Asked for in one go, lines wait for each other, and the products for the lines.
+class Fetch {
+ public:
+  // For tiles of `steps` each.
+  Fetch(const uint8_t* from, std::size_t bytes, int tiles, int steps)
+      : from_(from), steps_(steps), lines_(static_cast<int>(bytes / 64)) {
+    while (per_step_ < kMost && per_step_ * steps * tiles < lines_) per_step_ *= 2;
+  }
+
+  // body(integral constant of lines for each step, the first of them) for the tile-th of the tiles.
+  template <class Body>
+  void for_tile(int tile, Body&& body) const {
+    const int first = tile * steps_ * per_step_;
+    const uint8_t* const from = from_ + 64 * first;
+    if (first >= lines_) body(std::integral_constant<int, 0>(), from);
+    else if (per_step_ == 1) body(std::integral_constant<int, 1>(), from);
+    else if (per_step_ == 2) body(std::integral_constant<int, 2>(), from);
+    else body(std::integral_constant<int, kMost>(), from);
+  }
+
+ private:
+  static constexpr int kMost = 4;  // as many as a step reads
+  const uint8_t* from_;
+  int steps_, lines_, per_step_ = 1;
+};
 
 // A group's scales and biases of the 64 outputs.
 struct Parameters {

@@ -31,7 +31,7 @@ struct Format {
   }
 };
 
-// A block of codes as bytes [block / 4][64 outputs][4]; what comes kAhead later is fetched.
+// A block of codes as bytes [block / 4][64 outputs][4].
 template <class F>
 void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
   const __m512i values =
@@ -46,11 +46,8 @@ void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
         _mm512_store_si512(to + quad * 256 + 64 * c, codes);
       });
     });
-    constexpr int kLowBytes = F::kQuads * F::kLow / 8 * 256, kHighBytes = F::kQuads * F::kHigh / 8 * 256;
-    for (int line = 0; line < kLowBytes; line += 64) prefetch(low + kAhead + line);
-    for (int line = 0; line < kHighBytes; line += 64) prefetch(high + kAhead + line);
-    low += kLowBytes;
-    high += kHighBytes;
+    low += F::kQuads * F::kLow / 8 * 256;
+    high += F::kQuads * F::kHigh / 8 * 256;
     to += F::kQuads * 256;
   }
 }
@@ -85,11 +82,11 @@ void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& 
   }
 }
 
-// sums[R][64] += one block of R rows.
-template <class F, int R>
+// sums[R][64] += one block of R rows. Each step asks for kLines of `ahead`.
+template <class F, int R, int kLines>
 __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, int block,
-                                              const uint8_t* bytes, const Parameters& parameters,
-                                              float* sums) {
+                                              const uint8_t* bytes, const uint8_t* ahead,
+                                              const Parameters& parameters, float* sums) {
   for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
   Sums<R> dots;
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
@@ -97,9 +94,12 @@ __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t*
         F::kMiddle == 0 ? _mm512_setzero_si512() : _mm512_set1_epi32(-F::kMiddle * x_sums[m]);
     unrolled<4>([&](auto c) __attribute__((always_inline)) { dots.at[m][c] = start; });
   });
-  for (int k = 0; k < block; k += 4, bytes += 256) {
+  for (int k = 0; k < block; k += 4, bytes += 256, ahead += 64 * kLines) {
     __m512i codes[4];
-    unrolled<4>([&](auto c) __attribute__((always_inline)) { codes[c] = _mm512_load_si512(bytes + 64 * c); });
+    unrolled<4>([&](auto c) __attribute__((always_inline)) {
+      codes[c] = _mm512_load_si512(bytes + 64 * c);
+      if constexpr (c < kLines) prefetch(ahead + 64 * c);
+    });
     add_words<R>(x.codes + k, block, codes, dots);
   }
   unrolled<4>([&](auto c) __attribute__((always_inline)) {
@@ -134,6 +134,9 @@ void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& t
     if (inside == 0) load_parameters<F>(shape, group + shape.code_bytes(), parameters);
     unpack<F>(group + PackedShape::plane_bytes(inside, F::kLow),
               group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), block, bytes);
+    const uint8_t* const part = group + shape.block_bytes() * inside / shape.group;
+    const Fetch fetch(ahead_of(shape, part), shape.block_bytes() * block / shape.group,
+                      last_tile - first_tile, block / 4);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
       const std::size_t i = static_cast<std::size_t>(b) * call.rows + row;
@@ -141,8 +144,10 @@ void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& t
       const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * block, x.scales + i,
                          x.code_sums + i};
       with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
-        multiply_block<F, decltype(count)::value>(in, x.sums + i, block, bytes, parameters,
-                                                  sums + (row - first) * kPanel);
+        fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* ahead) {
+          multiply_block<F, decltype(count)::value, decltype(lines)::value>(
+              in, x.sums + i, block, bytes, ahead, parameters, sums + (row - first) * kPanel);
+        });
       });
     }
   }

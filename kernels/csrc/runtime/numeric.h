@@ -63,9 +63,10 @@ inline f16_t float_to_f16(float value) {
 
 // An integer that orders as the floats do; both zeros have the same one, every NaN the highest.
 inline int32_t ordered_key(float value) {
-  const uint32_t bits = as_bits(value + 0.0f), magnitude = bits & 0x7fffffff;
-  const int32_t key = static_cast<int32_t>(bits >> 31 ? ~magnitude : magnitude);
-  return magnitude > 0x7f800000 ? INT32_MAX : key;
+  const uint32_t bits = as_bits(value + 0.0f);
+  const int32_t below_zero = static_cast<int32_t>(bits) >> 31;  // all ones, or none: what compilers vectorize
+  const int32_t key = static_cast<int32_t>(bits ^ (static_cast<uint32_t>(below_zero) >> 1));
+  return (bits & 0x7fffffff) > 0x7f800000 ? INT32_MAX : key;
 }
 
 // The inverse; INT32_MAX is a NaN.
