@@ -2,7 +2,7 @@
 
 Prompts are seeded random token ids, so that nothing is shared but what is asked for; outputs
 run to their full length. Percentiles are of the requests that succeeded; inter-token times are
-per token (a response with k tokens counts k times, each with a k-th of the gap).
+between messages: tokens that come together have one wait before them, as in the server's metrics.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ..arguments.security import add_connection_arguments, credentials_of
 from ..arguments.usage import positive
 from ..client.client import Client
 from ..client.server_process import ServerProcess
+from ..client.token_times import TokenTimes
 from ..plots.figure import require_matplotlib
 from .latencies import (
     Slo,
@@ -154,22 +155,15 @@ async def _address(args: argparse.Namespace) -> AsyncIterator[str]:
 
 async def _request(client: Client, prompt: list[int], num_tokens: int) -> Trace:
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    trace, sent = Trace(), time.monotonic()
-    last: float | None = None
+    trace = Trace(TokenTimes(time.monotonic()))
     try:
         async for delta in client.generate(prompt, params):
-            now, count = time.monotonic(), len(delta.token_ids)
-            if count and last is None:
-                trace.ttft_s = now - sent
-            elif count and last is not None:
-                trace.itl_s += [(now - last) / count] * count
-            last = now if count else last
-            trace.num_generated += count
+            trace.times.add(time.monotonic(), len(delta.token_ids))
             trace.cached_tokens = delta.cached_tokens
             trace.error = trace.error or delta.error
     except OctavoError as error:
         trace.error = str(error)
-    trace.e2e_s = time.monotonic() - sent
+    trace.e2e_s = time.monotonic() - trace.times.began
     return trace
 
 
