@@ -12,7 +12,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -78,11 +78,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     _check(args)
     traces, wall_s = asyncio.run(_measure(args))
     good = [trace for trace in traces if trace.error is None]
-    for trace in traces:
-        if trace.error is not None:
-            print(f"failed: {trace.error}", file=sys.stderr)
     if not good:
         raise RequestFailed(f"all {len(traces)} requests failed; the first: {traces[0].error}")
+    for error, count in Counter(trace.error for trace in traces if trace.error is not None).items():
+        print(f"failed, {count} of {len(traces)}: {error}", file=sys.stderr)
     result = summarize(
         good,
         wall_s,
@@ -110,7 +109,12 @@ def _check(args: argparse.Namespace) -> None:
 
 async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
     async with _address(args) as address, Client(address, credentials=credentials_of(args)) as client:
-        vocab_size = (await client.model_info()).vocab_size
+        model = await client.model_info()
+        if (length := args.prompt_tokens + args.output_tokens) > model.max_model_len:
+            raise InvalidRequest(
+                f"--prompt-tokens and --output-tokens are {length} together, but the server's model has a "
+                f"length of {model.max_model_len}; lower one of them"
+            )
         rng = np.random.default_rng(args.seed)
         # Two more than are measured: they warm the server up, with prompts nobody else has.
         prompts = make_prompts(
@@ -118,7 +122,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
             args.requests + 2,
             args.prompt_tokens,
             shared=args.shared_prefix_tokens,
-            vocab_size=vocab_size,
+            vocab_size=model.vocab_size,
         )
         for prompt in prompts[:2]:
             await _request(client, [*reversed(prompt)], min(args.output_tokens, 4))
