@@ -129,6 +129,28 @@ def seconds(text: str) -> float:
     return value
 
 
+def above_zero(text: str) -> float:
+    """A number above 0, for argparse."""
+    return _number(text, above=True)
+
+
+def not_negative(text: str) -> float:
+    """A number of at least 0, for argparse."""
+    return _number(text, above=False)
+
+
+def _number(text: str, *, above: bool) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (above and not value):
+        raise argparse.ArgumentTypeError(
+            f"must be a number {'above' if above else 'of at least'} 0, got {text!r}"
+        )
+    return value
+
+
 def token_ids(text: str) -> list[int]:
     """Token ids separated by commas, for argparse."""
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..client.token_times import TokenTimes
 from ..plots.figure import picture
 
 PERCENTILES = (50, 95, 99)
@@ -18,19 +19,21 @@ LIMITS = ("ttft", "tpot", "itl", "e2el")  # first token, later ones on average a
 
 @dataclass(slots=True)
 class Trace:
-    """One request as the client saw it; times in seconds since it was sent."""
+    """One request as the client saw it; ``e2e_s`` until its stream had ended."""
 
-    ttft_s: float = 0.0
+    times: TokenTimes
     e2e_s: float = 0.0
-    itl_s: list[float] = field(default_factory=list)
-    num_generated: int = 0
     cached_tokens: int = 0
     error: str | None = None
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per output token after the first; 0 for a single token."""
-        return sum(self.itl_s) / len(self.itl_s) if self.itl_s else 0.0
+        """Seconds per output token after the first message; 0 for a single token. Of several that came with
+        one message all the time: they may have taken it."""
+        times = self.times
+        if times.num_later:
+            return sum(times.gaps_s) / times.num_later
+        return self.e2e_s / times.num_tokens if times.num_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,9 @@ class Slo:
     def kept_by(self, trace: Trace) -> bool:
         """Whether a request that succeeded is within every limit."""
         seconds = {
-            "ttft": trace.ttft_s,
+            "ttft": trace.times.ttft_s,
             "tpot": trace.tpot_s,
-            "itl": max(trace.itl_s, default=0.0),
+            "itl": max(trace.times.gaps_s, default=0.0),
             "e2el": trace.e2e_s,
         }
         return all(1000 * seconds[name] <= limit for name, limit in self.limits.items())
@@ -81,7 +84,7 @@ def summarize(
     good: Sequence[Trace], wall_s: float, *, num_requests: int, prompt_tokens: int, slo: Slo | None = None
 ) -> dict[str, Any]:
     """The benchmark's JSON; with ``slo`` also the requests that kept it (goodput)."""
-    generated = sum(trace.num_generated for trace in good)
+    generated = sum(trace.times.num_tokens for trace in good)
     result = {
         "bench": "serve",
         "requests": num_requests,
@@ -89,8 +92,8 @@ def summarize(
         "wall_s": wall_s,
         "output_tokens_per_s": generated / wall_s,
         "total_tokens_per_s": (generated + prompt_tokens * len(good)) / wall_s,
-        "ttft_s": percentiles([trace.ttft_s for trace in good]),
-        "itl_s": percentiles([gap for trace in good for gap in trace.itl_s]),
+        "ttft_s": percentiles([trace.times.ttft_s for trace in good]),
+        "itl_s": percentiles([gap for trace in good for gap in trace.times.gaps_s]),
         "e2e_s": percentiles([trace.e2e_s for trace in good]),
         "cached_tokens": sum(trace.cached_tokens for trace in good),
     }
@@ -124,8 +127,8 @@ def print_table(result: dict[str, Any]) -> None:
 def draw_latencies(good: Sequence[Trace], path: Path) -> None:
     """Cumulative distributions of the three latencies."""
     series = {
-        "time to first token": [trace.ttft_s for trace in good],
-        "between tokens": [gap for trace in good for gap in trace.itl_s],
+        "time to first token": [trace.times.ttft_s for trace in good],
+        "between tokens": [gap for trace in good for gap in trace.times.gaps_s],
         "whole request": [trace.e2e_s for trace in good],
     }
     with picture(path, columns=3, share_y=True) as axes:

@@ -103,14 +103,14 @@ def predict(llm: LLM, documents: Sequence[Document]) -> list[Predictions]:
 def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
     """Tokens per second of a few sequences that decode together, at the longest documents' length.
 
-    From the first token of the last one to the end: prompts are not counted.
+    From the very first token to the end: all that are counted were generated in that time.
     """
     longest = max(document.length for document in documents)
     prompts = [d.token_ids for d in documents if d.length == longest][:DECODE_SEQUENCES]
     params = SamplingParams(max_tokens=DECODE_TOKENS, ignore_eos=True)
     llm.generate(prompts, replace(params, max_tokens=2), progress=False)  # fills the prefix cache
     outputs = _checked(llm.generate(prompts, params, progress=False))
-    began, ended = max(o.ttft_s for o in outputs), max(o.latency_s for o in outputs)
+    began, ended = min(o.ttft_s for o in outputs), max(o.latency_s for o in outputs)
     return len(prompts) * (DECODE_TOKENS - 1) / max(ended - began, 1e-9)
 
 

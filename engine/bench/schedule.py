@@ -18,6 +18,7 @@ from octavo.scheduler import Limits
 
 from ..api.config import EngineConfig
 from ..api.errors import InvalidRequest
+from ..arguments.usage import above_zero, not_negative, positive
 from ..cache_sim.trace import read_trace
 from ..core.build import waiting_queue
 from ..plots.figure import require_matplotlib
@@ -99,29 +100,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--traffic", choices=TRAFFIC, action="append", help="what is sent; may be repeated (all)")
     add("--trace", type=Path, metavar="FILE", help="a recorded trace instead, see octavo replay")
     add("--tenant-field", metavar="NAME", help="a field of the trace's requests that separates tenants")
-    add("--requests", type=int, default=200, metavar="N", help="of the trace, the first ones (200)")
-    add("--speed", type=float, default=1.0, metavar="X", help="arrivals of the trace so much faster (1)")
+    add("--requests", type=positive, default=200, metavar="N", help="of the trace, the first ones (200)")
+    add("--speed", type=above_zero, default=1.0, metavar="X", help="arrivals of the trace so much faster (1)")
     add("--order", choices=ORDERS, action="append", help="who is next; may be repeated (all)")
-    add("--num-pages", type=int, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
-    add("--swap-pages", type=int, default=0, metavar="N", help="also simulate memory for N pages beside the "
+    add("--num-pages", type=positive, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
+    add("--swap-pages", type=positive, metavar="N", help="also simulate memory for N pages beside the "
         "pool, where those of who gives way are kept as with --swap-memory (none)")  # fmt: skip
-    add("--swap-page-ms", type=float, default=0.2, metavar="MS", help="cost of copying one out or in (0.2)")
-    add("--max-running", type=int, default=64, metavar="N", help="(64)")
-    add("--max-step-tokens", type=int, default=512, metavar="N", help="(512)")
+    add(
+        "--swap-page-ms",
+        type=not_negative,
+        default=0.2,
+        metavar="MS",
+        help="cost of copying one out or in (0.2)",
+    )
+    add("--max-running", type=positive, default=64, metavar="N", help="(64)")
+    add("--max-step-tokens", type=positive, default=512, metavar="N", help="(512)")
     add("--target-itl", type=_target, metavar="MS|auto", help="cut prompts to this target (whole chunks)")
-    add("--target-ttft", type=float, metavar="S", help="seconds within which all want a first token (none)")
+    add(
+        "--target-ttft",
+        type=above_zero,
+        metavar="S",
+        help="seconds within which all want a first token (none)",
+    )
     add("--rates", type=_rates, metavar="R,R", help="so many prompts of 2,000 tokens per second: targets "
         "beside chunks of fixed sizes")  # fmt: skip
-    add("--seeds", type=int, default=3, metavar="N", help="with --rates (3)")
-    add("--good-ttft", type=float, default=10.0, metavar="S", help="goodput: time to first token (10)")
-    add("--good-itl", type=float, default=1.5, metavar="S", help="goodput: longest gap between tokens (1.5)")
+    add("--seeds", type=positive, default=3, metavar="N", help="with --rates (3)")
+    add("--good-ttft", type=above_zero, default=10.0, metavar="S", help="goodput: time to first token (10)")
+    add(
+        "--good-itl",
+        type=above_zero,
+        default=1.5,
+        metavar="S",
+        help="goodput: longest gap between tokens (1.5)",
+    )
     for name, value, text in (
         ("step", 28.0, "a step"),
         ("row", 0.5, "a decoding row"),
         ("prompt-token", 1.6, "a prompt token"),
         ("position", 0.2, "attending to 1,000 positions"),
     ):
-        add(f"--{name}-ms", type=float, default=value, metavar="MS", help=f"cost of {text} ({value:g})")
+        add(
+            f"--{name}-ms", type=not_negative, default=value, metavar="MS", help=f"cost of {text} ({value:g})"
+        )
     add("--plot", type=Path, metavar="FILE", help="draw times to first token, fairness, "
         "waits and preemptions over time; needs matplotlib")  # fmt: skip
 
@@ -160,14 +180,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def _target(text: str) -> float | Literal["auto"]:
     """Milliseconds, in seconds."""
-    return "auto" if text == "auto" else float(text) / 1e3
+    return "auto" if text == "auto" else above_zero(text) / 1e3
 
 
 def _rates(text: str) -> list[float]:
-    rates = [float(part) for part in text.split(",")]
-    if min(rates) <= 0:
-        raise argparse.ArgumentTypeError(f"must be above 0 requests per second, got {text}")
-    return rates
+    """Requests per second, separated by commas."""
+    return [above_zero(part) for part in text.split(",")]
 
 
 def _compare_rates(args: argparse.Namespace, model: StepModel) -> list[dict[str, Any]]:

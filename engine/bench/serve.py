@@ -2,7 +2,7 @@
 
 Prompts are seeded random token ids, so that nothing is shared but what is asked for; outputs
 run to their full length. Percentiles are of the requests that succeeded; inter-token times are
-per token (a response with k tokens counts k times, each with a k-th of the gap).
+between messages: tokens that come together have one wait before them, as in the server's metrics.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +29,7 @@ from ..arguments.security import add_connection_arguments, credentials_of
 from ..arguments.usage import positive
 from ..client.client import Client
 from ..client.server_process import ServerProcess
+from ..client.token_times import TokenTimes
 from ..plots.figure import require_matplotlib
 from .latencies import (
     Slo,
@@ -77,11 +78,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     _check(args)
     traces, wall_s = asyncio.run(_measure(args))
     good = [trace for trace in traces if trace.error is None]
-    for trace in traces:
-        if trace.error is not None:
-            print(f"failed: {trace.error}", file=sys.stderr)
     if not good:
         raise RequestFailed(f"all {len(traces)} requests failed; the first: {traces[0].error}")
+    for error, count in Counter(trace.error for trace in traces if trace.error is not None).items():
+        print(f"failed, {count} of {len(traces)}: {error}", file=sys.stderr)
     result = summarize(
         good,
         wall_s,
@@ -109,7 +109,12 @@ def _check(args: argparse.Namespace) -> None:
 
 async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
     async with _address(args) as address, Client(address, credentials=credentials_of(args)) as client:
-        vocab_size = (await client.model_info()).vocab_size
+        model = await client.model_info()
+        if (length := args.prompt_tokens + args.output_tokens) > model.max_model_len:
+            raise InvalidRequest(
+                f"--prompt-tokens and --output-tokens are {length} together, but the server's model has a "
+                f"length of {model.max_model_len}; lower one of them"
+            )
         rng = np.random.default_rng(args.seed)
         # Two more than are measured: they warm the server up, with prompts nobody else has.
         prompts = make_prompts(
@@ -117,7 +122,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
             args.requests + 2,
             args.prompt_tokens,
             shared=args.shared_prefix_tokens,
-            vocab_size=vocab_size,
+            vocab_size=model.vocab_size,
         )
         for prompt in prompts[:2]:
             await _request(client, [*reversed(prompt)], min(args.output_tokens, 4))
@@ -154,22 +159,15 @@ async def _address(args: argparse.Namespace) -> AsyncIterator[str]:
 
 async def _request(client: Client, prompt: list[int], num_tokens: int) -> Trace:
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    trace, sent = Trace(), time.monotonic()
-    last: float | None = None
+    trace = Trace(TokenTimes(time.monotonic()))
     try:
         async for delta in client.generate(prompt, params):
-            now, count = time.monotonic(), len(delta.token_ids)
-            if count and last is None:
-                trace.ttft_s = now - sent
-            elif count and last is not None:
-                trace.itl_s += [(now - last) / count] * count
-            last = now if count else last
-            trace.num_generated += count
+            trace.times.add(time.monotonic(), len(delta.token_ids))
             trace.cached_tokens = delta.cached_tokens
             trace.error = trace.error or delta.error
     except OctavoError as error:
         trace.error = str(error)
-    trace.e2e_s = time.monotonic() - sent
+    trace.e2e_s = time.monotonic() - trace.times.began
     return trace
 
 

@@ -7,6 +7,7 @@ that is asked for is imported, so that ``octavo --help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import errno
 import functools
 import importlib
 import os
@@ -50,6 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # whoever read our output has gone: nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise  # a bug: what can be wrong with a file is said where it is used
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say_error(args.command, f"cannot write {error.filename or 'the output'}: {error.strerror}; make room")
         return 1
     return code
 

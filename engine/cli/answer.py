@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Completion, Delta, PromptLogprobs, TokenLogprob
 from ..api.stats import DraftRecord, StepRecord
+from ..client.token_times import TokenTimes
 
 
 class Drafts:
@@ -37,24 +39,25 @@ class Answer:
     """Collects the samples and prints a single one as it comes; several are printed at the end,
     since they would be mixed."""
 
-    def __init__(self, num_samples: int, drafts: Drafts | None = None) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        drafts: Drafts | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``drafts``: of the engine that answers, if it has some."""
         self._drafts = drafts
-        self.num_generated = 0
+        self._clock = clock
+        self.times = TokenTimes(clock())
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._collectors = [OutputCollector() for _ in range(num_samples)]
         self._prompt_logprobs: PromptLogprobs | None = None
-        self._began = self._last = time.monotonic()
-        self._first: float | None = None
-        self._num_first = 0  # tokens that came with the first delta
 
     def add(self, delta: Delta) -> None:
-        self._last = time.monotonic()
-        if delta.token_ids and self._first is None:
-            self._first, self._num_first = self._last, len(delta.token_ids)
+        self.times.add(self._clock(), len(delta.token_ids), delta.index)
         self._collectors[delta.index].add(delta)
-        self.num_generated += len(delta.token_ids)
         self.prompt_tokens, self.cached_tokens = delta.prompt_tokens, delta.cached_tokens
         self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
         if len(self._collectors) == 1:
@@ -76,32 +79,24 @@ class Answer:
             for index, collector in enumerate(self._collectors)
         ]
 
-    @property
-    def ttft_s(self) -> float:
-        return (self._last if self._first is None else self._first) - self._began
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Rate after the first tokens; of the whole when there are no others."""
-        if self._first is not None and self._last > self._first:
-            return (self.num_generated - self._num_first) / (self._last - self._first)
-        return self.num_generated / max(self._last - self._began, 1e-9)
-
     def summary(self) -> str:
+        times, later = self.times, self.times.later_per_s
+        rate = f"{times.per_s:.1f}/s, prompt included" if later is None else f"then {later:.1f}/s"
         reasons = ", ".join(str(sample.finish_reason) for sample in self.samples)
         return (
             f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), "
-            f"{self.num_generated} generated, "
-            f"first after {self.ttft_s:.3f} s, then {self.tokens_per_s:.1f}/s; finished by {reasons}"
+            f"{times.num_tokens} generated, first after {times.ttft_s:.3f} s, {rate}; finished by {reasons}"
         )
 
     def as_json(self) -> dict[str, Any]:
+        """``tokens_per_s``: after the first message; of the whole request if that says nothing."""
+        later = self.times.later_per_s
         found = {
             "outputs": [_sample_json(sample) for sample in self.samples],
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "ttft_s": self.ttft_s,
-            "tokens_per_s": self.tokens_per_s,
+            "ttft_s": self.times.ttft_s,
+            "tokens_per_s": self.times.per_s if later is None else later,
         }
         if self._drafts is not None:
             found["speculation"] = self._drafts.as_json()

@@ -25,7 +25,7 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--host", metavar="HOST", help=f"the host of --http by itself ({DEFAULT.host})")
     add("--port", type=_port, metavar="PORT", help=f"the port of --http by itself ({DEFAULT.port})")
-    add("--api-key", metavar="KEY",
+    add("--api-key", type=_key, metavar="KEY",
         help="token that clients must send, over HTTP, or without --http over gRPC (none)")  # fmt: skip
     add("--ssl-certfile", type=Path, metavar="F", help="PEM certificate chain: HTTPS only")
     add("--ssl-keyfile", type=Path, metavar="F", help="PEM key of the certificate")
@@ -33,6 +33,12 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reasoning-parser", metavar="NAME", help="how the router reads reasoning (by the model's name)")
     add("--router-metrics", type=address, metavar="HOST:PORT", default="127.0.0.1:0",
         help="where the router's own metrics listen")  # fmt: skip
+
+
+def _key(text: str) -> str:
+    if not (text.isascii() and text.isprintable() and text) or " " in text:
+        raise argparse.ArgumentTypeError("must be a token of printable ASCII characters without spaces")
+    return text
 
 
 def http_options(args: argparse.Namespace) -> HttpOptions | None:

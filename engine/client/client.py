@@ -177,6 +177,8 @@ class Client:
                 f"the TLS handshake with {self.address} failed; check that --tls-ca is the authority of "
                 "its certificate, and whether it asks for one of yours (--tls-cert, --tls-key)"
             )
+        elif code is grpc.StatusCode.UNAVAILABLE and "resol" in text.lower():
+            text = f"the host of {self.address} is not known; spell it as the server's machine is called"
         elif code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
             text = f"nobody answers at {self.address}; start a server there with `octavo serve --listen`"
         kind = _ERRORS.get(code, RequestFailed)
@@ -194,6 +196,10 @@ def make_request(
         put_prompt(request, prompt)
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"a text cannot be written as UTF-8: {error.reason}; convert it") from error
+    except (ValueError, OverflowError) as error:  # of protobuf, which names the number
+        raise InvalidRequest(
+            f"a number does not fit into the request: {error}; token ids lie in [0, 2**32)"
+        ) from error
     return request
 
 

@@ -40,14 +40,15 @@ class ClientCredentials:
             return None
         import grpc  # here, since the command line reads options without it
 
-        files = [None if path is None else _read(path) for path in (self.ca, self.key, self.cert)]
+        options = {"--tls-ca": self.ca, "--tls-key": self.key, "--tls-cert": self.cert}
+        files = [None if path is None else _read_pem(path, option) for option, path in options.items()]
         return grpc.ssl_channel_credentials(*files)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What every call carries."""
         if self.token_file is None:
             return ()
-        lines = _read(self.token_file).decode(errors="replace").splitlines()
+        lines = _read(self.token_file, "--auth-token-file").decode(errors="replace").splitlines()
         words = [line.replace(":", " ").split() for line in lines if not line.lstrip().startswith("#")]
         token = next((found[-1] for found in words if found), None)
         if token is None:
@@ -55,8 +56,17 @@ class ClientCredentials:
         return (("authorization", f"Bearer {token}"),)
 
 
-def _read(path: Path) -> bytes:
+def _read_pem(path: Path, option: str) -> bytes:
+    content = _read(path, option)
+    if b"-----BEGIN " not in content:
+        raise InvalidConfig(f"{option} {path} is no PEM file; give one that begins with -----BEGIN")
+    return content
+
+
+def _read(path: Path, option: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
+        raise InvalidConfig(
+            f"{option} {path} cannot be read: {error.strerror}; give a file that this user may read"
+        ) from error

@@ -21,6 +21,11 @@ def require_matplotlib(path: Path | None) -> None:
         raise InvalidConfig(
             "--plot needs matplotlib, which is not installed; run `pip install matplotlib`"
         ) from None
+    kinds = importlib.import_module("matplotlib.figure").Figure().canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise InvalidConfig(
+            f"--plot {path}: a picture is no {path.suffix} file; end the name in .png or .svg"
+        )
     if not path.parent.is_dir():
         raise InvalidConfig(f"--plot {path}: there is no folder {path.parent}; make it first")
 

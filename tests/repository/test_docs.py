@@ -93,6 +93,25 @@ def test_files_that_the_docs_name_exist(path: Path) -> None:
         assert "NAME" in name or (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), name
 
 
+MEASURED = re.compile(
+    r"\d (tokens/s|GB/s|GFLOP/s|us\b)|\d(\.\d+)? times as (fast|long)|p(50|95|99) of \d|\d\.\d\d \(\d\.\d\d"
+)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda path: str(path.name)
+)
+def test_guides_have_no_figures_that_were_measured(path: Path) -> None:
+    """They are data in ``docs/benchmarks/results``, with machine, date and command."""
+    assert not MEASURED.search(path.read_text()), MEASURED.search(path.read_text())
+
+
+def test_links_to_results_lead_to_one() -> None:
+    for path in (*DOCS, ROOT / "README.md", *ROOT.glob("*/README.md")):
+        for link in re.findall(r"\]\(([^)]*benchmarks/results/[^)]+)\)", path.read_text()):
+            assert (path.parent / link).is_file(), f"{path}: {link}"
+
+
 def test_python_in_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), flags=re.DOTALL

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from octavo.engine import LLM, EngineConfig
+from octavo.engine.api.outputs import Completion, RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.bench.quality import Pages, format_pairs
 from octavo.engine.bench.quality_measures import (
+    DECODE_TOKENS,
     Document,
     Predictions,
+    decode_rate,
     divergence,
     ledger_documents,
     paired_difference,
@@ -29,6 +32,28 @@ from octavo.kernels.formats import FormatPair
 def predictions(top_ids: list[list[int]], probabilities: list[list[float]]) -> Predictions:
     top = np.log(np.array(probabilities))
     return Predictions(top[:, 0], np.array(top_ids), top)
+
+
+def test_the_rate_of_decoding_counts_tokens_of_its_own_span() -> None:
+    """The second one's first token comes when the first one has decoded for a second."""
+
+    class Served:
+        def generate(self, prompts: list[Any], *_: Any, **__: Any) -> list[RequestOutput]:
+            return [
+                RequestOutput(
+                    request_id=str(first),
+                    outputs=[Completion(index=0)],
+                    prompt_tokens=4,
+                    cached_tokens=0,
+                    ttft_s=first,
+                    latency_s=3.0,
+                )
+                for first in (1.0, 2.0)[: len(prompts)]
+            ]
+
+    documents = [Document(4, [1, 2, 3, number], ()) for number in range(2)]
+    served: Any = Served()
+    assert decode_rate(served, documents) == 2 * (DECODE_TOKENS - 1) / 2.0
 
 
 def test_divergence_by_hand() -> None:

@@ -49,6 +49,16 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "unknown flag": (["serve", "--bogus"], "--bogus"),
     "abbreviated flag": (["generate", "x", "--max-tok", "3"], "--max-tok"),
     "flag of nothing yet": (["serve", "--tls-cert", "x"], "--tls-cert"),
+    "id that no message holds": (
+        ["generate", "x", "--connect", "127.0.0.1:1", "--stop-id", "-1"],
+        "-1; token ids",
+    ),
+    "target of a simulation": (["bench", "schedule", "--target-itl", "-1"], "above 0, got '-1'"),
+    "rates of a simulation": (["bench", "schedule", "--rates", "1,x"], "above 0, got 'x'"),
+    "pages of a simulation": (["bench", "schedule", "--swap-pages", "-1"], "at least 1, got '-1'"),
+    "costs of a simulation": (["bench", "schedule", "--row-ms", "nan"], "of at least 0, got 'nan'"),
+    "no key": (["serve", "--api-key", ""], "--api-key"),
+    "key with a space": (["serve", "--api-key", "a b"], "without spaces"),
     "address": (["serve", "--listen", "here"], "HOST:PORT"),
     "metrics address": (["serve", "--metrics", "127.0.0.1:x"], "port"),
     "drain timeout": (["serve", "--drain-timeout", "-1"], "-1"),
@@ -112,6 +122,13 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[s
     assert "Traceback" not in err
 
 
+def test_a_picture_of_no_known_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    code, _, err = _run(capsys, "replay", "t.jsonl", "--plot", "x.xyz")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "a picture is no .xyz file; end the name in .png or .svg" in err
+
+
 def test_a_plot_without_matplotlib(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +145,36 @@ def test_a_broken_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert code == 2
     assert err.count("\n") == 1
     assert "config.json" in err
+
+
+@pytest.mark.parametrize("option", ["--tls-ca", "--auth-token-file"])
+def test_a_file_for_the_connection_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
+    missing = str(tmp_path / "none.pem")
+    code, _, err = _run(capsys, "generate", "x", "--connect", "127.0.0.1:1", option, missing)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{option} {missing} cannot be read" in err
+
+
+def test_an_authority_that_is_no_pem_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "ca.der").write_bytes(b"\x30\x82\xff")
+    code, _, err = _run(
+        capsys, "generate", "x", "--connect", "127.0.0.1:1", "--tls-ca", str(tmp_path / "ca.der")
+    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert "ca.der is no PEM file" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+def test_an_output_that_no_disk_has_room_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["plan", "--model", "demo", "--memory", "1GiB"]) == 1
+    err = capsys.readouterr().err
+    assert err == "octavo plan: error: cannot write the output: No space left on device; make room\n"
 
 
 def test_nobody_to_connect_to_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

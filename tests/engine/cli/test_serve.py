@@ -90,6 +90,11 @@ async def _check_bench(capsys: pytest.CaptureFixture[str], address: str) -> None
     for key in ("ttft_s", "itl_s", "e2e_s"):
         assert 0 < result[key]["p50"] <= result[key]["p95"] <= result[key]["p99"]
     assert result["cached_tokens"] >= 64, "the shared prefix was never found"
+    code, _, err = await _command(
+        capsys, "bench", "serve", "--connect", address, "--prompt-tokens", "99999", "--output-tokens", "1"
+    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert "100000 together" in err
 
 
 async def _check_metrics(address: str) -> None:
