@@ -12,7 +12,6 @@ on the batch, on preemption or on how many draws others made.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -169,11 +168,6 @@ def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Samp
     largest value fails alone. Bias and penalties change the rows in place. Does not record the
     tokens. ValueError if the numbers differ."""
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
-
-
-def greedy_sample(token: int, logit: float) -> Sampled:
-    """The sample of a plain greedy row whose largest logit is this one (NaN if any of it is)."""
-    return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
 
 
 def _sample_row(logits: Floats, state: SampleState) -> Sampled:
