@@ -453,7 +453,7 @@ class Scheduler:
             member.num_cached = parent.num_cached
             if result.token is not None:
                 member.tokens.append(result.token)
-            if result.token is None or _is_done(member, result):
+            if result.token is None or result.finished or len(member.tokens) >= member.max_length:
                 member.status = Status.FINISHED
             else:
                 remaining.append(member)
@@ -473,7 +473,3 @@ class Scheduler:
             queues.copies = [copy for copy in queues.copies if copy not in unwanted]
             self.blocks.copied(unwanted)
         self.blocks.close(table)
-
-
-def _is_done(sequence: Sequence, result: SampleResult) -> bool:
-    return result.finished or len(sequence.tokens) >= sequence.max_length

@@ -164,9 +164,6 @@ class LayerCache:
         may add to it in place."""
         return copy.copy(self.context.positions)
 
-    def is_trimmable(self) -> bool:
-        return True
-
     def make_mask(
         self, num_tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:

@@ -191,7 +191,7 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
 
 def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
     """Make logits [V], in place, those that a token is drawn from; why it cannot be drawn, or None."""
-    if not np.isfinite(logits[np.argmax(logits)]):  # of the first NaN, if there is one
+    if not is_finite(logits):
         return Sampled(token=None, error=NOT_FINITE)
     try:
         state.adjust_in_place(logits)
@@ -200,6 +200,11 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
     if not state.is_unprocessed and not np.isfinite(logits.max()):
         return Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
     return None
+
+
+def is_finite(logits: Floats) -> bool:
+    """Whether a token can be drawn from logits [V]."""
+    return bool(np.isfinite(logits[np.argmax(logits)]))  # of the first NaN, if there is one
 
 
 def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
