@@ -505,10 +505,6 @@ class BlockManager:
         """Say why ``open`` with these tokens found what is in ``table`` and no more; before ``commit``."""
         return self.miss_reasons.explain(table, tokens) if self.prefix_cache else Miss(0, "disabled")
 
-    def count_misses(self, num_tokens: int, miss: Miss) -> dict[str, int]:
-        """Return how many tokens of a prompt were not found, by reason."""
-        return self.miss_reasons.count(num_tokens, miss)
-
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""
         check_books(self._groups, self.page_size, self._tables, self._copies.pending)

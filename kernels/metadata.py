@@ -43,28 +43,51 @@ class StateMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionMetadata:
-    """T tokens of B sequences; the rows of a sequence are adjacent and in order.
+class StepRows:
+    """T tokens of B sequences, wherever their pages are: all that a model sees of a step. The rows of a
+    sequence are adjacent and in order.
 
     positions       [T]      position of each token in its sequence
     q_start         [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
     kv_len          [B]      positions of sequence b with K/V once this step is written, so
                              the last row of b sits at position ``kv_len[b] - 1``
-    page_size                positions per page
-    groups                   one for each pool of pages: the groups of layers in their order, then
-                             the residual pages of each group, where there are any
-    quantize_after  [B]      queries of sequence b before this position read 16-bit pages alone, where
-                             there are residual pages (residual.py); None: 0
     states                   of recurrent layers; None for models without any
     """
 
     positions: Ints
     q_start: Ints
     kv_len: Ints
+    states: StateMetadata | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.positions)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.kv_len)
+
+    @property
+    def row_sequences(self) -> Ints:
+        """The sequence of each row, [T]."""
+        counts = np.diff(self.q_start)
+        return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata(StepRows):
+    """The rows of a step, and their pages.
+
+    page_size                positions per page
+    groups                   one for each pool of pages: the groups of layers in their order, then
+                             the residual pages of each group, where there are any
+    quantize_after  [B]      queries of sequence b before this position read 16-bit pages alone, where
+                             there are residual pages (residual.py); None: 0
+    """
+
     page_size: int
     groups: tuple[GroupMetadata, ...]
     quantize_after: Ints | None = None
-    states: StateMetadata | None = None
 
     @classmethod
     def of(
@@ -96,20 +119,6 @@ class AttentionMetadata:
             ),
             states=states,
         )
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.positions)
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.kv_len)
-
-    @property
-    def row_sequences(self) -> Ints:
-        """The sequence of each row, [T]."""
-        counts = np.diff(self.q_start)
-        return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
     def select(self, groups: Iterable[int]) -> AttentionMetadata:
         """The same step with these of its groups alone, in this order."""

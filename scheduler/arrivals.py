@@ -136,7 +136,7 @@ class Arrivals:
         self._refused = None
         if miss is not None:
             sequence.num_cached = hit = table.num_written
-            misses = blocks.count_misses(len(sequence.tokens), miss)
+            misses = blocks.miss_reasons.count(len(sequence.tokens), miss)
             lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
         budget.spend(sequence, append_chunk(work, sequence, tokens), wanted)
         self._queues.waiting.planned(work[-1])

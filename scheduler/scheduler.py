@@ -10,10 +10,9 @@ from octavo.block_manager import BlockManager
 
 from .arrivals import Arrivals
 from .budget import TokenBudget
-from .commits import append_results, append_tokens
 from .connector import KVConnector, NoConnector
 from .draft_times import DraftTimes
-from .drafts import draft_rows, plan_drafts
+from .drafts import draft_rows, drop_rejected, plan_drafts
 from .limits import Limits, SequenceTooLong
 from .plan_ahead import next_tokens
 from .preemption import lost_work
@@ -150,6 +149,7 @@ class Scheduler:
         if sequence.status is not Status.FINISHED:
             self._arrivals.look_again()
             self._queues.abort(sequence)
+            self._release(sequence)
 
     def plan(self, now: float | None = None) -> SchedulerOutput | None:
         """Decide the next step and reserve its pages; None if there is nothing to do. ``now``: seconds of the
@@ -233,11 +233,13 @@ class Scheduler:
         assert step is oldest, "this step is not the oldest that was planned and not committed"
         self.blocks.copied(step.copies)
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
-        ended = append_tokens(step.work, results, self.blocks) if step.plain else None
+        ended = self._append_tokens(step.work, results) if step.plain else None
         if ended is None:
-            ended, groups = append_results(step.work, results, self.blocks)
+            ended, groups = self._append_results(step.work, results)
         if ended:
             self._arrivals.look_again()
+            for sequence in ended:
+                self._release(sequence)
             self._queues.end(ended)
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
@@ -348,10 +350,91 @@ class Scheduler:
                 return False
             victim = self._queues.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
             self._resumption.gives_way(victim)
+            self._release(victim)
             self._queues.preempt(victim)
             preempted.append(victim)
             self.num_preemptions += 1
         return True
+
+    def _append_tokens(
+        self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
+    ) -> list[Sequence] | None:
+        """Append one token to every sequence of a plain step; return those that have ended. None, and nothing
+        is done, if a result is more than a token or none at all.
+
+        As ``_append_results`` would, without what cannot be in such a step. A named tuple is taken apart by
+        its fields at five times the cost of a plain one, so results are by columns, and of rows only two
+        fields are read.
+        """
+        assert len(results) == len(work), f"{len(results)} results for {len(work)} samples"
+        tokens, finished, more, void = zip(*results, strict=True)
+        if any(void) or any(more):
+            return None
+        blocks = self.blocks
+        commit_pages, page_size, has_states = blocks.commit, blocks.page_size, blocks.states is not None
+        ended: list[Sequence] = []
+        for item, token, is_last in zip(work, tokens, finished, strict=True):
+            sequence = item[0]
+            table = sequence.table
+            if table is None:  # aborted while it was computed, or ended by the step before
+                continue
+            if token is None:
+                ended.append(sequence)
+                continue
+            known = sequence.tokens
+            known.append(token)
+            stop = item[2]
+            if stop % page_size and not has_states:
+                table.num_written = stop  # within a page this is all that the call would do
+            else:
+                commit_pages(table, known, stop)
+            if is_last or stop + 1 >= sequence.max_length:
+                ended.append(sequence)
+        return ended
+
+    def _append_results(
+        self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
+    ) -> tuple[list[Sequence], list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]]]:
+        """Append the tokens of any step, and publish full pages; return those that have ended, and prompts
+        with parallel samples, of which nothing is done yet, with their results."""
+        commit_pages = self.blocks.commit
+        ended: list[Sequence] = []
+        groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
+        index = 0
+        for item in work:
+            sequence, _, stop, samples, parallel_samples, drafts = item
+            table = sequence.table
+            if parallel_samples:
+                first, index = index, index + samples + len(parallel_samples)
+                groups.append((item, results[first:index]))
+                continue
+            if not samples:
+                while table is None and sequence.successor is not None:
+                    # Aborted while it was computed: a recurrent state has gone on, for whoever has it now.
+                    sequence = sequence.successor
+                    table = sequence.table
+                if table is not None:
+                    commit_pages(table, sequence.tokens, stop)
+                continue
+            token, finished, more, void = results[index]
+            index += 1
+            if void or table is None:  # aborted while it was computed, or ended by the step before
+                continue
+            if token is None:
+                ended.append(sequence)
+                continue
+            tokens = sequence.tokens
+            tokens.append(token)
+            if more:
+                tokens += more
+                stop += len(more)
+            commit_pages(table, tokens, stop)
+            if drafts and len(more) < len(drafts):
+                drop_rejected(table, self.blocks)
+            if finished or len(tokens) >= sequence.max_length:
+                ended.append(sequence)
+        assert index == len(results), f"{len(results)} results for {index} samples"
+        return ended, groups
 
     def _commit_group(self, item: ScheduledChunk, results: abc.Sequence[SampleResult]) -> None:
         """First sample of a prompt with parallel samples. If one failed, so did the row they all share."""
@@ -370,12 +453,23 @@ class Scheduler:
             member.num_cached = parent.num_cached
             if result.token is not None:
                 member.tokens.append(result.token)
-            if result.token is None or _is_done(member, result):
+            if result.token is None or result.finished or len(member.tokens) >= member.max_length:
                 member.status = Status.FINISHED
             else:
                 remaining.append(member)
-        self._queues.share(parent, remaining, kv_valid=kv_valid)
+        if not remaining or not kv_valid:
+            self._release(parent)
+        self._queues.share(parent, remaining)
 
-
-def _is_done(sequence: Sequence, result: SampleResult) -> bool:
-    return result.finished or len(sequence.tokens) >= sequence.max_length
+    def _release(self, sequence: Sequence) -> None:
+        """Give back a sequence's pages, and forget copies that only it wanted."""
+        table, sequence.table = sequence.table, None
+        if table is None:
+            return
+        queues = self._queues
+        if queues.copies:
+            held = set(self.blocks.held_by(table))
+            unwanted = [copy for copy in queues.copies if (copy.group, copy.target) in held]
+            queues.copies = [copy for copy in queues.copies if copy not in unwanted]
+            self.blocks.copied(unwanted)
+        self.blocks.close(table)

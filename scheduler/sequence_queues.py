@@ -1,4 +1,4 @@
-"""Who waits, who runs, and with which pages: the states of sequences and the ways between them."""
+"""Who waits and who runs: the states of sequences and the ways between them."""
 
 from __future__ import annotations
 
@@ -70,17 +70,15 @@ class SequenceQueues:
         table.copies = []
 
     def preempt(self, victim: Sequence) -> None:
-        """Take a running sequence's pages back; it is admitted again before those of its priority that
-        never ran, or ran after it did."""
+        """Let a running sequence wait; it is admitted again before those of its priority that never ran, or
+        ran after it did."""
         victim.num_preempted += 1
         self.running.remove(victim)
-        self._release(victim)
         self._put_back(victim)
 
     def end(self, sequences: list[Sequence]) -> None:
-        """Take these running sequences off the list and free their pages."""
+        """Take these running sequences off the list."""
         for sequence in sequences:
-            self._release(sequence)
             sequence.status = Status.FINISHED
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
@@ -104,14 +102,13 @@ class SequenceQueues:
             _take_over(successor, sequence)
         else:
             (self.running if runs else self.waiting).remove(sequence)
-            self._release(sequence)
         sequence.status = Status.FINISHED
 
-    def share(self, parent: Sequence, remaining: list[Sequence], *, kv_valid: bool) -> None:
+    def share(self, parent: Sequence, remaining: list[Sequence]) -> None:
         """After the first sample of a running parent with parallel samples, ``remaining`` go on: the first
         with the parent's table, the others with forks of it. Those there is no room for, or all
-        of them where the K/V of the prompt is not valid, are computed again."""
-        if remaining and kv_valid:
+        of them if the parent has no table any more, are computed again."""
+        if parent.table is not None:
             successor, *others = remaining
             if successor is not parent:
                 self.running[self.running.index(parent)] = successor
@@ -120,7 +117,6 @@ class SequenceQueues:
             queued = [member for member in others if not self._fork(successor, member)]
         else:
             self.running.remove(parent)
-            self._release(parent)
             queued = remaining
         for member in reversed(queued):
             member.digests = parent.digests.copy()
@@ -143,18 +139,6 @@ class SequenceQueues:
         member.status = Status.RUNNING
         self.running.insert(self.running.index(successor) + 1, member)
         return True
-
-    def _release(self, sequence: Sequence) -> None:
-        """Free a sequence's pages, and forget copies that only it wanted."""
-        table, sequence.table = sequence.table, None
-        if table is None:
-            return
-        if self.copies:
-            held = set(self.blocks.held_by(table))
-            unwanted = [copy for copy in self.copies if (copy.group, copy.target) in held]
-            self.copies = [copy for copy in self.copies if copy not in unwanted]
-            self.blocks.copied(unwanted)
-        self.blocks.close(table)
 
 
 def _behind(queue: list[Sequence], sequence: Sequence) -> int:

@@ -144,7 +144,7 @@ class Lookup(NamedTuple):
 
     num_tokens   tokens of the prompt
     num_hit      of those, found
-    misses       the others by reason, see BlockManager.count_misses; the sum is the difference
+    misses       the others by reason, see MissClassifier.count; the sum is the difference
     miss         the first page that was not found, and why
     """
 

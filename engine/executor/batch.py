@@ -169,3 +169,40 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
             sample_rows += [first] * (1 + len(item.parallel_samples))
             sample_rows += range(first + 1, end)
     return np.array(sample_rows, np.int32)
+
+
+def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
+    """The step as if it consisted of rows [first, stop) alone, the rows before them done."""
+    if first == 0 and stop == metadata.num_tokens:
+        return metadata
+    begin = int(np.searchsorted(metadata.q_start, first, side="right")) - 1
+    end = int(np.searchsorted(metadata.q_start, stop, side="left"))
+    q_start = np.clip(metadata.q_start[begin : end + 1], first, stop)
+    return AttentionMetadata(
+        positions=metadata.positions[first:stop],
+        q_start=q_start - np.int32(first),
+        kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
+        groups=tuple(
+            GroupMetadata(slots=group.slots[first:stop], page_table=group.page_table[begin:end])
+            for group in metadata.groups
+        ),
+        page_size=metadata.page_size,
+        quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],
+        states=None if metadata.states is None else _slice_states(metadata, begin, end, q_start),
+    )
+
+
+def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: Ints) -> StateMetadata:
+    """The states of sequences ``[begin, end)``, and the snapshots among rows ``q_start`` of the step."""
+    assert metadata.states is not None
+    kept = [
+        (sequence - begin, position, slot)
+        for sequence, position, slot in metadata.states.snapshots.tolist()
+        if begin <= sequence < end
+        and metadata.positions[q_start[sequence - begin]]
+        < position
+        <= metadata.positions[q_start[sequence - begin + 1] - 1] + 1
+    ]
+    return StateMetadata(
+        slots=metadata.states.slots[begin:end], snapshots=np.array(kept, np.int32).reshape(-1, 3)
+    )

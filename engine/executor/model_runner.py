@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from octavo.block_manager import PageCopy, ResidualWindow
 from octavo.kernels.backends import release_kept_memory
 from octavo.kernels.interface import PageStorage, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import Ints, StepRows
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.engine_info import EngineInfo
@@ -22,13 +23,13 @@ from ..api.outputs import TokenLogprob
 from ..kv_store.fingerprint import model_fingerprint
 from ..kv_store.page_runs import PageLayoutKey, StateKind
 from .base import Pending, Resolved, RunOutput
-from .batch import Batch, ScoredRows
+from .batch import Batch, ScoredRows, slice_rows
 from .device_step import DeviceStep
 from .failures import with_failures
 from .mtp.runner import MTPRunner
-from .paged_model import FIRST_ROW, PagedModel, slice_rows
+from .paged_model import FIRST_ROW, PagedModel
 from .sampling.logit_rows import NumpySampler, Sampler, Target
-from .sampling.sampler import Sampled, SampleState, greedy_sample
+from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 
 NO_ROWS: Ints = np.zeros(0, np.int32)
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
@@ -101,6 +102,7 @@ class PagedRunner:
         if after is not None:
             assert batch.sources is not None, "nothing says which tokens follow"
             token_ids = after.take(batch.sources)
+        self._model.kv_cache.begin_step(batch.attention)
         logits = self._model.forward(token_ids, batch.attention, rows)
         step = DeviceStep(
             batch,
@@ -133,9 +135,8 @@ class PagedRunner:
         rows, which = _each_once(batch.sample_rows)
         drawn: list[Sampled] = []  # one for each of rows
         failed: list[int] = []
-        for first, stop in self._slices(batch):
+        for first, stop, part in self._begin_slices(batch):
             wanted = _rows_between(rows, first, stop, batch) - first
-            part = slice_rows(batch.attention, first, stop)
             if not len(wanted):
                 failed += self._write(batch.token_ids[first:stop], part, first)
                 continue
@@ -153,9 +154,8 @@ class PagedRunner:
         scores: list[TokenLogprob] = []
         hidden: list[npt.NDArray[np.float32]] = []
         failed: list[int] = []
-        for first, stop in self._slices(batch):
+        for first, stop, part in self._begin_slices(batch):
             wanted = _rows_between(rows, first, stop, batch)
-            part = slice_rows(batch.attention, first, stop)
             kept = NO_ROWS
             if batch.embedded is not None:
                 kept = _rows_between(batch.embedded, first, stop, batch) - first
@@ -202,7 +202,7 @@ class PagedRunner:
                 failed.append(row)
             yield TokenLogprob(target.token, -np.inf) if score is None else score
 
-    def _write(self, token_ids: Ints, part: AttentionMetadata, first: int) -> list[int]:
+    def _write(self, token_ids: Ints, part: StepRows, first: int) -> list[int]:
         """Compute a slice of the step that nobody wants anything of; as ``_evaluate``."""
         self._model.write(token_ids, part)
         return self._evaluate([], first)
@@ -261,7 +261,8 @@ class PagedRunner:
         """Pages of each group, then of each residual window."""
         return self._model.kv_cache.storages
 
-    def _slices(self, batch: Batch) -> Iterator[tuple[int, int]]:
+    def _begin_slices(self, batch: Batch) -> Iterator[tuple[int, int, StepRows]]:
+        """Rows [first, stop) that are computed at once, in order; the KV cache has begun their step."""
         total = len(batch.token_ids)
         size = total
         if self._dense_row_bytes is not None:
@@ -269,13 +270,21 @@ class PagedRunner:
         if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
             size = min(size, max(1, LOGIT_BYTES // (4 * self._info.vocab_size)))
         for first in range(0, total, size):
-            yield first, min(first + size, total)
+            stop = min(first + size, total)
+            part = slice_rows(batch.attention, first, stop)
+            self._model.kv_cache.begin_step(part)
+            yield first, stop, part
 
     def close(self) -> None:
         """Drop the weights and the pool; the runner must not be used afterwards."""
         del self._model, self.head
         mx.clear_cache()
         release_kept_memory(self._info.backend)
+
+
+def greedy_sample(token: int, logit: float) -> Sampled:
+    """The sample of a plain greedy row whose largest logit is this one (NaN if any of it is)."""
+    return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
 
 
 def _each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:

@@ -10,7 +10,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import PagedKVCache
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
+from octavo.kernels.metadata import Ints, StepRows
 from octavo.kernels.replay import ReplayablePool
 
 from .adapt.cache_adapter import HookError, LayerCache, StepContext
@@ -97,34 +97,33 @@ class PagedModel:
             case _:
                 return ListShim([self._shim(part) for part in place])
 
-    def forward(
-        self, token_ids: Ints | mx.array, metadata: AttentionMetadata, rows: Ints | None = None
-    ) -> mx.array:
-        """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated.
+    def forward(self, token_ids: Ints | mx.array, step: StepRows, rows: Ints | None = None) -> mx.array:
+        """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated. The KV cache has
+        begun the step: only it is told where pages are.
 
         ``evaluate`` whatever is made of them, exactly once, before the next call.
         """
-        return self._step(self._build_logits, token_ids, metadata, rows)[0]
+        return self._step(self._build_logits, token_ids, step, rows)[0]
 
-    def write(self, token_ids: Ints, metadata: AttentionMetadata) -> None:
+    def write(self, token_ids: Ints, step: StepRows) -> None:
         """Only the K/V of the step, for rows that nobody draws from; evaluated like ``forward``."""
-        self._step(self._build_nothing, token_ids, metadata, FIRST_ROW)
+        self._step(self._build_nothing, token_ids, step, FIRST_ROW)
 
     def forward_and_hidden(
-        self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints, hidden_rows: Ints
+        self, token_ids: Ints, step: StepRows, rows: Ints, hidden_rows: Ints
     ) -> tuple[mx.array, mx.array]:
         """Logits as ``forward``, and what the output head gets of ``hidden_rows``, float32 [P, D]; evaluated
         like them. HookError where the head is not known."""
-        logits, hidden = self._step(self._build_hidden, token_ids, metadata, rows, hidden_rows)
+        logits, hidden = self._step(self._build_hidden, token_ids, step, rows, hidden_rows)
         return logits, hidden
 
-    def forward_greedy(self, token_ids: Ints, metadata: AttentionMetadata, rows: Ints) -> GreedyOutput:
+    def forward_greedy(self, token_ids: Ints, step: StepRows, rows: Ints) -> GreedyOutput:
         """The greedy choice of each of those rows, without their logits; evaluated like ``forward``.
 
         Raises HookError if the model's output is not exactly what its head gives, or its head
         cannot choose: a matter of the model, which the check at load asks once.
         """
-        return GreedyOutput(*self._step(self._build_greedy, token_ids, metadata, rows))
+        return GreedyOutput(*self._step(self._build_greedy, token_ids, step, rows))
 
     @property
     def is_paged(self) -> bool:
@@ -146,12 +145,11 @@ class PagedModel:
         """Whether layers collected K or V of whole sequences, in the steps so far."""
         return self._context.gathers
 
-    def begin_layer(self, layer: int, metadata: AttentionMetadata) -> LayerCache:
+    def begin_layer(self, layer: int, step: StepRows) -> LayerCache:
         """Begin a step in which nothing but one layer's attention is computed, by what stands for its
         cache."""
-        self.kv_cache.begin_step(metadata)
-        self._context.begin(metadata)
-        self._context.positions, self._context.traced = mx.array(metadata.positions), False
+        self._context.begin(step)
+        self._context.positions, self._context.traced = mx.array(step.positions), False
         return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
@@ -168,18 +166,12 @@ class PagedModel:
         return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 
     def _step(
-        self,
-        build: Build,
-        token_ids: Ints | mx.array,
-        metadata: AttentionMetadata,
-        rows: Ints | None,
-        *more: Ints,
+        self, build: Build, token_ids: Ints | mx.array, step: StepRows, rows: Ints | None, *more: Ints
     ) -> list[mx.array]:
-        self.kv_cache.begin_step(metadata)
-        self._context.begin(metadata)
+        self._context.begin(step)
         if self._recurrent is not None and self.states is not None:
-            self._recurrent.begin(self.states, StateStep(self.states.staged(metadata)))
-        values = [metadata.positions] if rows is None else [metadata.positions, rows]
+            self._recurrent.begin(self.states, StateStep(self.states.staged(step)))
+        values = [step.positions] if rows is None else [step.positions, rows]
         values += more
         if self.graph_runner is not None:
             assert not isinstance(token_ids, mx.array), "programs are given tokens that are known"
@@ -240,40 +232,3 @@ class PagedModel:
         """What the model returns for rows that are sequences of one token each: [rows, 1, V]."""
         logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
         return logits
-
-
-def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
-    """The step as if it consisted of rows [first, stop) alone, the rows before them done."""
-    if first == 0 and stop == metadata.num_tokens:
-        return metadata
-    begin = int(np.searchsorted(metadata.q_start, first, side="right")) - 1
-    end = int(np.searchsorted(metadata.q_start, stop, side="left"))
-    q_start = np.clip(metadata.q_start[begin : end + 1], first, stop)
-    return AttentionMetadata(
-        positions=metadata.positions[first:stop],
-        q_start=q_start - np.int32(first),
-        kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
-        groups=tuple(
-            GroupMetadata(slots=group.slots[first:stop], page_table=group.page_table[begin:end])
-            for group in metadata.groups
-        ),
-        page_size=metadata.page_size,
-        quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],
-        states=None if metadata.states is None else _slice_states(metadata, begin, end, q_start),
-    )
-
-
-def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: Ints) -> StateMetadata:
-    """The states of sequences ``[begin, end)``, and the snapshots among rows ``q_start`` of the step."""
-    assert metadata.states is not None
-    kept = [
-        (sequence - begin, position, slot)
-        for sequence, position, slot in metadata.states.snapshots.tolist()
-        if begin <= sequence < end
-        and metadata.positions[q_start[sequence - begin]]
-        < position
-        <= metadata.positions[q_start[sequence - begin + 1] - 1] + 1
-    ]
-    return StateMetadata(
-        slots=metadata.states.slots[begin:end], snapshots=np.array(kept, np.int32).reshape(-1, 3)
-    )

@@ -131,16 +131,11 @@ class Stream:
         self._begun: set[int] = set()  # samples whose first delta has come
         self._held: dict[int, OutputCollector] = {}  # too small to be read
         self._pending: dict[int, deque[OutputCollector]] = {}
-        self._num_pending_bytes = 0
+        self.num_pending_bytes = 0  # what waits here to be read, about, in bytes of memory
         self._num_given_bytes = 0  # of the delta that was read last
         self._unread = unread or UnreadOutput()
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
-
-    @property
-    def num_pending_bytes(self) -> int:
-        """What waits here to be read, about, in bytes of memory."""
-        return self._num_pending_bytes
 
     def push(self, delta: Delta) -> None:
         """Add what is new; it merges with what has not been read."""
@@ -175,7 +170,7 @@ class Stream:
         before = chunks[-1].num_bytes
         chunks[-1].add(delta)
         added = chunks[-1].num_bytes - before
-        self._num_pending_bytes += added
+        self.num_pending_bytes += added
         self._unread.num_bytes += added
 
     def fail(self, error: BaseException) -> None:
@@ -213,7 +208,7 @@ class Stream:
         chunk = chunks.popleft()
         if not chunks:
             del self._pending[index]
-        self._num_pending_bytes -= chunk.num_bytes
+        self.num_pending_bytes -= chunk.num_bytes
         self._unread.num_bytes -= chunk.num_bytes
         self._given(chunk.num_bytes)
         return chunk.take()
@@ -225,8 +220,8 @@ class Stream:
 
     def _drop_pending(self) -> None:
         self._pending.clear()
-        self._unread.num_bytes -= self._num_pending_bytes
-        self._num_pending_bytes = 0
+        self._unread.num_bytes -= self.num_pending_bytes
+        self.num_pending_bytes = 0
 
     def _end(self) -> None:
         if not self.ended:

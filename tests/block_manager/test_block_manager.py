@@ -272,14 +272,14 @@ def test_misses_are_counted(num_tokens: int, num_hit: int, misses: dict[str, int
     table = blocks.open(PROMPT[:num_tokens])
     miss = blocks.explain_miss(table, PROMPT[:num_tokens])
     assert (miss.page, miss.reason) == (num_hit // 4, next(iter(misses)))
-    assert blocks.count_misses(num_tokens, miss) == misses
+    assert blocks.miss_reasons.count(num_tokens, miss) == misses
 
 
 def test_without_the_cache_that_is_the_reason() -> None:
     blocks = BlockManager(8, 4, prefix_cache=False)
     miss = blocks.explain_miss(blocks.open(PROMPT), PROMPT)
     assert miss == Miss(0, "disabled")
-    assert blocks.count_misses(10, miss) == {"disabled": 10}
+    assert blocks.miss_reasons.count(10, miss) == {"disabled": 10}
 
 
 def test_an_evicted_page_is_said_to_be_and_when() -> None:

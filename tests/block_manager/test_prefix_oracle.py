@@ -161,7 +161,7 @@ def test_the_reason_of_a_miss_is_what_happened(
         if miss.reason == "other_salt":
             assert miss.page == 0
             assert any(salt != item.salt and tokens == item.prompt[:end] for salt, tokens in ever)
-        assert table.num_written + sum(blocks.count_misses(len(prompt), miss).values()) == len(prompt)
+        assert table.num_written + sum(blocks.miss_reasons.count(len(prompt), miss).values()) == len(prompt)
         assert blocks.reserve(table, len(prompt))
         blocks.commit(table, prompt, len(prompt))
         ever |= {(item.salt, item.prompt[:stop]) for stop in range(page_size, len(prompt) + 1, page_size)}

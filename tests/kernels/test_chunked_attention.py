@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention_backends import BACKENDS, TestedBackend
-from octavo.engine.executor.paged_model import slice_rows
+from octavo.engine.executor.batch import slice_rows
 from octavo.kernels.chunked import ChunkedKVCache, cut_into_chunks
 from octavo.kernels.groups import LayerGroup
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache, PoolSpec

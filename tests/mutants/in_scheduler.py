@@ -6,7 +6,6 @@ from mutant import Mutant
 
 SCHEDULER = "scheduler/scheduler.py"
 ARRIVALS = "scheduler/arrivals.py"
-COMMITS = "scheduler/commits.py"
 PLAN_AHEAD = "scheduler/plan_ahead.py"
 QUEUES = "scheduler/sequence_queues.py"
 FAIR = "scheduler/waiting/fair.py"
@@ -85,16 +84,23 @@ MUTANTS = (
         "            return Admission.SHARES",
     ),
     Mutant("salts are forgotten at admission", ARRIVALS, "salt=sequence.salt,\n", "\n"),
-    Mutant("max_tokens is not enforced", COMMITS, "if finished or", "if finished and"),
-    Mutant("nor in plain steps", COMMITS, "if is_last or", "if is_last and"),
-    Mutant("plain steps go on with aborted ones", COMMITS, "if table is None:", "if not sequence.tokens:"),
-    Mutant("full pages of plain steps are not published", COMMITS, "if stop % page_size and", "if stop and"),
-    Mutant("plain steps take void rows", COMMITS, "if any(void) or any(more):", "if any(more):"),
+    Mutant("max_tokens is not enforced", SCHEDULER, "if finished or", "if finished and"),
+    Mutant("nor in plain steps", SCHEDULER, "if is_last or", "if is_last and"),
+    Mutant(
+        "plain steps go on with aborted ones",
+        SCHEDULER,
+        "if table is None:  # aborted",
+        "if not sequence.tokens:  # aborted",
+    ),
+    Mutant(
+        "full pages of plain steps are not published", SCHEDULER, "if stop % page_size and", "if stop and"
+    ),
+    Mutant("plain steps take void rows", SCHEDULER, "if any(void) or any(more):", "if any(more):"),
     Mutant(
         "who has failed goes on in plain steps",
-        COMMITS,
-        "            ended.append(sequence)\n            continue\n        known",
-        "            continue\n        known",
+        SCHEDULER,
+        "                ended.append(sequence)\n                continue\n            known",
+        "                continue\n            known",
     ),
     Mutant(
         "steps with parallel samples are plain",
@@ -104,14 +110,14 @@ MUTANTS = (
     ),
     Mutant(
         "failed work is published",
-        COMMITS,
-        "            ended.append(sequence)\n            continue\n        tokens =",
-        "            commit_pages(table, sequence.tokens, stop)\n"
-        "            ended.append(sequence)\n            continue\n        tokens =",
+        SCHEDULER,
+        "                ended.append(sequence)\n                continue\n            tokens =",
+        "                commit_pages(table, sequence.tokens, stop)\n"
+        "                ended.append(sequence)\n                continue\n            tokens =",
     ),
     Mutant(
         "aborted work is committed",
-        COMMITS,
+        SCHEDULER,
         "if void or table is None:",
         "if void:",
     ),
@@ -164,31 +170,31 @@ MUTANTS = (
         "min(len(sequence.drafts), _tokens_left(sequence) - 1, share)",
         "min(len(sequence.drafts), share)",
     ),
-    Mutant("wrong drafts are committed", COMMITS, "stop += len(more)", "stop += len(drafts)"),
-    Mutant("wrong drafts keep their pages", COMMITS, "if drafts and len(more) < len(drafts):", "if False:"),
+    Mutant("wrong drafts are committed", SCHEDULER, "stop += len(more)", "stop += len(drafts)"),
+    Mutant("wrong drafts keep their pages", SCHEDULER, "if drafts and len(more) < len(drafts):", "if False:"),
     Mutant(
         "preempted sequences keep their pages",
-        QUEUES,
-        "self.running.remove(victim)\n        self._release(victim)",
-        "self.running.remove(victim)",
+        SCHEDULER,
+        "            self._release(victim)\n",
+        "",
     ),
     Mutant(
         "preempted sequences queue at the end",
         QUEUES,
-        "        self._release(victim)\n        self._put_back(victim)",
-        "        self._release(victim)\n        victim.status = Status.WAITING\n        self.enqueue(victim)",
+        "        self._put_back(victim)",
+        "        victim.status = Status.WAITING\n        self.enqueue(victim)",
     ),
     Mutant(
         "ended sequences keep their pages",
-        QUEUES,
-        "        for sequence in sequences:\n            self._release(sequence)\n",
-        "        for sequence in sequences:\n",
+        SCHEDULER,
+        "            for sequence in ended:\n                self._release(sequence)\n",
+        "",
     ),
     Mutant(
         "abort keeps the pages",
-        QUEUES,
-        ").remove(sequence)\n            self._release(sequence)",
-        ").remove(sequence)",
+        SCHEDULER,
+        "self._queues.abort(sequence)\n            self._release(sequence)",
+        "self._queues.abort(sequence)",
     ),
     Mutant(
         "abort of a parent takes its parallel samples along",
@@ -218,7 +224,7 @@ MUTANTS = (
     Mutant("copies are not asked for", QUEUES, "self.copies += fork.copies", "pass"),
     Mutant(
         "unwanted copies stay",
-        QUEUES,
+        SCHEDULER,
         "if (copy.group, copy.target) in held]",
         "if copy is None]",
     ),
@@ -285,10 +291,10 @@ MUTANTS = (
     ),
     Mutant(
         "rows of a wrong token are committed",
-        COMMITS,
-        "        index += 1\n        if void or",
-        "        index += 1\n        if void and table:\n"
-        "            commit_pages(table, [*sequence.tokens, 0], stop)\n        if void or",
+        SCHEDULER,
+        "            index += 1\n            if void or",
+        "            index += 1\n            if void and table:\n"
+        "                commit_pages(table, [*sequence.tokens, 0], stop)\n            if void or",
     ),
     Mutant(
         "a step ahead takes the tokens of others",

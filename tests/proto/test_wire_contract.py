@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,14 +189,14 @@ deltas = st.builds(
 
 @given(deltas)
 def test_deltas_survive_the_wire(delta: Delta) -> None:
-    sent = messages.response_of(delta, num_generated=3).SerializeToString()
+    sent = messages.response_of(delta, Counter()).SerializeToString()
     assert messages.delta_of(pb.GenerateResponse.FromString(sent)) == delta
 
 
 @given(deltas, st.text(min_size=1, max_size=8))
 def test_what_went_wrong_survives_the_wire(delta: Delta, error: str) -> None:
     failed = replace(delta, finish_reason=FinishReason.ERROR, error=error)
-    response = messages.response_of(failed, num_generated=3)
+    response = messages.response_of(failed, Counter())
     assert response.error.code == grpc.StatusCode.INTERNAL.value[0]
     assert messages.delta_of(pb.GenerateResponse.FromString(response.SerializeToString())) == failed
 

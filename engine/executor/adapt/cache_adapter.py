@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import StepRows
 
 from ..load.mlx_lm_import import base
 from .latents import RotaryKeys, RotaryScores
@@ -50,18 +50,18 @@ class StepContext:
         self.latent_layers: set[int] = set()  # those that attended over latents
         self.gathers = mask_dims is not None  # some layer collects K or V of whole sequences
         self.traced = False  # the graph being built is to serve other steps too
-        self._metadata: AttentionMetadata | None = None
+        self._step: StepRows | None = None
 
-    def begin(self, metadata: AttentionMetadata) -> None:
+    def begin(self, step: StepRows) -> None:
         """What follows is this step, which the cache has begun."""
-        self._metadata = metadata
+        self._step = step
         if self.mask_dims is not None:
-            self.positions = mx.array(metadata.positions)
+            self.positions = mx.array(step.positions)
 
     @property
-    def metadata(self) -> AttentionMetadata:
-        assert self._metadata is not None, "a shim was used outside a step"
-        return self._metadata
+    def step(self) -> StepRows:
+        assert self._step is not None, "a shim was used outside a step"
+        return self._step
 
     @property
     def num_visible(self) -> int:
@@ -69,7 +69,7 @@ class StepContext:
         graph is traced that is to serve other steps too."""
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
-        return int(self.metadata.kv_len.max())
+        return int(self.step.kv_len.max())
 
     def mask(self, spec: LayerSpec) -> mx.array | None:
         """Which of the L dense positions each row may see: bool [T, 1, .., 1, L]. None where
@@ -104,7 +104,7 @@ class PagedKV:
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads * self.tiles
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
-        return context.metadata.num_tokens, heads, context.positions + 1, dim
+        return context.step.num_tokens, heads, context.positions + 1, dim
 
     def astype(self, dtype: mx.Dtype) -> PagedKV:
         """Attention computes in the queries' dtype, whatever the pages hold."""
@@ -164,9 +164,6 @@ class LayerCache:
         may add to it in place."""
         return copy.copy(self.context.positions)
 
-    def is_trimmable(self) -> bool:
-        return True
-
     def make_mask(
         self, num_tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
@@ -182,7 +179,7 @@ class LayerCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write K [T, Hkv, 1, D] and V of the step's rows; what attention is to read."""
-        if keys.ndim != 4 or keys.shape[2] != 1 or keys.shape[0] != self.context.metadata.num_tokens:
+        if keys.ndim != 4 or keys.shape[2] != 1 or keys.shape[0] != self.context.step.num_tokens:
             raise HookError(f"the model caches keys of shape {keys.shape}, not one position per row")
         self.context.kv_cache.write(self.layer, keys.squeeze(2), values.squeeze(2))
         self._dtypes = (keys.dtype, values.dtype)

@@ -103,6 +103,7 @@ def _attend(
     values: mx.array,
 ) -> Doubles:
     """What the shim of a layer gives [T, Hq, Dv], as model code would ask for it."""
+    paged.kv_cache.begin_step(metadata)
     shim = paged.begin_layer(index, metadata)
     k, v = shim.update_and_fetch(keys, values)
     scale = float(queries.shape[-1] ** -0.5)
@@ -124,6 +125,7 @@ def _attend_latents(
     keys: mx.array,
 ) -> Doubles:
     """The same of a latent layer."""
+    paged.kv_cache.begin_step(metadata)
     shim = paged.begin_layer(index, metadata)
     shim.update_and_fetch(latents, keys)
     scale = float(queries.shape[-1] ** -0.5)

@@ -99,6 +99,7 @@ def _observe(paged: PagedModel, run: Surroundings) -> list[Floats]:
         work: list[Work] = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
         tokens = np.concatenate([run.tokens[i][start:stop] for i, start, stop in work]).astype(np.int32)
         metadata = step_metadata(work, num_sequences=NUM_SEQUENCES, longest=LONGEST)
+        cache.begin_step(metadata)
         logits = paged.forward(tokens, metadata)
         traced = [rows[-counts[OBSERVED] :].astype(mx.float32) for rows in cache.rows]
         paged.evaluate([logits, *traced])

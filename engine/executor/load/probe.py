@@ -186,7 +186,9 @@ def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int
     for counts in steps:
         work = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
         tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
-        logits = paged.forward(tokens.astype(np.int32), _metadata(reference, work))
+        metadata = _metadata(reference, work)
+        paged.kv_cache.begin_step(metadata)
+        logits = paged.forward(tokens.astype(np.int32), metadata)
         paged.evaluate([logits])
         got, first = evaluated(logits), 0
         for i, start, stop in work:
@@ -220,6 +222,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     ids, rows = np.array(tokens, np.int32), np.array([3, 1], np.int32)
     paged.selection = selection
     try:
+        paged.kv_cache.begin_step(metadata)
         chosen = paged.forward(ids, metadata, rows)
         paged.evaluate([chosen])
     except Exception:  # a model that cannot live with fewer rows keeps them all

@@ -32,6 +32,7 @@ class MTPRunner:
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
         """As ``HeadRunner.run``."""
         self.head.body.set_hidden(mx.array(hidden)[:, None])
+        self.paged.kv_cache.begin_step(batch.attention)
         if not states:
             self.paged.write(batch.token_ids, batch.attention)
             self.paged.evaluate([])

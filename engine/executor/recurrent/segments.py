@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.metadata import Ints, StepRows
 from octavo.kernels.state_segments import NO_STATE, StateSegments
 
 from .recurrences import Recurrences
@@ -82,19 +82,19 @@ class SegmentGroup:
 class StateStep:
     """The segments of one step, in groups. ValueError for slots that do not belong together."""
 
-    def __init__(self, metadata: AttentionMetadata) -> None:
-        states = metadata.states
-        if states is None or len(states.slots) != metadata.num_sequences:
+    def __init__(self, step: StepRows) -> None:
+        states = step.states
+        if states is None or len(states.slots) != step.num_sequences:
             raise ValueError("a step of a model with recurrent layers needs a slot for each sequence")
-        self.num_rows = metadata.num_tokens
+        self.num_rows = step.num_tokens
         wanted: dict[int, dict[int, list[int]]] = {}
         for sequence, position, slot in states.snapshots.tolist():
             wanted.setdefault(sequence, {}).setdefault(position, []).append(slot)
         keyed: dict[tuple[int, int, bool], tuple[list[Segment], list[Ints]]] = {}
-        starts, slots = metadata.q_start.tolist(), states.slots.tolist()
+        starts, slots = step.q_start.tolist(), states.slots.tolist()
         for index, slot in enumerate(slots):
             row = starts[index]
-            begin = int(metadata.positions[row])
+            begin = int(step.positions[row])
             end = begin + starts[index + 1] - row
             copies = wanted.get(index, {})
             bounds = [begin, *sorted(p for p in copies if begin < p < end), end]

@@ -16,7 +16,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata
+from octavo.kernels.metadata import StepRows
 from octavo.kernels.page_bytes import PageBytes
 
 from ...api.config import StateSnapshots
@@ -98,13 +98,13 @@ class StatePool:
         assert self._step is not None, "a state is used outside a step"
         return self._step
 
-    def staged(self, metadata: AttentionMetadata) -> AttentionMetadata:
+    def staged(self, step: StepRows) -> StepRows:
         """The step as it is computed where snapshots are compressed: a state that a sequence stands at when
         the step ends is compressed from its slot, and others pass through slots kept for that. Copies
         to slots that run (of states after drafts) are no snapshots."""
-        states = metadata.states
+        states = step.states
         if self._snapshots is None or states is None:
-            return metadata
+            return step
         kept: list[tuple[int, int, int]] = []
         self._to_compress = []
         num_staged = 0
@@ -112,15 +112,15 @@ class StatePool:
             if slot < self._first:
                 kept.append((sequence, position, slot))
                 continue
-            last = int(metadata.q_start[sequence + 1]) - 1
+            last = int(step.q_start[sequence + 1]) - 1
             running = int(states.slots[sequence])
-            if position != int(metadata.positions[last]) + 1:
+            if position != int(step.positions[last]) + 1:
                 running = self._first + num_staged
                 num_staged += 1
                 kept.append((sequence, position, running))
             self._to_compress.append((running, slot - self._first))
         staged = np.array(kept, np.int32).reshape(-1, 3)
-        return replace(metadata, states=replace(states, snapshots=staged))
+        return replace(step, states=replace(states, snapshots=staged))
 
     def begin_step(self, step: StateStep) -> None:
         """Forget what a step has computed that was not committed. ValueError if a slot does not stand where

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...api.outputs import TokenLogprob
-from .sampler import Sampled, SampleState, logprob_of, sample
+from .sampler import Sampled, SampleState, is_finite, logprob_of, sample
 from .truncation import Floats
 
 
@@ -54,5 +54,4 @@ def float_row(logits: mx.array, row: int) -> Floats:
 
 
 def _score(values: Floats, token: int, num_top: int) -> TokenLogprob | None:
-    finite = np.isfinite(values[np.argmax(values)])  # of the first NaN, if there is one
-    return logprob_of(values, token, num_top) if finite else None
+    return logprob_of(values, token, num_top) if is_finite(values) else None

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 
 from octavo.kernels import _ext
 
 from ...api.outputs import TokenLogprob
 from ...structured_output.constraint import ConstraintFailed
 from .logit_rows import Target, float_row
-from .sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState
-from .truncation import Floats
+from .sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState, is_finite
 
 
 class NativeSampler:
@@ -39,7 +37,7 @@ class NativeSampler:
             if (
                 sampled[i].error == NOT_FINITE
                 and not state.is_unprocessed
-                and _is_finite(float_row(logits, row))
+                and is_finite(float_row(logits, row))
             ):
                 sampled[i] = Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
         return sampled
@@ -50,11 +48,6 @@ class NativeSampler:
             None if score is None else _logprob(target.token, score)
             for target, score in zip(targets, scores, strict=True)
         ]
-
-
-def _is_finite(row: Floats) -> bool:
-    """Whether a token can be drawn from logits [V]."""
-    return bool(np.isfinite(row[np.argmax(row)]))  # of the first NaN, if there is one
 
 
 def _draw_of(state: SampleState, row: int, vocab_size: int) -> _ext.Draw:

@@ -12,7 +12,6 @@ on the batch, on preemption or on how many draws others made.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -171,11 +170,6 @@ def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Samp
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 
-def greedy_sample(token: int, logit: float) -> Sampled:
-    """The sample of a plain greedy row whose largest logit is this one (NaN if any of it is)."""
-    return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
-
-
 def _sample_row(logits: Floats, state: SampleState) -> Sampled:
     params, adjusted = state.params, logits if state.is_unprocessed else logits.copy()
     if (failure := _adjust_row(adjusted, state)) is not None:
@@ -197,7 +191,7 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
 
 def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
     """Make logits [V], in place, those that a token is drawn from; why it cannot be drawn, or None."""
-    if not np.isfinite(logits[np.argmax(logits)]):  # of the first NaN, if there is one
+    if not is_finite(logits):
         return Sampled(token=None, error=NOT_FINITE)
     try:
         state.adjust_in_place(logits)
@@ -206,6 +200,11 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
     if not state.is_unprocessed and not np.isfinite(logits.max()):
         return Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
     return None
+
+
+def is_finite(logits: Floats) -> bool:
+    """Whether a token can be drawn from logits [V]."""
+    return bool(np.isfinite(logits[np.argmax(logits)]))  # of the first NaN, if there is one
 
 
 def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:

@@ -14,6 +14,7 @@ from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 
 from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed, RequestTooLong
+from ...api.outputs import Delta
 from ..request_handler import RequestHandler
 from ..status import Context, errors_as_status
 from . import judgements, messages
@@ -35,9 +36,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        failure = ""
-        async with aclosing(self._serve(request, context)) as responses:
-            async for response in responses:
+        failure, num_generated = "", Counter[int]()
+        async with aclosing(self._serve(request, context)) as deltas:
+            async for delta in deltas:
+                response = messages.response_of(delta, num_generated)
                 failure = failure or response.error.message
                 await self._handler.writer.write(context, response)
         if failure:
@@ -69,10 +71,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         slots = asyncio.Semaphore(self._batch_concurrency)
 
         async def serve(request: pb.GenerateRequest) -> None:
+            num_generated = Counter[int]()
             try:
-                async with aclosing(self._serve(request, context)) as responses:
-                    async for response in responses:
-                        await output.put(response)
+                async with aclosing(self._serve(request, context)) as deltas:
+                    async for delta in deltas:
+                        await output.put(messages.response_of(delta, num_generated))
             except Exception as error:
                 fatal = isinstance(error, EngineDead) and not isinstance(error, EngineStopping)
                 await output.put(error if fatal else _refusal(request, error))
@@ -90,12 +93,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         else:
             await output.put(None)
 
-    async def _serve(
-        self, request: pb.GenerateRequest, context: Context
-    ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """Responses of one request; closing it frees the request's pages."""
-        num_generated: Counter[int] = Counter()  # tokens, by sample
-        deltas = self._handler.generate(
+    def _serve(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
+        """Increments of one request; closing it frees the request's pages."""
+        return self._handler.generate(
             messages.prompt_of(request, max_tokens=self._engine.info.max_model_len),
             messages.params_of(request.sampling),
             context=context,
@@ -104,10 +104,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             priority=request.priority,
             final_only=messages.is_final_only(request),
         )
-        async with aclosing(deltas):
-            async for delta in deltas:
-                num_generated[delta.index] += len(delta.token_ids)
-                yield messages.response_of(delta, num_generated[delta.index])
 
     @errors_as_status
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

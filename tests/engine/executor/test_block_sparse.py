@@ -60,7 +60,9 @@ def paged_logits(
     for start, stop in CHUNKS:
         work = [(i, max(0, start - 2), stop - 2) for i in range(count - 1)] + [(count - 1, start, stop)]
         ids = np.concatenate([np.array(sequences[i][a:b], np.int32) for i, a, b in work])
-        logits = paged.forward(ids, step_metadata(work, num_sequences=count, longest=LENGTH))
+        metadata = step_metadata(work, num_sequences=count, longest=LENGTH)
+        paged.kv_cache.begin_step(metadata)
+        logits = paged.forward(ids, metadata)
         paged.evaluate([logits])
         out.append(np.array(logits.astype(mx.float32))[start - stop :])
     return np.concatenate(out)

@@ -81,6 +81,7 @@ def primitives_of(model: PagedModel, lengths: Sequence[int]) -> list[dict[str, A
     found: list[dict[str, Any]] = []
 
     def step(token_ids: mx.array) -> list[mx.array]:
+        model.kv_cache.begin_step(metadata)
         logits = model.forward(token_ids, metadata, rows)
         return [logits, *model.kv_cache.flags()]
 

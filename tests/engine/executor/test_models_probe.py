@@ -232,7 +232,7 @@ def test_what_mlx_cannot_compute_here_is_said(tmp_path: Path) -> None:
 
 def wrong_positions(patch: pytest.MonkeyPatch) -> AttentionBackend:
     def offset(shim: hook.LayerCache) -> mx.array:
-        return mx.array(shim.context.metadata.positions // 2 * 2)
+        return mx.array(shim.context.step.positions // 2 * 2)
 
     patch.setattr(hook.LayerCache, "offset", property(offset))
     return ReferenceBackend()

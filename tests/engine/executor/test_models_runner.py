@@ -16,8 +16,8 @@ import tiny_models
 from octavo.block_manager import PageCopy, PageId
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
+from octavo.engine.executor.batch import slice_rows
 from octavo.engine.executor.capture.graph_runner import Build
-from octavo.engine.executor.paged_model import slice_rows
 from octavo.kernels.metadata import Ints
 from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
 

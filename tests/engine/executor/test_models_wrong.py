@@ -56,7 +56,7 @@ def probe_of(
 
 def neighbours_offset(patch: Patch) -> None:
     def offset(shim: hook.LayerCache) -> mx.array:
-        positions = shim.context.metadata.positions
+        positions = shim.context.step.positions
         return mx.array(np.roll(positions, 1)) if shim.layer == 3 else mx.array(positions)
 
     patch.setattr(hook.LayerCache, "offset", property(offset))
@@ -66,8 +66,8 @@ def longest_offset(patch: Patch) -> None:
     """One length for all rows, as from the shape of keys."""
 
     def offset(shim: hook.LayerCache) -> mx.array:
-        metadata = shim.context.metadata
-        return mx.full(metadata.num_tokens, int(metadata.kv_len.max()) - 1)
+        step = shim.context.step
+        return mx.full(step.num_tokens, int(step.kv_len.max()) - 1)
 
     patch.setattr(hook.LayerCache, "offset", property(offset))
 
@@ -79,7 +79,7 @@ def no_causal_mask(patch: Patch) -> None:
     def unmasked(shim: hook.LayerCache, queries: mx.array, *, scale: float, **_: Any) -> mx.array:
         if shim.spec.window is not None:
             return attend(shim, queries, scale=scale)
-        step = shim.context.metadata
+        step = shim.context.step
         lengths = step.kv_len[step.row_sequences]
         seen = mx.array(np.arange(int(lengths.max()))[None] < lengths[:, None])
         return shim.context.kv_cache.attend(shim.layer, queries, AttendOptions(scale=scale, mask=seen))

@@ -171,6 +171,7 @@ def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.arr
     for counts in ((9, 4, 1), (1, 1, 1), (1, 1, 1), (3, 1, 2), (1, 1, 1)):
         metadata = step_of(written, counts, tables)
         ids = rng.integers(0, layout.vocab_size, metadata.num_tokens).astype(np.int32)
+        paged.kv_cache.begin_step(metadata)
         out = paged.forward(ids, metadata, metadata.q_start[1:] - np.int32(1))
         mx.eval(out, *paged.kv_cache.pending())
         logits.append(out.astype(mx.float32))
@@ -224,6 +225,7 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
         ids = rng.integers(0, layout.vocab_size, 4).astype(np.int32)
         outs = []
         for paged in (replayed, plain):
+            paged.kv_cache.begin_step(metadata)
             out = paged.forward(ids, metadata, np.arange(4, dtype=np.int32))
             paged.evaluate([out])
             outs.append(np.array(out.astype(mx.float32)))
@@ -254,6 +256,7 @@ def test_results_of_prompts_of_any_length_lie_in_the_memory_of_programs(tmp_path
             ),
             page_size=32,
         )
+        paged.kv_cache.begin_step(metadata)
         paged.evaluate([paged.forward(np.ones(length, np.int32), metadata, np.zeros(1, np.int32))])
         assert paged.graph_runner is not None
         assert paged.graph_runner.is_computed
@@ -324,7 +327,7 @@ def test_a_graph_that_keeps_a_number_of_its_first_step_is_not_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offset(shim: hook.LayerCache) -> mx.array:
-        return mx.array(shim.context.metadata.positions)  # not the array that a replay replaces
+        return mx.array(shim.context.step.positions)  # not the array that a replay replaces
 
     monkeypatch.setattr(hook.LayerCache, "offset", property(offset))
     got, _ = ready(tmp_path, "llama")

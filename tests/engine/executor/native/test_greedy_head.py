@@ -19,7 +19,7 @@ from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.load import load as startup
 from octavo.engine.executor.paged_model import GreedyOutput
-from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState, greedy_sample
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 pytestmark = pytest.mark.parity
@@ -165,6 +165,6 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
 
 
 def test_only_a_finite_logit_is_a_token() -> None:
-    assert greedy_sample(3, -1.5).token == 3
+    assert paged.greedy_sample(3, -1.5).token == 3
     for logit in (np.nan, np.inf, -np.inf):
-        assert greedy_sample(3, logit).error == NOT_FINITE
+        assert paged.greedy_sample(3, logit).error == NOT_FINITE

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 import recurrent_models
 from native import require_extension
 from octavo.engine.executor.adapt.install import adapt_models
+from octavo.engine.executor.batch import slice_rows
 from octavo.engine.executor.load.discover import discover_layout
-from octavo.engine.executor.paged_model import PagedModel, slice_rows
+from octavo.engine.executor.paged_model import PagedModel
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
 from octavo.engine.executor.recurrent.no_attention import NoAttentionCache
 from octavo.engine.executor.recurrent.recurrences import Recurrences
@@ -126,7 +127,9 @@ class Run:
         parts = []
         for first in range(0, len(tokens), slices or len(tokens)):
             stop = min(first + (slices or len(tokens)), len(tokens))
-            logits = self.model.forward(tokens[first:stop], slice_rows(metadata, first, stop))
+            part = slice_rows(metadata, first, stop)
+            self.model.kv_cache.begin_step(part)
+            logits = self.model.forward(tokens[first:stop], part)
             self.model.evaluate([logits])
             parts.append(np.array(logits.astype(mx.float32)))
         rows = iter(np.concatenate(parts))
@@ -251,7 +254,9 @@ def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
         run.open(0, 0)
         run.step((0, 5))
         for _ in range(2):  # computed and thrown away
-            run.model.forward(np.array(tokens[0][5:7], np.int32), run.metadata([(0, 2)], []))
+            metadata = run.metadata([(0, 2)], [])
+            run.model.kv_cache.begin_step(metadata)
+            run.model.forward(np.array(tokens[0][5:7], np.int32), metadata)
         run.step((0, 2))
         assert largest_error(run.logits, {0: wanted}) < 1e-5
 

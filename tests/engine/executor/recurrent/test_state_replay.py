@@ -85,6 +85,7 @@ class Driver:
             ),
         )
         ids = np.concatenate([self.tokens[s, r.start : r.stop] for s, r in zip(counts, ranges, strict=True)])
+        self.model.kv_cache.begin_step(metadata)
         logits = self.model.forward(ids, metadata, starts[1:] - np.int32(1))
         self.model.evaluate([logits])
         for s, count in counts.items():
