@@ -198,17 +198,6 @@ void multiply(const TileCall& call, bool exact_start, float* to) {
   }
 }
 
-// Where results will be written: rows of a panel are a whole row of results apart.
-void prefetch_results(const LinearCall& call, int panel, int row, int rows) {
-  if (call.largest != nullptr) return;
-  const std::size_t size = float_size(call.y_type), stride = size * call.weight->shape.outputs;
-  const uint8_t* y = static_cast<const uint8_t*>(call.y) + stride * row + size * kPanel * panel;
-  for (int m = 0; m < rows; ++m, y += stride) {
-    __builtin_prefetch(y, 1);
-    __builtin_prefetch(y + 64, 1);
-  }
-}
-
 // Panels [first, last): each tile of rows passes all of them.
 void run_panels(const LinearCall& call, const TiledRows& x, int first, int last) {
   const PackedShape& shape = call.weight->shape;
@@ -227,7 +216,6 @@ void run_panels(const LinearCall& call, const TiledRows& x, int first, int last)
     const int row = tile * kTileRows, rows = std::min(call.rows - row, kTileRows);
     for (int panel = first; panel < last; ++panel) {
       const Panel& weights = panels[panel - first];
-      prefetch_results(call, panel, row, rows);
       for (int c = 0; c < kColumns; ++c) {
         const TileCall tile_call{x.codes + x.first(tile) * x.group,
                                  x.scales + x.first(tile) * 2,
