@@ -120,34 +120,26 @@ def counts(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """A time of at least 0 seconds, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, got {text!r}")
-    return value
+    return _number(text, "a number of seconds, 0 or more")
 
 
 def above_zero(text: str) -> float:
     """A number above 0, for argparse."""
-    return _number(text, above=True)
+    return _number(text, "a number above 0", may_be_zero=False)
 
 
 def not_negative(text: str) -> float:
     """A number of at least 0, for argparse."""
-    return _number(text, above=False)
+    return _number(text, "a number of at least 0")
 
 
-def _number(text: str, *, above: bool) -> float:
+def _number(text: str, rule: str, *, may_be_zero: bool = True) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf") or (above and not value):
-        raise argparse.ArgumentTypeError(
-            f"must be a number {'above' if above else 'of at least'} 0, got {text!r}"
-        )
+    if not 0 <= value < float("inf") or not (value or may_be_zero):
+        raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
     return value
 
 

@@ -230,7 +230,7 @@ def print_integer_digest() -> None:
         if mode == "affine" and bits in (8, 4):
             continue
         packed, _ = quantized(random(rng, (130, 384), mx.bfloat16), group, bits, mode)
-        for rows in (1, 2, 5, 6, 7, 97):
+        for rows in (1, 2, 5, 6, 7, 13, 20, 97):
             x = random(rng, (rows, 384), mx.bfloat16)
             x[0, :64] = 0
             if rows > 1:

@@ -25,10 +25,10 @@ inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
-// The block to ask for while `block` of a panel is multiplied.
-inline const uint8_t* ahead_of(const PackedShape& shape, const uint8_t* block) {
+// How far behind a block of a panel lies the one to ask for while it is multiplied: whole blocks.
+inline std::size_t bytes_ahead(const PackedShape& shape) {
   const std::size_t bytes = shape.block_bytes();
-  return block + (kAhead + bytes - 1) / bytes * bytes;
+  return (kAhead + bytes - 1) / bytes * bytes;
 }
 
 // Memory that is asked for before it is used: some lines with each step of the products of all row tiles.

@@ -128,15 +128,14 @@ void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& t
   alignas(64) uint8_t bytes[kMaxBlock * kPanel];
   std::memset(sums, 0, sizeof(float) * kPanel * rows);
   Parameters parameters;
+  const std::size_t ahead = bytes_ahead(shape), fetched = shape.block_bytes() * block / shape.group;
   for (int b = 0; b < shape.inputs / block; ++b) {
     const int k = b * block, inside = k % shape.group;
     const uint8_t* group = call.weight->panel(panel) + shape.block_bytes() * (k / shape.group);
     if (inside == 0) load_parameters<F>(shape, group + shape.code_bytes(), parameters);
     unpack<F>(group + PackedShape::plane_bytes(inside, F::kLow),
               group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), block, bytes);
-    const uint8_t* const part = group + shape.block_bytes() * inside / shape.group;
-    const Fetch fetch(ahead_of(shape, part), shape.block_bytes() * block / shape.group,
-                      last_tile - first_tile, block / 4);
+    const Fetch fetch(group + fetched * (inside / block) + ahead, fetched, last_tile - first_tile, block / 4);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
       const std::size_t i = static_cast<std::size_t>(b) * call.rows + row;
@@ -144,9 +143,9 @@ void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& t
       const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * block, x.scales + i,
                          x.code_sums + i};
       with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
-        fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* ahead) {
+        fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
           multiply_block<F, decltype(count)::value, decltype(lines)::value>(
-              in, x.sums + i, block, bytes, ahead, parameters, sums + (row - first) * kPanel);
+              in, x.sums + i, block, bytes, next, parameters, sums + (row - first) * kPanel);
         });
       });
     }

@@ -112,15 +112,15 @@ void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
   alignas(64) uint8_t bytes[kBits == 4 ? 128 * kPanel : 1];
   std::memset(sums, 0, sizeof(float) * kPanel * rows);
   const uint8_t* block = call.weight->panel(panel);
+  const bool widened = kBits == 4 && rows >= kWidenedRows;
+  const int steps = shape.group * (widened ? 8 : kBits) / 32;
+  // Where memory is the bound, at fewer rows as measured, processors foresee it better.
+  const std::size_t ahead = bytes_ahead(shape), fetched = rows < kBits ? 0 : shape.block_bytes();
   for (int g = 0; g < groups; ++g, block += shape.block_bytes()) {
     Parameters parameters;
     load_parameters(shape, block + shape.code_bytes(), parameters);
-    const bool widened = kBits == 4 && rows >= kWidenedRows;
     if (widened) widen_codes(block, shape.group, bytes);
-    const int steps = shape.group * (widened ? 8 : kBits) / 32;
-    // Where memory is the bound, at fewer rows as measured, processors foresee it better.
-    const std::size_t fetched = rows < kBits ? 0 : shape.block_bytes();
-    const Fetch fetch(ahead_of(shape, block), fetched, last_tile - first_tile, steps);
+    const Fetch fetch(block + ahead, fetched, last_tile - first_tile, steps);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
       const std::size_t i = static_cast<std::size_t>(g) * call.rows + row;
@@ -129,10 +129,10 @@ void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
                          x.code_sums + i};
       float* const to = sums + (row - first) * kPanel;
       with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
-        fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* ahead) {
+        fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
           constexpr int R = decltype(count)::value, kLines = decltype(lines)::value;
-          if (widened) multiply_group<R, 8, kLines>(in, shape.group, bytes, ahead, parameters, to);
-          else multiply_group<R, kBits, kLines>(in, shape.group, block, ahead, parameters, to);
+          if (widened) multiply_group<R, 8, kLines>(in, shape.group, bytes, next, parameters, to);
+          else multiply_group<R, kBits, kLines>(in, shape.group, block, next, parameters, to);
         });
       });
     }
