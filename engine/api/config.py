@@ -119,8 +119,9 @@ class EngineConfig:
         more="Of layers without a window of their own: the latest, and the first --keep-tokens.",
     )  # fmt: skip
     keep_tokens: int | None = setting(
-        None, "first positions among these, as attention sinks", shown="4", kind="int", metavar="N"
-    )
+        None, "first positions among these, as attention sinks", shown="4", kind="int", metavar="N",
+        needs="max_kv_size",
+    )  # fmt: skip
     max_running: int = setting(
         64, "sequences computed at once", kind="int", metavar="N", low=1, aliases=("--max-num-seqs",)
     )
@@ -193,7 +194,7 @@ class EngineConfig:
     )
     max_pinned_pages: int = setting(
         0, "pages that `octavo cache pin` may keep for good", kind="int", metavar="N", low=0,
-        remedy="0 refuses every pin",
+        remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     tenant_share: float = setting(
         0.5, "part of the queue, of pinned pages and of watch streams that one of several tenants may take",
@@ -204,28 +205,32 @@ class EngineConfig:
         "quantum", choices=get_args(Fairness),
     )  # fmt: skip
     tenant_weights: str = setting(
-        "", "parts of the service under --fairness", shown="1 each", metavar="NAME=W,..."
+        "", "parts of the service under --fairness", shown="1 each", metavar="NAME=W,...", needs="fairness"
     )
     fairness_costs: str = setting(
-        "1/2", "cost of an uncached prompt token and an output one", metavar="PROMPT/OUTPUT"
-    )
+        "1/2", "cost of an uncached prompt token and an output one", metavar="PROMPT/OUTPUT",
+        needs="fairness",
+    )  # fmt: skip
     fairness_quantum: float = setting(
-        4096.0, "what dlpm serves a tenant in a row, in these costs", kind="float", metavar="COST"
-    )
+        4096.0, "what dlpm serves a tenant in a row, in these costs", kind="float", metavar="COST",
+        needs="fairness",
+    )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
         "fcfs", "without --fairness: the oldest first, or the longest cached prefix first, where nobody is "
         "overtaken for long", choices=get_args(SchedulePolicy),
     )  # fmt: skip
     cache_dir: Path | None = setting(
-        None, "keep cached pages there, over restarts", shown="they are not", kind="path", metavar="DIR"
-    )
-    cache_dir_bytes: int = setting(
-        10 * 1024**3, "what they may take, all servers that use the folder together", shown="10GiB",
-        kind="size", metavar="SIZE", low=1,
+        None, "keep cached pages there, over restarts", shown="they are not", kind="path", metavar="DIR",
+        needs="prefix_cache",
+    )  # fmt: skip
+    cache_dir_bytes: int | None = setting(
+        None, "what they may take, all servers that use the folder together", shown="10GiB", kind="size",
+        metavar="SIZE", low=1, needs="cache_dir",
     )  # fmt: skip
     swap_memory: int = setting(
         0, "memory beside the pool for pages of requests that give way to others: they are copied back where "
         "that is quicker than computing them again", shown="none", kind="size", metavar="SIZE", low=0,
+        needs="prefix_cache",
     )  # fmt: skip
     save_dir: Path | None = setting(
         None, "where `octavo cache save` may write, and load from", shown="nowhere", kind="path",
@@ -269,14 +274,6 @@ class EngineConfig:
         self._check_fairness()
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
-        if self.cache_dir is not None and not self.prefix_cache:
-            raise InvalidConfig(
-                "cache_dir keeps what the prefix cache publishes, and prefix_cache is off; drop one of them"
-            )
-        if self.swap_memory and not self.prefix_cache:
-            raise InvalidConfig(
-                "swap_memory keeps what the prefix cache publishes, and prefix_cache is off; drop one of them"
-            )
         if self.kv_memory is not None and self.num_pages is not None:
             raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")
         if self.max_step_tokens < self.max_running:
@@ -287,11 +284,6 @@ class EngineConfig:
             )
 
     def _check_streaming(self) -> None:
-        if self.keep_tokens is not None and self.max_kv_size is None:
-            raise InvalidConfig(
-                f"keep_tokens is {self.keep_tokens}, but without max_kv_size every position stays visible; "
-                "give max_kv_size, or leave it out"
-            )
         if self.max_kv_size is not None and not 0 <= self.num_kept_tokens < self.max_kv_size:
             raise InvalidConfig(
                 f"max_kv_size must be more than the {self.num_kept_tokens} keep_tokens, which must be at "
@@ -308,11 +300,6 @@ class EngineConfig:
             raise InvalidConfig(
                 f"schedule_policy {self.schedule_policy} and fairness {self.fairness} both say who is next; "
                 'drop one of them ("dlpm" orders by what is cached, too)'
-            )
-        if self.tenant_weights and self.fairness == "off":
-            raise InvalidConfig(
-                f'tenant_weights is {self.tenant_weights!r}, but fairness is off; set it to "vtc", or leave '
-                "the weights out"
             )
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 from .errors import InvalidConfig, InvalidRequest
 from .setting_types import Kind, in_its_type
 
+_UNSET = (None, False, "off")
 _UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # by metavar
 
 
@@ -32,6 +33,7 @@ class Setting:
     remedy     ends the message about a value that is not usable
     aliases    further spellings of the option, vLLM's above all
     exclusive  settings of one such name exclude each other
+    needs      the setting without which this one does nothing
     optional   None is a value, as the field's annotation says
     """
 
@@ -47,6 +49,7 @@ class Setting:
     remedy: str = ""
     aliases: tuple[str, ...] = ()
     exclusive: str | None = None
+    needs: str | None = None
     optional: bool = False
 
     def taken(self, name: str, value: Any, default: Any) -> Any:
@@ -148,6 +151,8 @@ def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> N
             raise error(str(reason)) from None
         if taken is not given:
             object.__setattr__(config, name, taken)
+        if taken != default and (needed := declared.needs) and getattr(config, needed) in _UNSET:
+            raise error(_refusal(name, f"left out without {needed}", str(taken), f"set {needed}, too"))
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:

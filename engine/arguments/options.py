@@ -19,7 +19,7 @@ from ..api.engine_info import EngineInfo
 from ..api.sampling_params import PARAMETERS
 from ..api.setting import Setting, settings_of
 from ..api.size import parse_size
-from .usage import checked
+from .usage import checked, number, whole_number
 
 DEFAULTS = EngineConfig()
 FORMATS = ("kv_format", "k_format", "v_format")
@@ -80,7 +80,7 @@ def _add_option(
     elif declared.kind == "names":
         how = {"action": _Several, "nargs": "+"}
     elif declared.kind in ("texts", "ints"):
-        how = {"action": _Several, "type": int if declared.kind == "ints" else str}
+        how = {"action": _Several, "type": whole_number if declared.kind == "ints" else str}
     elif declared.kind == "biases":
         how = {"action": _Biases, "type": _bias}
     else:
@@ -158,8 +158,8 @@ def _target_itl(text: str) -> float | str:
 
 _PARSERS: dict[str, Callable[[str], Any] | None] = {
     "text": None,
-    "int": int,
-    "float": float,
+    "int": whole_number,
+    "float": number,
     "path": None,
     "size": checked(functools.partial(parse_size, least=0)),
     "formats": _formats,

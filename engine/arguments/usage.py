@@ -102,11 +102,37 @@ def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
     return converter
 
 
+def whole_number(text: str) -> int:
+    """A whole number, for argparse."""
+    return _read(int, text, "a whole number")
+
+
+def number(text: str) -> float:
+    """A number, for argparse; it may be infinite, or none."""
+    return _read(float, text, "a number")
+
+
+def _read(convert: Callable[[str], T], text: str, rule: str) -> T:
+    try:
+        return convert(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}") from None
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1, for argparse."""
-    value = int(text) if text.strip().lstrip("+-").isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return _at_least(1, text)
+
+
+def from_zero(text: str) -> int:
+    """A whole number of at least 0, for argparse."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    value = int(text) if text.strip().lstrip("+-").isdigit() else -1
+    if not least <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
     return value
 
 

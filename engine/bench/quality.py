@@ -21,7 +21,7 @@ from octavo.kernels.residual import SIXTEEN_BITS
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
-from ..arguments.usage import counts, positive
+from ..arguments.usage import counts, positive, whole_number
 from ..frontend.llm import LLM
 from ..plots.figure import require_matplotlib
 from .quality_measures import (
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lengths", type=counts, default="500,1000,2000", metavar="N,N", help="tokens of a document")
     add("--documents", type=positive, default=12, metavar="N", help="documents of each length")
     add("--text", type=Path, metavar="FILE", help="measure on this text, not on made-up ledgers")
-    add("--seed", type=int, default=1, metavar="N", help="of the ledgers")
+    add("--seed", type=whole_number, default=1, metavar="N", help="of the ledgers")
     add("--plot", type=Path, metavar="F.png", help="draw recall and divergence (needs matplotlib)")
     add_engine_arguments(parser)
 

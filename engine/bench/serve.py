@@ -26,7 +26,7 @@ from ..api.errors import InvalidConfig, InvalidRequest, OctavoError, RequestFail
 from ..api.sampling_params import SamplingParams
 from ..arguments.options import add_engine_arguments, engine_flags, given_settings
 from ..arguments.security import add_connection_arguments, credentials_of
-from ..arguments.usage import positive
+from ..arguments.usage import positive, whole_number
 from ..client.client import Client
 from ..client.server_process import ServerProcess
 from ..client.token_times import TokenTimes
@@ -52,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=_rate, metavar="R", help="send R requests per second on average (Poisson arrivals)")
     add("--prompt-tokens", type=positive, default=256, metavar="N", help="tokens of each prompt")
     add("--output-tokens", type=positive, default=64, metavar="N", help="tokens to generate for each")
-    add("--shared-prefix-tokens", type=int, default=0, metavar="N",
+    add("--shared-prefix-tokens", type=whole_number, default=0, metavar="N",
         help="how many of a prompt's first tokens all prompts share")  # fmt: skip
     add("--slo", "--goodput", dest="slo", type=slo_limits, nargs="+", metavar="NAME:MS,...",
         help="count requests within these limits: ttft, tpot (per later token), itl (the longest gap), "
         "e2el (whole)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
+    add("--seed", type=whole_number, default=0, metavar="N", help="of prompts and arrivals")
     add("--plot", type=Path, metavar="F.png", help="draw the distributions (needs matplotlib)")
     add_connection_arguments(parser)
     add_engine_arguments(parser)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments.options import add_json_argument, print_json
 from ..arguments.security import add_connection_arguments, credentials_of
-from ..arguments.usage import token_ids
+from ..arguments.usage import from_zero, token_ids
 
 if TYPE_CHECKING:
     from octavo.v1.cache_pb2 import GetStatsResponse
@@ -192,7 +192,7 @@ def _no_arguments(_parser: argparse.ArgumentParser) -> None:
 
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prefixes", type=int, metavar="N", help="prefixes to list at most (10)")
+    parser.add_argument("--prefixes", type=from_zero, metavar="N", help="prefixes to list at most (10)")
 
 
 def _id_argument(parser: argparse.ArgumentParser) -> None:
@@ -217,8 +217,9 @@ def _pin_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--start", type=int, metavar="N", help="number of the first event (the next one)")
-    parser.add_argument("--events", type=int, default=0, metavar="N", help="end after so many; 0 goes on")
+    add = functools.partial(parser.add_argument, type=from_zero, metavar="N")
+    add("--start", help="number of the first event (the next one)")
+    add("--events", default=0, help="end after so many; 0 goes on")
 
 
 _ACTIONS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Action]] = {

@@ -12,6 +12,7 @@ import octavo
 from ..api.config import Backend, EngineConfig, Weights
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_json_argument, print_json
+from ..arguments.usage import whole_number
 from ..memory.budget import format_size
 from .model_report import examine_model, model_lines
 
@@ -20,7 +21,7 @@ PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "pr
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=get_args(Backend), default="auto", help="which one to examine")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the kernels")
+    parser.add_argument("--threads", type=whole_number, metavar="N", help="CPU threads of the kernels")
     add = parser.add_argument
     add(
         "--model",

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..api.errors import InvalidRequest
 from ..api.size import parse_size
 from ..arguments.options import add_json_argument, print_json
-from ..arguments.usage import checked, positive, seconds
+from ..arguments.usage import checked, positive, seconds, whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--state-share", type=_shares, default=None, metavar="F,F",
         help="with --state-bytes: which shares of the bytes slots get (0.01 to 0.75)")  # fmt: skip
     add("--page-bytes", type=checked(parse_size), metavar="SIZE", help="with --state-bytes: of one page")
-    add("--seed", type=int, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
+    add("--seed", type=whole_number, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
     add("--plot", type=Path, metavar="F.png",
         help="draw hit ratio against size for every policy, and the optimum; with --state-bytes for every "
         "choice of snapshots, from an eighth of the bytes to all of them (needs matplotlib)")  # fmt: skip

@@ -37,6 +37,8 @@ from .draft_tables import BatchDrafter
 from .engine_core import EngineCore
 from .mtp_drafts import MTPDrafts
 
+CACHE_DIR_BYTES = 10 * 1024**3  # that pages on disk may take, where nothing else is said
+
 
 def build_core(
     config: EngineConfig,
@@ -187,7 +189,8 @@ def _disk_tier(
     if config.cache_dir is None:
         return None
     try:
-        return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=config.cache_dir_bytes)
+        max_bytes = config.cache_dir_bytes or CACHE_DIR_BYTES
+        return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=max_bytes)
     except OSError as error:
         raise _unusable("cache_dir", config.cache_dir, error) from error
 

@@ -27,5 +27,6 @@ def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
         served_model_name=(),
         chat_template=None,
         cache_dir=None,
+        cache_dir_bytes=None,
         save_dir=None,
     )

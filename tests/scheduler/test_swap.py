@@ -221,7 +221,7 @@ def test_a_store_is_asked_once_for_each_time_that_one_gave_way() -> None:
 
 
 def test_without_a_prefix_cache_it_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="prefix_cache is off; drop one of them"):
+    with pytest.raises(InvalidConfig, match="swap_memory must be left out without prefix_cache"):
         small_config(swap_memory=MIB, prefix_cache=False)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,30 @@ def test_every_declared_rule_is_checked(name: str) -> None:
     for value in wrong:
         with pytest.raises(InvalidConfig, match=f"^{name} must be .*, got {value!r}"):
             EngineConfig(**{name: value})  # type: ignore[arg-type]
+
+
+NEEDY = {
+    "keep_tokens": 2, "max_pinned_pages": 1, "tenant_weights": "a=2", "fairness_costs": "1/3",
+    "fairness_quantum": 9.0, "cache_dir": Path("x"), "cache_dir_bytes": 10 * 1024**3, "swap_memory": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), NEEDY.items())
+def test_what_does_nothing_without_another_setting_is_refused(name: str, value: object) -> None:
+    needed = settings_of(EngineConfig)[name][0].needs
+    assert needed is not None
+    rest = {"prefix_cache": False} if needed == "prefix_cache" else {}
+    message = re.escape(f"{name} must be left out without {needed}, got {value}; set {needed}, too")
+    with pytest.raises(InvalidConfig, match=f"^{message}$"):
+        EngineConfig(**{name: value}, **rest)  # type: ignore[arg-type]
+
+
+def test_no_other_setting_needs_one() -> None:
+    declared = settings_of(EngineConfig)
+    assert {name for name, (each, _) in declared.items() if each.needs is not None} == set(NEEDY)
+    EngineConfig(cache_dir=Path("x"), cache_dir_bytes=1)
+    EngineConfig(max_kv_size=100, keep_tokens=2)
+    EngineConfig(fairness="vtc", tenant_weights="a=2", fairness_costs="1/3")
 
 
 def test_numbers_are_declared_with_what_they_may_be() -> None:

@@ -49,6 +49,17 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "unknown flag": (["serve", "--bogus"], "--bogus"),
     "abbreviated flag": (["generate", "x", "--max-tok", "3"], "--max-tok"),
     "flag of nothing yet": (["serve", "--tls-cert", "x"], "--tls-cert"),
+    "a number with letters": (["serve", "--tenant-share", "x"], "must be a number, got 'x'"),
+    "a fraction of a sequence": (["serve", "--max-running", "1.5"], "must be a whole number, got '1.5'"),
+    "a seed with letters": (["bench", "quality", "--seed", "x"], "must be a whole number, got 'x'"),
+    "an event before the first": (
+        ["cache", "watch", "--connect", "127.0.0.1:1", "--start", "-1"],
+        "must be a whole number of at least 0, got '-1'",
+    ),
+    "bytes of no folder": (
+        ["serve", "--cache-dir-bytes", "1GiB"],
+        "cache_dir_bytes must be left out without cache_dir, got 1073741824; set cache_dir, too",
+    ),
     "id that no message holds": (
         ["generate", "x", "--connect", "127.0.0.1:1", "--stop-id", "-1"],
         "-1; token ids",

@@ -289,7 +289,7 @@ def test_two_servers_share_one_folder(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InvalidConfig, match="prefix_cache is off"):
+    with pytest.raises(InvalidConfig, match="left out without prefix_cache"):
         EngineConfig(cache_dir=tmp_path, prefix_cache=False)
     with pytest.raises(InvalidConfig, match="cache_dir_bytes must be at least 1"):
         EngineConfig(cache_dir=tmp_path, cache_dir_bytes=0)
