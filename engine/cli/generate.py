@@ -10,6 +10,7 @@ from contextlib import aclosing
 
 from ..api.errors import InvalidConfig, InvalidRequest, RequestFailed
 from ..api.outputs import Delta
+from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from ..arguments.options import (
     add_engine_arguments,
@@ -26,7 +27,6 @@ from ..arguments.options import (
 from ..arguments.security import add_connection_arguments, credentials_of
 from ..arguments.usage import token_ids
 from ..client.credentials import ClientCredentials
-from ..grpc.interface import Prompt
 from .answer import Answer, Drafts
 from .structured import add_structured_arguments, structured_of
 

@@ -16,9 +16,9 @@ from octavo.proto import generation_pb2 as pb
 from ..api.embedding import check_dimensions
 from ..api.errors import InvalidRequest, OctavoError, RequestFailed
 from ..api.outputs import Delta
+from ..api.prompt import Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n
 from ..api.sampling_params import Pooling, SamplingParams
-from ..grpc.interface import Prompt
 from ..grpc.octavo_v1.messages import delta_of, params_message
 from ..grpc.server import MAX_MESSAGE_BYTES
 from ..grpc.status import CODES

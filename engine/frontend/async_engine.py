@@ -12,6 +12,7 @@ from ..api.config import EngineConfig, checked
 from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
+from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
 from ..api.tenant import NO_TENANT, Tenant
@@ -21,7 +22,7 @@ from ..core.engine_thread import EngineThread
 from ..core.request import Request, Update
 from ..tokenizer.tokenizer import Tokenizer
 from .daemon_call import call_on_daemon
-from .input_processor import InputProcessor, Prompt, check_params
+from .input_processor import InputProcessor, check_params
 from .notifier import Notifier
 from .output_streams import OutputStreams
 from .request_limiter import refusal_label

@@ -7,26 +7,24 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import TypeAlias, cast
+from typing import cast
 
 from octavo.block_manager import ResidualWindow
 
 from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidRequest, RequestTooLong
+from ..api.prompt import Message, Prompt
 from ..api.sampling_params import SamplingParams
 from ..core.request import Request
 from ..structured_output.compiler import ConstraintCompiler
 from ..structured_output.constraint import Constraint
-from ..tokenizer.tokenizer import Message, Tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
 QUANTIZE_AFTER_SALT = b"\xff"  # no UTF-8, so no salt that a client can name
 LONG_TEXT = 2_000  # characters; more would hold up the event loop for milliseconds
 LONG_PROMPT = 20_000  # ids, likewise
-
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
-"""Text (encoded as the model expects a document), token ids as they are, or chat messages."""
 
 
 class InputProcessor:

@@ -20,6 +20,7 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, FinishReason, RequestOutput
+from ..api.prompt import Message, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n, ranked
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
@@ -28,8 +29,8 @@ from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.request import Request, Update
 from ..core.snapshots import LoadedPages, SavedPages, load, save_prompt
-from ..tokenizer.tokenizer import Message, Tokenizer
-from .input_processor import InputProcessor, Prompt, check_params, check_prompt
+from ..tokenizer.tokenizer import Tokenizer
+from .input_processor import InputProcessor, check_params, check_prompt
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 

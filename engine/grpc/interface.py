@@ -6,38 +6,21 @@ with an engine that has no model behind it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Protocol
 
 from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.outputs import Delta
+from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges
 from ..api.tenant import Tenant
 from ..core.commands import AnswerT, Command
 from ..frontend.notifier import Notifier
 
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}
-Prompt = str | Sequence[int] | Sequence[Message]  # text, token ids, or a chat
-
-
-class Tokenizer(Protocol):
-    """Text to token ids and back, as the model was trained."""
-
-    eos_ids: frozenset[int]
-
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
-    ) -> list[int]:
-        """RequestTooLong, without any work, for a text that cannot have so few tokens."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-    def apply_chat_template(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None
-    ) -> list[int]: ...
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
 
 
 class Engine(Protocol):

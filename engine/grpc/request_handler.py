@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 
 from ..api.errors import EngineStopping, Forbidden, InvalidRequest, RequestTooLong, SlowReader
 from ..api.outputs import Delta
+from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.tenant import Tenant
 from ..frontend.text_executor import TextExecutor
-from .interface import Engine, Prompt
+from .interface import Engine
 from .page_events import PageEventHub
 from .security import Security
 from .status import Context

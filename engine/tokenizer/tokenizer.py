@@ -16,12 +16,11 @@ from typing import Any
 import tokenizers
 
 from ..api.errors import InvalidRequest, ModelLoadError, RequestTooLong
+from ..api.prompt import Message
 from ..memory.malloc import give_memory_back
 from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer
 from .text_length import longest_token
-
-Message = Mapping[str, Any]
 
 LONG_TEXT = 100_000  # characters whose encoding takes memory that is worth giving back, some 15 MB
 # A text is encoded on the thread that asks for it, which the scheduler of the machine can see. The library

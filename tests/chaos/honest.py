@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from octavo.engine.api.errors import OctavoError, Overloaded
 from octavo.engine.api.outputs import Delta, TokenLogprob
+from octavo.engine.api.prompt import Prompt
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.client.client import Client
-from octavo.engine.grpc.interface import Prompt
 
 from .setups import Folder
 

@@ -9,11 +9,11 @@ from octavo.proto import cache_pb2 as pb
 from octavo.proto import generation_pb2
 
 from ...api.errors import InvalidRequest
+from ...api.prompt import Prompt
 from ...api.stats import Gauges
 from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
-from ..interface import Prompt
 from ..request_handler import check_num_ids
 from .messages import chat_messages
 

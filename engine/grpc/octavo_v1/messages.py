@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import octavo
 from octavo.proto import generation_pb2 as pb
@@ -12,13 +13,16 @@ from octavo.proto import generation_pb2 as pb
 from ...api.engine_info import EngineInfo
 from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
+from ...api.prompt import Prompt
 from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
-from ..interface import Prompt, Tokenizer
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields
 from ..status import status_of
 from ..structured_messages import structured_message, structured_of
+
+if TYPE_CHECKING:
+    from ...tokenizer.tokenizer import Tokenizer
 
 _FIELDS = SamplingFields(pb.SamplingParams.DESCRIPTOR)
 _FINISH: Mapping[FinishReason, pb.FinishReason] = {

@@ -16,8 +16,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from ...api.errors import InvalidRequest
 from ...api.outputs import Delta, TokenLogprob
+from ...api.prompt import Prompt
 from ...api.sampling_params import SamplingParams
-from ..interface import Prompt
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields
 from ..structured_messages import structured_of

@@ -11,8 +11,8 @@ from engines import Gate, SlowSteps
 from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer
 from ledger_runner import EOS
 from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.prompt import Prompt
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.grpc.interface import Prompt
 from octavo.proto import generation_pb2 as pb
 from served import collect, served
 
