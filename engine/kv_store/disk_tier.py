@@ -13,7 +13,6 @@ from octavo.block_manager import BlockManager, Digest
 from octavo.block_manager.digests import root
 from octavo.scheduler import SchedulerOutput, Sequence, Status
 
-from ..api.errors import InvalidConfig, NotConfigured
 from ..api.store_counters import StoreCounters, StoreCounts
 from .adoption import adopt
 from .folder import ShardFolder
@@ -41,11 +40,7 @@ class DiskTier:
         *,
         max_bytes: int,
     ) -> None:
-        """Raises OSError if the folder cannot be used, and InvalidConfig without a prefix cache."""
-        try:
-            transfer.check()
-        except NotConfigured as error:
-            raise InvalidConfig(f"{error}; leave cache_dir out") from None
+        """Raises OSError if the folder cannot be used."""
         self._access = access
         self._transfer = transfer
         self._blocks = blocks

@@ -11,7 +11,6 @@ from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import KVConnector, NoConnector, SchedulerOutput, Sequence
 
-from ..api.errors import InvalidConfig, NotConfigured
 from ..api.swap_counters import SwapCounts
 from .adoption import adopt
 from .prefetch import FetchedPage, PrefetchJob
@@ -47,11 +46,6 @@ class HostTier:
         behind: KVConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """InvalidConfig without a prefix cache."""
-        try:
-            transfer.check()
-        except NotConfigured as error:
-            raise InvalidConfig(f"{error}; leave swap_memory out") from None
         self._access = access
         self._blocks = blocks
         self._transfer = transfer

@@ -66,17 +66,17 @@ class PageTransfer:
     @property
     def kind(self) -> PageLayoutKey:
         """NotConfigured without a prefix cache."""
-        self.check()
+        self._check()
         return self._access.page_layout_key
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """NotConfigured without a prefix cache."""
         if not self._blocks.prefix_cache:
             raise NotConfigured("the prefix cache is off, so no page is found; leave --no-prefix-cache out")
 
     def find_prefix(self, digests: Sequence[Digest]) -> CachedPrefix:
         """How much is cached of a sequence with these pages."""
-        self.check()
+        self._check()
         blocks = self._blocks
         count, groups = blocks.num_findable(digests), range(len(blocks.parts))
         needed = (tuple(sorted(blocks.needed_pages(count, group=group))) for group in groups)

@@ -31,8 +31,8 @@ from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, write_unit
 class InPlacePool(MetalPool):
     """A ``MetalPool`` whose kernels write the pool's own arrays.
 
-    ``_last[layer]`` is what the last kernel on the layer's pages made. ``_flagged`` is what the step's last
-    write made, bool [max(T, 8)]: tokens of which a row of any layer so far could not be stored.
+    ``_last[layer]`` is what the last kernel on the layer's pages made. ``_unstorable`` is what the step's
+    last write made, bool [max(T, 8)]: tokens of which a row of any layer so far could not be stored.
     """
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary, dense_prompts: int = 0) -> None:
