@@ -151,7 +151,7 @@ def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> N
             raise error(str(reason)) from None
         if taken is not given:
             object.__setattr__(config, name, taken)
-        if taken != default and (needed := declared.needs) and getattr(config, needed) in _UNSET:
+        if (needed := declared.needs) and taken != default and getattr(config, needed) in _UNSET:
             raise error(_refusal(name, f"left out without {needed}", str(taken), f"set {needed}, too"))
 
 

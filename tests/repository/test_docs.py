@@ -17,6 +17,14 @@ from octavo.proto import cache_pb2, generation_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PACKAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")),
+    *(
+        path
+        for name in ("block_manager", "engine", "kernels", "deploy")
+        for path in (ROOT / name).rglob("README.md")
+    ),
+]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -83,7 +91,7 @@ def test_commands_in_the_docs_exist(path: Path) -> None:
         assert {word for word in words if word.startswith("--")} <= known, line
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT / "docs")))
+@pytest.mark.parametrize("path", [*DOCS, *PACKAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_the_docs_name_exist(path: Path) -> None:
     if "lab" in path.parts:
         pytest.skip("a notebook keeps the names of its day")
@@ -91,6 +99,16 @@ def test_files_that_the_docs_name_exist(path: Path) -> None:
         r"`((?:engine|kernels|block_manager|scheduler|proto|tests|tools)/[\w./-]+)`", path.read_text()
     ):
         assert "NAME" in name or (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), name
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_readme_lists_or_names_are_beside_it(path: Path) -> None:
+    text = path.read_text()
+    listed = re.findall(r"^([a-z_]+\.py) +\S", text, flags=re.MULTILINE)
+    for name in (*listed, *re.findall(r"`([a-z_]+\.py)`", text)):
+        assert list(path.parent.rglob(name)), name
+    if listed:
+        assert set(listed) == {file.name for file in path.parent.glob("[!_]*.py")}
 
 
 MEASURED = re.compile(
