@@ -79,15 +79,15 @@ ENGINE = {
     in_engine.REPLAY: Suite(
         EVERY_FOLDER,
         (
-            "tests/engine/executor/native/test_fusion.py::test_steps_of_as_many_rows_are_told_apart",
+            "tests/engine/executor/capture/test_fusion.py::test_steps_of_as_many_rows_are_told_apart",
             "tests/engine/executor/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
             "tests/engine/executor/native/test_greedy_head.py",
-            "tests/engine/executor/native/test_fusion.py",
+            "tests/engine/executor/capture/test_fusion.py",
         ),
     ),
     in_engine.BACKEND: Suite(
         EVERY_FOLDER,
-        ("tests/engine/executor/test_models_runner.py", "tests/engine/executor/native/test_fusion.py"),
+        ("tests/engine/executor/test_models_runner.py", "tests/engine/executor/capture/test_fusion.py"),
     ),
     in_engine.MAPPED: Suite(EVERY_FOLDER, ("tests/engine/executor/test_mapped_weights.py",)),
     in_engine.OVERLAP: Suite(EVERY_FOLDER, ("tests/engine/core/test_overlap.py",)),
