@@ -65,7 +65,10 @@ def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given on the command line."""
-    return {name: value for name in _PARAMETERS if (value := getattr(args, name)) is not None}
+    given = {name: value for name in _PARAMETERS if (value := getattr(args, name)) is not None}
+    return {
+        name: dict(value) if _PARAMETERS[name][0].kind == "biases" else value for name, value in given.items()
+    }
 
 
 def _flag(name: str) -> str:
@@ -82,7 +85,7 @@ def _add_option(
     elif declared.kind in ("texts", "ints"):
         how = {"action": _Several, "type": whole_number if declared.kind == "ints" else str}
     elif declared.kind == "biases":
-        how = {"action": _Biases, "type": _bias}
+        how = {"action": _Several, "type": _bias}
     else:
         how = {"type": _PARSERS[declared.kind], "choices": declared.choices or None}
     if declared.metavar is not None:
@@ -105,20 +108,6 @@ class _Several(argparse.Action):
         if len(given) > 1:
             namespace.after_one_option = given
         setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *given))
-
-
-class _Biases(argparse.Action):
-    """Pairs of a token id and its bias, of an option that is given several times."""
-
-    def __call__(
-        self,
-        _parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        _option: Any = None,
-    ) -> None:
-        token, bias = values
-        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), token: bias})
 
 
 def _bias(text: str) -> tuple[int, float]:
