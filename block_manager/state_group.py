@@ -102,12 +102,15 @@ class StateGroup:
         return TableState(running=slot), copy(running, slot)
 
     def restore(self, table: PageTable, num_pages: int, copy: CopySlot) -> tuple[PageCopy, ...]:
-        """Let the running slot become the snapshot after so many pages, if there are any."""
+        """Let the running slot become the snapshot after so many pages, if there are any; a table without one
+        holds that snapshot, and no other."""
         state = _state(table)
-        if state.running is None or not num_pages:
-            return ()
+        before, state.found = state.found, None
         self.hold_snapshot(state, table.digests, num_pages)
-        assert state.found is not None
+        if before is not None:
+            self._release([before])
+        if state.running is None or state.found is None:
+            return ()
         copies = (copy(state.found, state.running),)
         self._release([state.found])
         state.found = None
@@ -183,7 +186,7 @@ class StateGroup:
             assert position <= table.num_written, "a snapshot ahead of its page"
             self._publish(slot, table.digests, page, turns=0 if is_junction else state.turns, salt=table.salt)
             self.pool.decref([slot])
-            if not (is_junction or self.spec.every_page):
+            if self.pool.is_published(slot) and not (is_junction or self.spec.every_page):
                 self._step_down(state)
                 state.tail, state.tail_digest = slot, table.digests[page - 1]
 

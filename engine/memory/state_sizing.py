@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from octavo.block_manager import RecurrentState
 
 from ..api.config import EngineConfig
@@ -14,6 +12,7 @@ MIN_SLOTS = 2  # one that runs, and a snapshot
 NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts hardly pay
 NUM_GUESSED_FOR = 4  # sequences that a draft model with recurrent layers guesses for side by side
 NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
+TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each: a long conversation. More or less of either finds less
 
 
 def plan_states(
@@ -27,8 +26,9 @@ def plan_states(
     """The slots of a model whose state takes ``slot_bytes`` per sequence; None if it has none.
 
     ``state_memory`` decides if given. Otherwise: a slot for each running sequence and as many for
-    snapshots, and with ``speculate`` some for drafts, within half of ``kv_memory``, or of what stands for
-    it. Where a slot is no bigger than a page (``page_bytes``), every page of the pool may have one.
+    snapshots, or more where the pages hold more conversations than that, and with ``speculate`` some for
+    drafts, within half of ``kv_memory``, or of what stands for it. Where a slot is no bigger than a page
+    (``page_bytes``), every page of the pool may have one.
     InvalidConfig if there is no room for two.
 
     snapshot_bytes   of one that is kept compressed (None: as it is). Where every page may have one, none is
@@ -41,8 +41,9 @@ def plan_states(
         budget, source = config.state_memory, "state_memory"
         wanted = budget // slot_bytes
     else:
+        balanced = _num_conversations(config, budget, slot_bytes, page_bytes)
         budget, source = budget // 2, "half of the memory for K/V and states"
-        wanted = 2 * config.max_running + _num_drafts(config)
+        wanted = max(2 * config.max_running, balanced) + _num_drafts(config)
         if every_page:
             pages = config.num_pages or budget // page_bytes
             wanted = max(wanted, config.max_running + pages + _num_drafts(config))
@@ -53,7 +54,7 @@ def plan_states(
         )
     else:
         num_slots = MIN_SLOTS if budget >= (1 + NUM_STAGED) * slot_bytes + snapshot_bytes else 0
-        states = replace(_compressed(config, slot_bytes, snapshot_bytes, budget), page_bytes=page_bytes)
+        states = _compressed(config, slot_bytes, snapshot_bytes, budget, page_bytes=page_bytes)
     if num_slots < MIN_SLOTS:
         least = f"{MIN_SLOTS}" if not states.num_running else f"{1 + NUM_STAGED} and a compressed snapshot"
         raise InvalidConfig(
@@ -73,21 +74,36 @@ def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
     return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
 
 
-def _compressed(config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budget: int) -> RecurrentState:
+def _compressed(
+    config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budget: int, *, page_bytes: int
+) -> RecurrentState:
     """A slot for each running sequence, and those for drafts, within half of the bytes; what is left is for
-    snapshots, but no more bytes than running sequences have if nothing was said."""
+    snapshots, but if nothing was said no more than as many bytes as running sequences have, or one for each
+    conversation that the pages hold."""
     wanted = config.max_running + _num_drafts(config)
     num_running = max(1, min(wanted, budget // (2 * slot_bytes) - NUM_STAGED))
-    left = budget - (num_running + NUM_STAGED) * slot_bytes
+    taken = (num_running + NUM_STAGED) * slot_bytes
+    num_snapshots = (budget - taken) // snapshot_bytes
     if config.state_memory is None:
-        left = min(left, min(num_running, config.max_running) * slot_bytes)
+        as_running = min(num_running, config.max_running) * slot_bytes // snapshot_bytes
+        balanced = _num_conversations(config, 2 * budget - taken, snapshot_bytes, page_bytes)
+        num_snapshots = min(num_snapshots, max(as_running, balanced))
     return RecurrentState(
-        num_slots=num_running + max(left // snapshot_bytes, 1),
+        num_slots=num_running + max(num_snapshots, 1),
         slot_bytes=slot_bytes,
         num_running=num_running,
         num_staged=NUM_STAGED,
         snapshot_bytes=snapshot_bytes,
+        page_bytes=page_bytes,
     )
+
+
+def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int, page_bytes: int) -> int:
+    """How many have their K/V and a snapshot in so many bytes; 0 for models without K/V."""
+    if config.num_pages is not None:
+        return config.num_pages * config.page_size // TOKENS_PER_SNAPSHOT
+    kv_bytes = TOKENS_PER_SNAPSHOT * page_bytes // config.page_size
+    return num_bytes // (snapshot_bytes + kv_bytes) if kv_bytes else 0
 
 
 def _num_drafts(config: EngineConfig) -> int:

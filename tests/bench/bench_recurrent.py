@@ -1,9 +1,11 @@
 """Speed of native recurrences beside mlx-lm's operations and beside memory, on shapes of published models.
 
-Every call of a decode takes other states, of so many that no cache holds them, as the layers of a model do:
-the kernel other slots of its pool, mlx-lm's operations other arrays. The kernel, those and ``bound``
-(NumPy multiplies the same states in place, on one thread) take turns in short bursts, and the best burst of
-each counts: of processor time on one thread, else of wall time. The last line is the result as JSON.
+Every call takes other states, of so many that no cache holds them, as the layers of a model do: the kernel
+other slots of its pool, mlx-lm's operations other arrays. So many calls are evaluated together as a model has
+such layers, ``LAYERS``: what beginning an evaluation costs is a step's and not a layer's. The kernel, those
+and ``bound`` (NumPy multiplies the same states in place, on one thread) take turns in short bursts, and the
+best burst of each counts: of processor time on one thread, else of wall time. The last line is the result as
+JSON.
 
     python tests/bench/bench_recurrent.py [--threads N] [--kernels delta,conv] [--sizes 1x1,1x64]
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +33,11 @@ from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters
 from octavo.kernels.state_segments import StateSegments
 
 BURST = 0.05  # seconds
+LAYERS = 24
 POOL_BYTES = 128 * 1024**2
 draw = np.random.default_rng(0)
 
-Run = Callable[[int], None]
+Run = Callable[[int], list[mx.array]]  # what is to be evaluated
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Subject:
     units: int
     native: Run
     plain: Run
-    bound: Run | None
+    bound: Callable[[int], None] | None
 
 
 def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -64,7 +67,7 @@ def runs(
     sequences: int,
     tokens: int,
     kernel: Callable[[mx.array, StateArrays], tuple[mx.array, mx.array]],
-) -> tuple[Run, Run, list[mx.array]]:
+) -> tuple[Run, Callable[[int], None], list[mx.array]]:
     """The native kernel, its bound, and as many states [sequences, ..] for mlx-lm's operations."""
     size = int(np.prod(state)) * dtype.size
     num_slots = max(sequences, POOL_BYTES // size)
@@ -79,9 +82,9 @@ def runs(
     floats = memory.view(np.float32)
     slots = [np.array(choice.segments)[:, 2] for choice in choices]
 
-    def native(n: int) -> None:
+    def native(n: int) -> list[mx.array]:
         pools[0], y = kernel(pools[0], choices[n % len(choices)])
-        mx.eval(pools[0], y)
+        return [pools[0], y]
 
     def bound(n: int) -> None:
         for slot in slots[n % len(slots)]:
@@ -109,11 +112,11 @@ def delta(sequences: int, tokens: int, *, vector: bool = False) -> Subject:
     )
     q4, k4, v4, a4, b4 = [x.reshape(sequences, tokens, *x.shape[1:]) for x in (q, k, v, a, b)]
 
-    def plain(n: int) -> None:
+    def plain(n: int) -> list[mx.array]:
         y, states[n % len(states)] = mlx_lm_delta.gated_delta_update(
             q4, k4, v4, a4, b4, A_log, dt_bias, states[n % len(states)]
         )
-        mx.eval(y, states[n % len(states)])
+        return [y, states[n % len(states)]]
 
     return Subject("gated delta, vector gate" if vector else "gated delta", Hv, native, plain, bound)
 
@@ -135,11 +138,11 @@ def conv(sequences: int, tokens: int, *, dtype: mx.Dtype = mx.bfloat16) -> Subje
     shaped = x.reshape(sequences, tokens, C)
     mx.eval(module.parameters())
 
-    def plain(n: int) -> None:
+    def plain(n: int) -> list[mx.array]:
         i = n % len(windows)
         whole = mx.concatenate([windows[i], shaped], axis=1)
         windows[i] = mx.contiguous(whole[:, 1 - K :])
-        mx.eval(silu(module(whole)), windows[i])
+        return [silu(module(whole)), windows[i]]
 
     return Subject(f"convolution and silu, {dtype}", C // 128, native, plain, None)
 
@@ -161,11 +164,11 @@ def ssd(sequences: int, tokens: int) -> Subject:
     )
     x4, B4, C4, dt4 = [part.reshape(sequences, tokens, *part.shape[1:]) for part in (x, B, C, dt)]
 
-    def plain(n: int) -> None:
+    def plain(n: int) -> list[mx.array]:
         y, states[n % len(states)] = mlx_lm_ssm.ssm_attn(
             x4, A_log, B4, C4, D, dt4, dt_bias, states[n % len(states)]
         )
-        mx.eval(y, states[n % len(states)])
+        return [y, states[n % len(states)]]
 
     return Subject("SSD", H, native, plain, bound)
 
@@ -193,15 +196,15 @@ def scan(sequences: int, tokens: int) -> Subject:
     )
     xs, ds, bs, cs = (part.reshape(sequences, tokens, -1) for part in (x, d, B, C))
 
-    def plain(n: int) -> None:
+    def plain(n: int) -> list[mx.array]:
         state, out = states[n % len(states)], []
         for t in range(tokens):
             new = mx.expand_dims(ds[:, t] * xs[:, t], -1) * mx.expand_dims(bs[:, t], 1)
             state = new + state * mx.exp(mx.expand_dims(ds[:, t], -1) * A)
             out.append((state @ mx.expand_dims(cs[:, t], -1)).squeeze(2) + D * xs[:, t])
         y = mx.stack(out, axis=1)
-        mx.eval(y, state)
         states[n % len(states)] = state
+        return [y, state]
 
     return Subject("selective scan", W, native, plain, bound)
 
@@ -215,24 +218,33 @@ KERNELS: dict[str, Callable[[int, int], Subject]] = {
 }
 
 
-def seconds(subject: Subject, rounds: int, clock: Callable[[], float]) -> Iterator[float]:
-    """Of native, plain and bound: bursts in turns, the best of each."""
-    calls = [call for call in (subject.native, subject.plain, subject.bound) if call is not None]
+def together(run: Run) -> Callable[[int], None]:
+    def step(n: int) -> None:
+        mx.eval([run(LAYERS * n + layer) for layer in range(LAYERS)])
+
+    return step
+
+
+def seconds(subject: Subject, rounds: int, clock: Callable[[], float]) -> list[float]:
+    """Of one call of native, plain and bound: bursts in turns, the best of each."""
+    calls = [(together(subject.native), LAYERS), (together(subject.plain), LAYERS)]
+    if subject.bound is not None:
+        calls.append((subject.bound, 1))
     best, counts = [float("inf")] * len(calls), []
-    for call in calls:
+    for call, _ in calls:
         call(0)
         began = clock()
         call(1)
         counts.append(max(1, round(BURST / (clock() - began))))
     number = 2
     for _ in range(rounds):
-        for i, call in enumerate(calls):
+        for i, (call, size) in enumerate(calls):
             began = clock()
             for _ in range(counts[i]):
                 call(number)
                 number += 1
-            best[i] = min(best[i], (clock() - began) / counts[i])
-    yield from best
+            best[i] = min(best[i], (clock() - began) / counts[i] / size)
+    return best
 
 
 def measure(

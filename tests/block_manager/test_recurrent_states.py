@@ -247,6 +247,33 @@ def test_rollback_ends_at_a_snapshot() -> None:
     blocks.check()
 
 
+def test_what_is_computed_again_keeps_its_snapshot() -> None:
+    blocks, tokens = manager(), list(range(6))
+    table = blocks.open(tokens)
+    advance(blocks, table, tokens, 6)
+    assert blocks.rollback(table, 3) == ()
+    assert advance(blocks, table, tokens, 6) == [4]
+    assert blocks.num_findable(table.digests) == 1
+    blocks.close(table)
+    blocks.check()
+
+
+def test_rollback_before_the_first_step_lets_go_of_what_was_found() -> None:
+    blocks, tokens = manager(), list(range(18))
+    serve(blocks, tokens[:9])
+    serve(blocks, tokens)
+    table = blocks.open([*tokens, 0])
+    assert table.num_written == 16
+    assert blocks.rollback(table, 11) == ()
+    assert table.num_written == 8
+    blocks.check()
+    assert blocks.rollback(table, 7) == ()
+    assert advance(blocks, table, tokens[:9], 9) == [8]
+    assert not table.copies
+    blocks.close(table)
+    blocks.check()
+
+
 def test_without_a_prefix_cache_rollback_begins_anew() -> None:
     states = RecurrentState(num_slots=1, slot_bytes=1, every_page=False)
     blocks = BlockManager(8, 4, prefix_cache=False, states=states)
@@ -274,8 +301,11 @@ def test_pins_hold_snapshots_and_leave_a_slot_to_run_in() -> None:
     ("settings", "slot_bytes", "page_bytes", "slots"),
     [
         ({"state_memory": 10 * MiB}, MiB, 1000, 10),
-        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 1000, 16),
-        ({"kv_memory": 20 * MiB, "max_running": 8}, MiB, 1000, 10),
+        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, MiB // 2, 16),
+        ({"kv_memory": 20 * MiB, "max_running": 8}, MiB, MiB // 2, 10),
+        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 6144, 25),  # each beside 16,384 tokens of 3 MiB
+        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 0, 16),  # no K/V
+        ({"num_pages": 20_480, "max_running": 4}, MiB, 6144, 40),  # of 16,384 tokens each
         ({"num_pages": 100, "max_running": 8}, 500, 1000, 108),  # every page may have one
     ],
 )
@@ -303,13 +333,14 @@ def test_too_little_memory_for_states_is_refused() -> None:
         ({"state_memory": 20 * MiB, "max_running": 4}, 4, 56),  # 14 of 20 MiB
         ({"state_memory": 20 * MiB, "max_running": 99}, 8, 40),  # half of the bytes run
         ({"kv_memory": 100 * MiB, "max_running": 8}, 8, 32),  # as many bytes as the running ones
+        ({"kv_memory": 490 * MiB, "max_running": 8}, 8, 64),  # each beside 16,384 tokens of 7.25 MiB
     ],
 )
 def test_compressed_snapshots_leave_room_for_more(
     settings: dict[str, int], running: int, snapshots: int
 ) -> None:
     config = EngineConfig(state_snapshots="int8", **settings)  # type: ignore[arg-type]
-    states = plan_states(config, MiB, page_bytes=1000, available=2**34, snapshot_bytes=MiB // 4)
+    states = plan_states(config, MiB, page_bytes=14_848, available=2**34, snapshot_bytes=MiB // 4)
     assert states is not None
     assert (states.num_running, states.num_slots - states.num_running) == (running, snapshots)
     assert states.nbytes == (running + states.num_staged) * MiB + snapshots * MiB // 4
@@ -415,10 +446,10 @@ def test_who_speculates_gets_slots_for_drafts() -> None:
     plain = EngineConfig(kv_memory=1000 * MiB, max_running=4)
     asked = EngineConfig(kv_memory=1000 * MiB, max_running=4, speculate="ngram", draft_tokens=5)
     for config, count in ((plain, 8), (asked, 28)):
-        states = plan_states(config, MiB, page_bytes=1000, available=2**34)
+        states = plan_states(config, MiB, page_bytes=MiB // 2, available=2**34)
         assert states is not None
         assert states.num_slots == count
-        compressed = plan_states(config, MiB, page_bytes=1000, available=2**34, snapshot_bytes=MiB // 4)
+        compressed = plan_states(config, MiB, page_bytes=MiB // 2, available=2**34, snapshot_bytes=MiB // 4)
         assert compressed is not None
         assert compressed.num_running == count - 4
         assert compressed.num_slots - compressed.num_running == 16

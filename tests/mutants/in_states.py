@@ -17,8 +17,8 @@ MUTANTS = (
     Mutant(
         "a rollback restores the state after the first page",
         GROUP,
-        "self.hold_snapshot(state, table.digests, num_pages)\n        assert",
-        "self.hold_snapshot(state, table.digests, 1)\n        assert",
+        "self.hold_snapshot(state, table.digests, num_pages)\n        if",
+        "self.hold_snapshot(state, table.digests, 1)\n        if",
     ),
     Mutant(
         "a hit writes what runs over what was found",
@@ -66,6 +66,18 @@ MUTANTS = (
         GROUP,
         "        self._release([planned.slot for planned in dropped])\n",
         "",
+    ),
+    Mutant(
+        "a snapshot that was there before is stepped down for itself",
+        GROUP,
+        "if self.pool.is_published(slot) and not (is",
+        "if not (is",
+    ),
+    Mutant(
+        "a rollback before the first step keeps what was found",
+        GROUP,
+        "before, state.found = state.found, None",
+        "before = None if state.running is None else state.found",
     ),
     # what is given up, and what goes with it
     Mutant(
