@@ -12,7 +12,7 @@ constexpr int kWidenedRows = 19;
 
 // sums[R][64] = x[R][padded] panel, in bf16 pairs.
 template <int R>
-void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
+__attribute__((noinline)) void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
   constexpr int kAhead = 4096;  // bytes: far enough to hide DRAM
   __m512 sum[R][4];
   for (int m = 0; m < R; ++m)
@@ -159,12 +159,13 @@ void linear_bf16(const LinearCall& call) {
   parallel_for(items.count, [&](int i) {
     const Item item = items[i];
     const uint8_t* panel = call.weight->panel(item.panel);
+    alignas(64) float sums[kItemRows * kPanel];
     for_row_tiles(item.first, item.last, [&](auto tile_rows, int row) {
       constexpr int R = decltype(tile_rows)::value;
-      alignas(64) float sums[R * kPanel];
-      multiply_bf16<R>(x + static_cast<std::size_t>(row) * padded, padded, panel, sums);
-      finish_rows(call, item.panel, row, R, sums);
+      multiply_bf16<R>(x + static_cast<std::size_t>(row) * padded, padded, panel,
+                       sums + (row - item.first) * kPanel);
     });
+    finish_rows(call, item.panel, item.first, item.last - item.first, sums);
   });
 }
 
