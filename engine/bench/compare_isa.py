@@ -27,6 +27,8 @@ from octavo.kernels.backends import native_instructions
 from ..api.errors import InvalidConfig
 
 LEVELS = ("generic", "avx2", "avx512", "amx")
+CONTEXTS = (512, 4096)
+"""Unless others are asked for: 32,768 positions take the lowest level minutes, and show nothing more."""
 CLIFF = 1.1
 PER_BYTE = 1.5
 
@@ -176,8 +178,9 @@ def commit_of_checkout() -> str | None:
 
 def _flags(args: argparse.Namespace) -> list[str]:
     """What decides what is measured, whether it was given or is the default."""
+    contexts = args.contexts or (None if args.quick else CONTEXTS)
     flags = {
-        "--contexts": args.contexts and _joined(args.contexts),
+        "--contexts": contexts and _joined(contexts),
         "--formats": _joined(args.formats),
         "--weights": _joined(args.weights),
         "--chunk": args.chunk,

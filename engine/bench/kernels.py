@@ -29,6 +29,7 @@ from ..api.errors import InvalidConfig
 from ..arguments.usage import counts, positive
 from ..memory.budget import available_memory
 from .arguments import format_names, weight_names
+from .compare_isa import CONTEXTS as COMPARED_CONTEXTS
 from .compare_isa import compare_levels
 
 CONTEXTS, CHUNK, ROWS, PLAIN_ROWS = (512, 4096, 32768), 512, (1, 8, 32, 512), (1, 8)
@@ -43,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--backend", choices=get_args(BackendName), default="auto", help="where kernels run")
     add("--threads", type=positive, metavar="N", help="CPU threads (all this process may use)")
-    add("--contexts", type=counts, metavar="N,N", help=f"positions of a sequence ({_shown(CONTEXTS)})")
+    add(
+        "--contexts",
+        type=counts,
+        metavar="N,N",
+        help=f"positions of a sequence ({_shown(CONTEXTS)}; --compare-isa: {_shown(COMPARED_CONTEXTS)})",
+    )
     add(
         "--formats",
         type=format_names,

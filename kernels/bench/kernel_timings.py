@@ -32,14 +32,32 @@ Multiply = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How to time: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``."""
+    """How to time: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``.
+
+    A pass has fewer layers where all would take more than ``longest`` seconds: what takes so long is bound by
+    arithmetic, and caches do not matter. A layer that takes longer by itself is timed once
+    or twice.
+    """
 
     working_set: int = field(default_factory=lambda: WORKING_SET)
     repeats: int = 3
     clock: Clock = time.perf_counter
+    longest: float = 0.25
 
-    def seconds(self, run: Callable[[], object]) -> float:
-        return best_seconds(run, repeats=self.repeats, clock=self.clock)
+    def seconds_of_layer(self, run: Callable[[int], object], num_layers: int = 1) -> float:
+        """``run`` makes a pass over so many layers, the first ones of ``num_layers``."""
+        seconds = self._timed(run, 1)
+        if seconds < 4 * self.longest:  # else what the first call does besides hardly counts
+            seconds = min(seconds, self._timed(run, 1))
+        if seconds >= self.longest:
+            return seconds
+        count = num_layers if seconds <= 0 else max(1, min(num_layers, int(self.longest / seconds)))
+        return best_seconds(lambda: run(count), repeats=self.repeats, clock=self.clock) / count
+
+    def _timed(self, run: Callable[[int], object], num_layers: int) -> float:
+        began = self.clock()
+        run(num_layers)
+        return self.clock() - began
 
 
 QUICK = Timing(working_set=32 * 1024**2, repeats=5, clock=time.process_time)
@@ -139,8 +157,7 @@ def time_linear(
         for count in rows:
             xs = [mx.random.normal((count, inputs)).astype(mx.bfloat16) for _, inputs in MATRICES]
             mx.eval(xs)
-            used = layers if count < 128 else layers[:2]  # these are bound by arithmetic
-            seconds = timing.seconds(functools.partial(_multiply_all, used, xs)) / len(used)
+            seconds = timing.seconds_of_layer(functools.partial(_multiply_all, layers, xs), len(layers))
             yield LinearTiming(name, count, seconds, layer_bytes, 2.0 * parameters * count)
 
 
@@ -166,30 +183,32 @@ def step_of(tables: Ints, context: int, rows: int, page_size: int) -> AttentionM
 def _attend_seconds(pool: KVPool, step: AttentionMetadata, timing: Timing) -> float:
     """Of one layer: a pass goes through all of them, as a model does."""
     queries = mx.random.normal((step.num_tokens, QUERY_HEADS, HEAD_DIM)).astype(mx.bfloat16)
-    layers = range(len(pool.spec.layers) if step.num_tokens == step.num_sequences else 1)
+    decodes = step.num_tokens == step.num_sequences
     mx.eval(queries)
     pool.begin_step(step)
 
-    def attend() -> None:
-        mx.eval([pool.attend(layer, queries, AttendOptions(scale=HEAD_DIM**-0.5)) for layer in layers])
+    def attend(num_layers: int) -> None:
+        options = AttendOptions(scale=HEAD_DIM**-0.5)
+        mx.eval([pool.attend(layer, queries, options) for layer in range(num_layers)])
 
-    return timing.seconds(attend) / len(layers)
+    return timing.seconds_of_layer(attend, len(pool.spec.layers) if decodes else 1)
 
 
 def _write_seconds(pool: KVPool, step: AttentionMetadata, timing: Timing) -> float:
     rows = mx.random.normal((step.num_tokens, KV_HEADS, HEAD_DIM)).astype(mx.bfloat16)
     mx.eval(rows)
 
-    def write() -> None:
+    def write(num_layers: int) -> None:
         pool.begin_step(step)
-        pool.write(0, rows, rows)
+        for layer in range(num_layers):
+            pool.write(layer, rows, rows)
         mx.eval(*pool.pending())
 
-    return timing.seconds(write)
+    return timing.seconds_of_layer(write)
 
 
-def _multiply_all(layers: list[list[Multiply]], xs: list[mx.array]) -> None:
-    mx.eval([multiply(x) for layer in layers for multiply, x in zip(layer, xs, strict=True)])
+def _multiply_all(layers: list[list[Multiply]], xs: list[mx.array], num_layers: int) -> None:
+    mx.eval([multiply(x) for layer in layers[:num_layers] for multiply, x in zip(layer, xs, strict=True)])
 
 
 def _layers(kind: WeightKind | None, working_set: int, *, native: bool) -> tuple[list[list[Multiply]], int]:

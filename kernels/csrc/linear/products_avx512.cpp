@@ -10,9 +10,13 @@ constexpr int kItemRows = 96;
 // some rows, while each register tile of its own spreads them beside its products.
 constexpr int kWidenedRows = 19;
 
+// Rows for which weights are asked for ahead. One or two wait for memory alone, and processors foresee what
+// they read better, as measured.
+constexpr int kFetchedRows = 3;
+
 // sums[R][64] = x[R][padded] panel, in bf16 pairs.
 template <int R>
-void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
+__attribute__((noinline)) void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
   constexpr int kAhead = 4096;  // bytes: far enough to hide DRAM
   __m512 sum[R][4];
   for (int m = 0; m < R; ++m)
@@ -114,8 +118,7 @@ void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
   const uint8_t* block = call.weight->panel(panel);
   const bool widened = kBits == 4 && rows >= kWidenedRows;
   const int steps = shape.group * (widened ? 8 : kBits) / 32;
-  // Where memory is the bound, at fewer rows as measured, processors foresee it better.
-  const std::size_t ahead = bytes_ahead(shape), fetched = rows < kBits ? 0 : shape.block_bytes();
+  const std::size_t ahead = bytes_ahead(shape), fetched = rows < kFetchedRows ? 0 : shape.block_bytes();
   for (int g = 0; g < groups; ++g, block += shape.block_bytes()) {
     Parameters parameters;
     load_parameters(shape, block + shape.code_bytes(), parameters);
@@ -159,12 +162,13 @@ void linear_bf16(const LinearCall& call) {
   parallel_for(items.count, [&](int i) {
     const Item item = items[i];
     const uint8_t* panel = call.weight->panel(item.panel);
+    alignas(64) float sums[kItemRows * kPanel];
     for_row_tiles(item.first, item.last, [&](auto tile_rows, int row) {
       constexpr int R = decltype(tile_rows)::value;
-      alignas(64) float sums[R * kPanel];
-      multiply_bf16<R>(x + static_cast<std::size_t>(row) * padded, padded, panel, sums);
-      finish_rows(call, item.panel, row, R, sums);
+      multiply_bf16<R>(x + static_cast<std::size_t>(row) * padded, padded, panel,
+                       sums + (row - item.first) * kPanel);
     });
+    finish_rows(call, item.panel, item.first, item.last - item.first, sums);
   });
 }
 
