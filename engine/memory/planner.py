@@ -5,7 +5,7 @@ allocates. No MLX: whoever asks says what the model caches.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def _format_plan(
         states = plan_states(
             replace(settings, kv_memory=budget),
             observed.slot_bytes,
-            page_bytes=sum(size.group_bytes),
+            page_bytes=size.page_bytes,
             available=budget,
             snapshot_bytes=observed.snapshot_bytes,
         )
@@ -193,7 +193,7 @@ def _format_plan(
         pages = max(size.pages_within(budget - (0 if states is None else states.nbytes)), 0)
     else:  # no attention: pages take nothing
         pages = running * -(-positions // size.page_size)
-    bytes_per_page = sum(size.group_bytes[: len(size.groups)])
+    bytes_per_page = size.page_bytes
     groups: list[dict[str, Any]] = [
         {
             "window": group.window,
@@ -234,7 +234,7 @@ def render(result: Mapping[str, Any]) -> str:
     width = max(map(len, ("format", *result["formats"]))) + 2
     drafts = f"draft model {format_size(result['draft_weights_bytes'])}, "
     lines = [
-        f"{result['model']} ({result['architecture']}): {result['layers']} layers, "
+        f"{result['model']} ({result['architecture']}): {_layers(result['layers'])} with K/V, "
         f"{result['kv_heads']} KV heads of {result['head_dim']}",
         f"memory {format_size(result['memory_bytes'])}: weights {format_size(result['weights_bytes'])}, "
         f"{drafts if result['draft_weights_bytes'] else ''}"
@@ -249,18 +249,21 @@ def render(result: Mapping[str, Any]) -> str:
             f"{row['pages']:>10}{row['tokens']:>12}{row['sequences']:>22}"
         )
     groups: list[dict[str, Any]] = next(iter(result["formats"].values()), {"groups": []})["groups"]
-    lines += [
-        f"{name}: and {group['pages']} pages of 16 bits, {format_size(group['bytes_per_page'])} each, "
-        f"{group['pages_per_sequence']} per sequence"
+    lines += _of_formats(
+        (
+            name,
+            f"and {group['pages']} pages of 16 bits, {format_size(group['bytes_per_page'])} each, "
+            f"{group['pages_per_sequence']} per sequence",
+        )
         for name, row in result["formats"].items()
         for group in row["groups"]
         if group["residual"]
-    ]
-    lines += [
-        f"{name}: and {format_size(row['draft_bytes'])} for what drafts"
+    )
+    lines += _of_formats(
+        (name, f"and {format_size(row['draft_bytes'])} for what drafts")
         for name, row in result["formats"].items()
         if row["draft_bytes"]
-    ]
+    )
     lines += [
         f"{group['layers']} layers see {_seen(group)}: {group['pages_per_sequence']} pages of "
         "their own per sequence, however long"
@@ -274,13 +277,28 @@ def render(result: Mapping[str, Any]) -> str:
             f"K and V of every head would be {format_size(dense)}, {dense / own:.1f} times as much"
         )
     if result["state_bytes_per_sequence"]:
-        lines += [
-            f"{name}: and {row['state_slots']} slots of recurrent state, "
-            f"{format_size(result['state_bytes_per_sequence'])} per sequence and "
-            f"{format_size(result['snapshot_bytes'])} per snapshot"
+        lines += _of_formats(
+            (
+                name,
+                f"and {row['state_slots']} slots of recurrent state, "
+                f"{format_size(result['state_bytes_per_sequence'])} per sequence and "
+                f"{format_size(result['snapshot_bytes'])} per snapshot",
+            )
             for name, row in result["formats"].items()
-        ]
+        )
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     if not result["fits"]:
         lines.append("nothing is left for pages: give more memory, or a model with smaller weights")
     return "\n".join(lines)
+
+
+def _layers(number: int) -> str:
+    return "1 layer" if number == 1 else f"{number} layers"
+
+
+def _of_formats(remarks: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines about formats; those of which the same is to be said share one."""
+    names: dict[str, list[str]] = {}
+    for name, remark in remarks:
+        names.setdefault(remark, []).append(name)
+    return [f"{', '.join(of)}: {remark}" for remark, of in names.items()]

@@ -46,6 +46,12 @@ class Sizing:
         """The groups, then their residual windows."""
         return self.groups + self.residual
 
+    @property
+    def page_bytes(self) -> int:
+        """Of a page of each group, as long as a sequence has outgrown no window. Residual windows have a few
+        pages a sequence, however long, and are not in it."""
+        return sum(self.group_bytes[: len(self.groups)])
+
     def pages(self, num_pages: int) -> tuple[int, ...]:
         """Return the pages of each, for ``num_pages`` of those that grow with a sequence's length. Residual
         windows get what the sequences need that run in so many pages."""

@@ -169,7 +169,7 @@ def _plan_states(
     return plan_states(
         config,
         slot_bytes(entries),
-        page_bytes=sum(size.group_bytes),
+        page_bytes=size.page_bytes,
         available=available,
         snapshot_bytes=compressed,
     )
