@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,7 +80,8 @@ class NativeOps:
         if not fuse:
             seen = Observed(heads=seen.heads)
         report = replace_modules(model, exact=exact, fuse=fuse, observed=seen)
-        log.info("native layers: %s; MLX's own: %s", report.replaced, [kept.name for kept in report.kept])
+        kept = dict(Counter(each.type for each in report.kept))
+        log.info("native layers: %s; MLX's own, besides: %s", report.replaced, kept or "none")
         model.update(tree_map(_ext.copy_of, model.parameters()))  # what is left may lie in the files
         return report
 

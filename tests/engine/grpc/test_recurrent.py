@@ -87,6 +87,34 @@ async def test_streams_are_the_same_alone_together_and_from_the_prefix_cache(fol
     core.check()
 
 
+async def test_a_miss_for_want_of_a_state_says_where_the_nearest_is(tmp_path: Path) -> None:
+    core = RealCore()
+    first = list(range(10, 55))
+    prompts = {
+        "junction": [*first[:27], *range(100, 120)],
+        "found": [*first[:27], *range(120, 140)],
+        "behind it": [*first[:36], *range(140, 150)],
+    }
+    short = replace(GREEDY, max_tokens=2)
+    its_folder = recurrent_models.make_folder(tmp_path, "qwen3_next")
+    async with served(core, config=config(its_folder)) as its:  # type: ignore[arg-type]
+        assert core.core is not None
+        states = core.core.info.states
+        assert states is not None
+        assert not states.every_page
+        await collect(its.client.generate(first, short))
+        said: dict[str, str] = {}
+        for name, prompt in prompts.items():
+            await collect(its.client.generate(prompt, short, request_id=name))
+            said[name] = (await its.client.cache.explain(name)).text
+    assert said["junction"].startswith("0 of 47 prompt tokens were cached")
+    assert "reach to position 24, but there is no state at 24: there is none before it" in said["junction"]
+    assert said["found"].startswith("24 of 47 prompt tokens were cached")
+    assert said["behind it"].startswith("24 of 46 prompt tokens were cached")
+    assert "reach to position 32, but there is no state at 32: the nearest is at 24" in said["behind it"]
+    core.check()
+
+
 async def test_samples_of_a_prompt_fork_its_state(folder: Path) -> None:
     core = RealCore()
     params = SamplingParams(max_tokens=10, temperature=30.0, seed=5, n=3, ignore_eos=True)
