@@ -21,9 +21,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn.layers.activations import silu
+from mlx.nn.layers.activations import silu, softplus
 from mlx.nn.layers.convolution import Conv1d
+from mlx_lm.models import bailing_moe_linear as mlx_lm_lightning
 from mlx_lm.models import gated_delta as mlx_lm_delta
+from mlx_lm.models import recurrent_gemma as mlx_lm_lru
+from mlx_lm.models import rwkv7 as mlx_lm_rwkv7
 from mlx_lm.models import ssm as mlx_lm_ssm
 
 from octavo.kernels import _ext
@@ -209,12 +212,94 @@ def scan(sequences: int, tokens: int) -> Subject:
     return Subject("selective scan", W, native, plain, bound)
 
 
+def lightning(sequences: int, tokens: int) -> Subject:
+    """Ling-mini-linear's shape."""
+    H, D = 16, 128
+    q, k, v = (normal(sequences * tokens, H, D) / D for _ in range(3))
+    log_decay = -mx.exp(normal(H))
+    mx.eval(q, k, v, log_decay)
+    native, bound, states = runs(
+        (H, D, D),
+        mx.float32,
+        sequences,
+        tokens,
+        lambda pool, step: recurrent.lightning(pool, step, q, k, v, log_decay=log_decay, scale=D**-0.5),
+    )
+    q4, k4, v4 = (x.reshape(sequences, tokens, H, D).swapaxes(1, 2) for x in (q, k, v))
+
+    def plain(n: int) -> list[mx.array]:
+        y, states[n % len(states)] = mlx_lm_lightning.recurrent_gla(
+            q4, k4, v4, log_decay, D**-0.5, states[n % len(states)]
+        )
+        return [y, states[n % len(states)]]
+
+    return Subject("lightning attention", H, native, plain, bound)
+
+
+def rg_lru(sequences: int, tokens: int) -> Subject:
+    """RecurrentGemma's shape, as mlx-lm's layer behind the linear layers of its gates; a unit is 128
+    channels."""
+    W = 2560
+    x, input_gate, a_gate = (normal(sequences * tokens, W) for _ in range(3))
+    c = -8 * softplus(normal(W))
+    mx.eval(x, input_gate, a_gate, c)
+    native, bound, states = runs(
+        (W,),
+        mx.float32,
+        sequences,
+        tokens,
+        lambda pool, step: recurrent.rg_lru(pool, step, x, input_gate, a_gate, c=c),
+    )
+    xs, inputs, gates = (part.reshape(sequences, tokens, W) for part in (x, input_gate, a_gate))
+
+    def plain(n: int) -> list[mx.array]:
+        i = n % len(states)
+        log_a = c * mx.sigmoid(gates)
+        scaled = xs * mx.sigmoid(inputs) * mx.sqrt(1 - mx.exp(2 * log_a))
+        scan: Any = mlx_lm_lru.rnn_scan
+        y, states[i] = scan(scaled, mx.exp(log_a), states[i])
+        return [y, states[i]]
+
+    return Subject("RG-LRU", W // 128, native, plain, bound)
+
+
+def wkv7(sequences: int, tokens: int) -> Subject:
+    """RWKV-7's shape at 2.9 billion parameters."""
+    H, D = 40, 64
+    rows = sequences * tokens
+    r, k, v, a, b = (normal(rows, H, D) / D for _ in range(5))
+    w = mx.sigmoid(normal(rows, H, D))
+    mx.eval(r, w, k, v, a, b)
+    native, bound, states = runs(
+        (H, D, D),
+        mx.float32,
+        sequences,
+        tokens,
+        lambda pool, step: recurrent.wkv7(pool, step, r, w, k, v, a, b),
+    )
+    parts = [x.reshape(sequences, tokens, H, D) for x in (r, w, k, v, a, b)]
+    step: Any = mlx_lm_rwkv7._wkv7_step_ops
+
+    def plain(n: int) -> list[mx.array]:
+        state, out = states[n % len(states)], []
+        for t in range(tokens):
+            y, state = step(*[x[:, t] for x in parts], state)
+            out.append(y)
+        states[n % len(states)] = state
+        return [mx.stack(out, axis=1), state]
+
+    return Subject("wkv7", H, native, plain, bound)
+
+
 KERNELS: dict[str, Callable[[int, int], Subject]] = {
     "delta": delta,
     "vector": lambda sequences, tokens: delta(sequences, tokens, vector=True),
     "conv": conv,
     "ssd": ssd,
     "scan": scan,
+    "lightning": lightning,
+    "rg_lru": rg_lru,
+    "wkv7": wkv7,
 }
 
 

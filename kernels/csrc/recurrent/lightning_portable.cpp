@@ -1,5 +1,6 @@
 // Lightning attention. The state keeps a row for each key value, as mlx-lm has it, so a token's output is a
-// sum over rows: columns are walked together.
+// sum over rows. Of many tokens some columns are walked together, which stay in the first cache; of one, rows
+// are, as they lie in memory. A column's sums have the same order in both.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -36,6 +37,40 @@ void walk_columns(const LightningCall& call, const float* from, float* to, Vec d
   }
 }
 
+// R rows from `row` on of a head's state by one token; acc: sums [2][Dv] of even rows and of odd ones.
+template <int R>
+inline void walk_rows(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
+                      const float* v, int row, float* acc) {
+  Vec query[R], key[R];
+  for (int r = 0; r < R; ++r) query[r] = splat(qk[row + r]), key[r] = splat(qk[call.Dk + row + r]);
+  const int64_t at = static_cast<int64_t>(row) * call.Dv;
+  for (int i = 0; i < call.Dv; i += kLanes) {
+    prefetch<R * kLanes>(from + at + static_cast<int64_t>(R) * i);
+    const Vec in = load(v + i);
+    Vec sums[2] = {load(acc + i), load(acc + call.Dv + i)};
+    for (int r = 0; r < R; ++r) {
+      const int64_t place = at + static_cast<int64_t>(r) * call.Dv + i;
+      const Vec s = fma(key[r], in, load(from + place) * decay);
+      store(to + place, s);
+      sums[r % 2] = fma(query[r], s, sums[r % 2]);
+    }
+    store(acc + i, sums[0]), store(acc + call.Dv + i, sums[1]);
+  }
+}
+
+// The only token of a piece through a head. `scratch`: three rows of Dv.
+void walk_one(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk, int token,
+              int64_t column, float* scratch) {
+  float *const v = scratch, *const acc = v + call.Dv;
+  load_row(call.v, token, column, call.Dv, v);
+  std::memset(acc, 0, sizeof(float) * 2 * call.Dv);
+  int row = 0;
+  for (; row + 4 <= call.Dk; row += 4) walk_rows<4>(call, from, to, decay, qk, v, row, acc);
+  for (; row < call.Dk; row += 2) walk_rows<2>(call, from, to, decay, qk, v, row, acc);
+  for (int i = 0; i < call.Dv; i += kLanes) store(acc + i, load(acc + i) + load(acc + call.Dv + i));
+  store_floats(call.y, call.v.type, static_cast<int64_t>(token) * call.H * call.Dv + column, call.Dv, acc);
+}
+
 void prepare(const LightningCall& call, int head, int first, int count, float* qk) {
   const int64_t at = static_cast<int64_t>(head) * call.Dk;
   for (int t = 0; t < count; ++t, qk += 2 * call.Dk) {
@@ -51,11 +86,18 @@ void lightning(const LightningCall& call) {
   for_pieces(call.step, call.H, [&](const Piece& piece, int head) {
     const int64_t size = static_cast<int64_t>(call.Dk) * call.Dv;
     HeadRows state(call.pool, piece, call.H * size, head * size, size);
-    float* const qk = static_cast<float*>(thread_scratch(sizeof(float) * 2 * call.Dk * kBlock));
+    const int64_t vectors = 2 * static_cast<int64_t>(call.Dk) * kBlock;
+    float* const qk =
+        static_cast<float*>(thread_scratch(sizeof(float) * (vectors + 3 * static_cast<int64_t>(call.Dv))));
     const Vec decay = exp_lanes(splat(call.log_decay[head]));
     for (int done = 0; done < piece.length; done += kBlock) {
       const int count = std::min(kBlock, piece.length - done), first = piece.start + done;
       prepare(call, head, first, count, qk);
+      if (count == 1) {
+        walk_one(call, state.source, state.target, decay, qk, first, static_cast<int64_t>(head) * call.Dv,
+                 qk + vectors);
+        break;
+      }
       for (int column = 0; column < call.Dv; column += kColumns)
         walk_columns(call, state.source + column, state.target + column, decay, qk, count, first,
                      static_cast<int64_t>(head) * call.Dv + column);
