@@ -28,7 +28,7 @@ from ..api.errors import InvalidConfig
 
 LEVELS = ("generic", "avx2", "avx512", "amx")
 CONTEXTS = (512, 4096)
-"""Unless others are asked for: 32,768 positions take the lowest level minutes, and show nothing more."""
+"""Unless others are asked for: 32,768 positions take the lowest level minutes."""
 CLIFF = 1.1
 PER_BYTE = 1.5
 

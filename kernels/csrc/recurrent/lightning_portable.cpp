@@ -93,14 +93,11 @@ void lightning(const LightningCall& call) {
     for (int done = 0; done < piece.length; done += kBlock) {
       const int count = std::min(kBlock, piece.length - done), first = piece.start + done;
       prepare(call, head, first, count, qk);
-      if (count == 1) {
-        walk_one(call, state.source, state.target, decay, qk, first, static_cast<int64_t>(head) * call.Dv,
-                 qk + vectors);
-        break;
-      }
-      for (int column = 0; column < call.Dv; column += kColumns)
-        walk_columns(call, state.source + column, state.target + column, decay, qk, count, first,
-                     static_cast<int64_t>(head) * call.Dv + column);
+      const int64_t column = static_cast<int64_t>(head) * call.Dv;
+      if (count == 1) walk_one(call, state.source, state.target, decay, qk, first, column, qk + vectors);
+      else
+        for (int at = 0; at < call.Dv; at += kColumns)
+          walk_columns(call, state.source + at, state.target + at, decay, qk, count, first, column + at);
       state.source = state.target;
     }
   });
