@@ -12,7 +12,7 @@ MIN_SLOTS = 2  # one that runs, and a snapshot
 NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts hardly pay
 NUM_GUESSED_FOR = 4  # sequences that a draft model with recurrent layers guesses for side by side
 NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
-TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each: a long conversation. More or less of either finds less
+TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each: the best of three for whole states, on a recorded trace
 
 
 def plan_states(
