@@ -15,7 +15,7 @@ from .sampling_params import Speculate
 from .setting import setting, take_settings
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
-Weights = Literal["keep", "bf16", "int8", "int4"]
+Weights = Literal["keep", "bf16", "int8", "w8a8", "int4"]
 Fairness = Literal["off", "vtc", "dlpm"]
 StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
@@ -49,7 +49,11 @@ class EngineConfig:
     threads: int | None = setting(
         None, "CPU threads of the kernels", shown="all this process may use", kind="int", metavar="N", low=1
     )
-    weights: Weights = setting("keep", "re-quantize the weights while loading", choices=get_args(Weights))
+    weights: Weights = setting(
+        "keep", "re-quantize the weights while loading", choices=get_args(Weights),
+        more="w8a8 is 8 bits with one scale per output channel; on CPUs with AVX-512, activations then get one "
+        "scale per token.",
+    )  # fmt: skip
     exact: bool = setting(
         False, "refuse paths that round activations or weights below the precision they come in",
         shown="", kind="switch",

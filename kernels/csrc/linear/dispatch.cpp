@@ -34,6 +34,7 @@ void run_other_integers(const LinearCall& call) {
 void run_avx512(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) avx512::linear_bf16(call);
+  else if (call.weight->per_channel() && may_round(call)) avx512::linear_channels(call);
   else if (has_integer_kernel(shape) && may_round(call)) avx512::linear_int8(call);
   else if (shape.quantized() && may_round(call)) run_other_integers(call);
   else avx512::linear_float32(call);
@@ -41,17 +42,25 @@ void run_avx512(const LinearCall& call) {
 
 // Few rows do not repay what tiles take to load, and 4-bit codes to be spread for them; nor do some rows
 // repay panels laid out anew. As measured; the bits of the three kernels are the same.
+constexpr int kAmxByteRows = 5;
+
 void run_amx_int8(const LinearCall& call) {
   constexpr int kManyRows = 48;
-  const int enough_rows = call.weight->shape.bits == 8 ? 5 : 20;
+  const int enough_rows = call.weight->shape.bits == 8 ? kAmxByteRows : 20;
   if (call.rows < enough_rows) avx512::linear_int8(call);
   else if (call.rows < kManyRows) amx::linear_int8(call);
   else amx::linear_int8_rows(call);
 }
 
+void run_amx_channels(const LinearCall& call) {
+  if (call.rows < kAmxByteRows) avx512::linear_channels(call);
+  else amx::linear_channels(call);
+}
+
 void run_amx(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) amx::linear_bf16(call);
+  else if (call.weight->per_channel() && may_round(call)) run_amx_channels(call);
   else if (has_integer_kernel(shape) && may_round(call)) run_amx_int8(call);
   else if (has_integer_kernel(shape) && call.x_type == Float::bf16) amx::linear_quantized(call);
   else if (shape.quantized() && may_round(call)) run_other_integers(call);

@@ -33,25 +33,38 @@ struct Int8Rows {
   int32_t* sums;  // of the codes
 };
 
-inline void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
-                           float* code_sum, int32_t* sum_of_codes) {
+// The largest magnitude of `count` activations from `at` on: NaN if any of them is not finite.
+inline float largest_magnitude(const LinearCall& call, std::size_t at, int count) {
   __m512i largest = _mm512_setzero_si512();  // of magnitudes, which order as their bits do, NaNs above all
-  for (int k = 0; k < group; k += 16) {
+  for (int k = 0; k < count; k += 16) {
     const __m512i bits = _mm512_castps_si512(load16(call.x, call.x_type, at + k));
     largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
   }
   constexpr int32_t kInfinity = 0x7f800000;
   const int32_t top = _mm512_reduce_max_epi32(largest);
-  const float limit = top < kInfinity ? std::bit_cast<float>(top) : NAN;
-  // Below this the inverse could overflow; such a group counts as zeros.
-  const __m512 inverse = _mm512_set1_ps(limit > 1e-30f ? 127.0f / limit : 0.0f);
+  return top < kInfinity ? std::bit_cast<float>(top) : NAN;
+}
+
+// What activations of this largest magnitude are multiplied by to become codes. Below 1e-30 the inverse
+// could overflow; such activations count as zeros.
+inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
+
+// `count` activations from `at` on as codes: x * inverse, rounded. Returns sums of codes.
+inline __m512i round_codes(const LinearCall& call, std::size_t at, int count, float inverse, int8_t* codes) {
   __m512i sum = _mm512_setzero_si512();
-  for (int k = 0; k < group; k += 16) {
-    const __m512 value = _mm512_mul_ps(load16(call.x, call.x_type, at + k), inverse);
+  for (int k = 0; k < count; k += 16) {
+    const __m512 value = _mm512_mul_ps(load16(call.x, call.x_type, at + k), _mm512_set1_ps(inverse));
     const __m512i code = _mm512_cvtps_epi32(value);
     sum = _mm512_add_epi32(sum, code);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), _mm512_cvtsepi32_epi8(code));
   }
+  return sum;
+}
+
+inline void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
+                           float* code_sum, int32_t* sum_of_codes) {
+  const float limit = largest_magnitude(call, at, group);
+  const __m512i sum = round_codes(call, at, group, inverse_scale(limit), codes);
   *scale = limit / 127.0f;
   *sum_of_codes = _mm512_reduce_add_epi32(sum);
   *code_sum = *scale * static_cast<float>(*sum_of_codes);

@@ -25,8 +25,8 @@ struct LinearCall {
   Float y_type;  // also the residual's
   int rows;
   // Keep activations in the precision they come in, and weights too. Otherwise, unless y is float32, a kernel
-  // may round them: activations to bf16, or before quantized weights to 8 bits per row and group of inputs;
-  // both to fixed point per group.
+  // may round them: activations to bf16, or before quantized weights to 8 bits per row and group of inputs
+  // (per row before weights of one scale per output); both to fixed point per group.
   bool exact;
   // If set, nothing is written to y, but here: [panels][rows], the largest result of each panel, rounded
   // to y's type like any result.
@@ -56,6 +56,8 @@ void linear_float32(const LinearCall& call);
 void linear_bf16(const LinearCall& call);
 // Affine weights of 8 and 4 bits by VPDPBUSD, activations rounded to 8 bits per row and group.
 void linear_int8(const LinearCall& call);
+// Weights of one scale per output by VPDPBUSD, activations rounded to 8 bits per row.
+void linear_channels(const LinearCall& call);
 // Other quantized weights by VPDPBUSD: a row's results have the same bits as from avx2::linear_integer.
 void linear_planes(const LinearCall& call);
 }  // namespace avx512
@@ -64,6 +66,8 @@ namespace amx {
 void linear_int8(const LinearCall& call);
 // The same for many rows.
 void linear_int8_rows(const LinearCall& call);
+// The same bits as from avx512::linear_channels, by TDPBSUD.
+void linear_channels(const LinearCall& call);
 // bf16 activations by TDPBF16PS, for bf16 weights and for affine ones of 8 and 4 bits, whose codes stay
 // exact.
 void linear_bf16(const LinearCall& call);

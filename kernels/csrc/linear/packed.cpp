@@ -243,6 +243,22 @@ void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* 
   }
 }
 
+// See PackedWeight::per_channel. Sums of products of so many inputs do not leave 32 bits.
+bool has_channel_scales(const PackedShape& shape, const void* scales, const void* biases) {
+  constexpr int kMostInputs = INT32_MAX / (255 * 127);
+  if (!shape.affine() || shape.bits != 8 || shape.inputs > kMostInputs) return false;
+  const int groups = shape.num_groups();
+  std::vector<float> scale(groups), bias(groups);
+  for (int output = 0; output < shape.outputs; ++output) {
+    const std::size_t at = static_cast<std::size_t>(output) * groups;
+    load_floats(scales, shape.scale_type, at, groups, scale.data());
+    load_floats(biases, shape.scale_type, at, groups, bias.data());
+    for (int g = 0; g < groups; ++g)
+      if (scale[g] != scale[0] || bias[g] != -128 * scale[0]) return false;
+  }
+  return true;
+}
+
 // Do kernels of the level in use take such weights in fixed point?
 bool has_fixed_point(const PackedShape& shape) {
   return shape.kind == WeightKind::bf16 && isa() == Isa::avx2;
@@ -276,7 +292,9 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows
 
 PackedWeight::PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales,
                            const void* biases)
-    : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
+    : shape(shape),
+      panels(shape.panel_bytes() * shape.num_panels()),
+      per_channel_(has_channel_scales(shape, scales, biases)) {
   parallel_for(shape.num_panels(), [&](int p) {
     for (int g = 0; g < shape.num_groups(); ++g)
       pack_group(shape, p, g, codes, scales, biases,

@@ -119,6 +119,9 @@ struct PackedWeight {
     return steps.empty() ? nullptr
                          : steps.data() + static_cast<std::size_t>(shape.fixed_groups()) * kPanel * index;
   }
+  // Affine of 8 bits, and all inputs of an output share a scale, its bias -128 times that: symmetric codes of
+  // one scale per output channel, as vLLM's W8A8 has them. Kernels may then add up all inputs in integers.
+  bool per_channel() const { return per_channel_; }
   std::size_t num_bytes() const { return panels.size() + steps.size() + sizeof(float) * bias.size(); }
 
   // One row of W as float32 [inputs], dequantized without any rounding but float32's.
@@ -132,6 +135,9 @@ struct PackedWeight {
   Slice panels;
   std::vector<uint8_t> steps;  // see fixed_steps
   std::vector<float> bias;     // added to the result: padded to whole panels; empty if there is none
+
+ private:
+  bool per_channel_ = false;
 };
 
 }  // namespace octavo

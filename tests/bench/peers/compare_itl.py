@@ -45,6 +45,7 @@ def arguments() -> argparse.Namespace:
     add("engine", choices=("octavo", "vllm"))
     add("--model", required=True, help="folder, in the engine's format")
     add("--kv-format", help="octavo: of the KV cache (fp4)")
+    add("--weights", default="keep", help="that octavo loads them as: keep, int8, w8a8, int4")
     add("--dtype", default="bfloat16", help="that vllm computes in")
     add("--eager", action="store_true", help="vllm: without compiled graphs")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)))

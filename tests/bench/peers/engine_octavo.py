@@ -20,6 +20,7 @@ class OctavoEngine:
         tokens = args.sequences * args.context
         config = EngineConfig(
             model=args.model,
+            weights=args.weights,
             kv_format=args.kv_format or "fp4",
             num_pages=tokens // 32 + args.sequences,
             max_running=args.sequences,

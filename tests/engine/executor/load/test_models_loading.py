@@ -131,7 +131,9 @@ def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: st
             load(folder, backend, kv_format=name)
 
 
-@pytest.mark.parametrize(("weights", "named"), [("bf16", "bf16"), ("int8", "int8"), ("int4", "int4")])
+@pytest.mark.parametrize(
+    ("weights", "named"), [("bf16", "bf16"), ("int8", "int8"), ("w8a8", "w8a8"), ("int4", "int4")]
+)
 def test_weights_convert_on_loading(tmp_path: Path, backend: str, weights: str, named: str) -> None:
     folder = tiny_models.make_model(tmp_path, "qwen3", dtype=mx.float32)
     plain, converted = load(folder, backend), load(folder, backend, weights=weights)
@@ -140,7 +142,7 @@ def test_weights_convert_on_loading(tmp_path: Path, backend: str, weights: str, 
     assert converted.info.memory.weights < plain.info.memory.weights * 0.6
     batch = make_batch([(PROMPT, 0, [1, 2])], [10])
     before, after = (runner.run(batch, [state(SamplingParams(logprobs=5))]) for runner in (plain, converted))
-    tolerance = {"bf16": 0.3, "int8": 0.5, "int4": 8.0}[weights]
+    tolerance = {"bf16": 0.3, "int8": 0.5, "w8a8": 0.5, "int4": 8.0}[weights]
     assert logprobs_of(after) == pytest.approx(logprobs_of(before), abs=tolerance)
     plain.close()
     converted.close()
@@ -159,6 +161,9 @@ def test_quantized_folders_load_and_are_not_quantized_again(
     (quantized / "config.json").write_text(json.dumps(config))
     runner = load(quantized, backend)
     assert runner.info.weights == "int8"
+    runner.close()
+    runner = load(quantized, backend, weights="w8a8")
+    assert runner.info.weights == "w8a8"
     runner.close()
     for weights in ("bf16", "int8", "int4"):
         with pytest.raises(InvalidConfig, match="quantized already; use weights='keep'"):
